@@ -32,7 +32,6 @@ from lightfed.report.verdicts import (
 from lightfed.results.groups import Group, common_parent, grouped, runs_of, singles, terms_of
 from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
-from lightfed.results.settings import gathered, unsaid
 from lightfed.results.tables import failures_text, rounds_text, without_shared_columns
 from lightfed.results.units import NOTHING, is_share
 from lightfed.studies.figures import study_figures
@@ -49,6 +48,7 @@ SPARE = (
     *("train loss", "time / round", "between servers", "stored / client", "compute"),
     *("rounds", "algorithm", "seed", "worst 10 %"),
 )
+SAID = r"method|data|clients \d+ (count|level|rate)"  # settings that other columns tell
 MOST_NAMED = 12  # runs in a sentence
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
 
@@ -133,7 +133,7 @@ def compare(
         protocols=protocols(ended),
         contests=contests(ended),
         target=target,
-        notes=[*_unsaid(rows), *notes, *provisos(files, runs_of(rows))],
+        notes=[*notes, *provisos(files, runs_of(rows))],
     )
     _check_target(found)
     finals, shared = without_shared_columns(
@@ -147,19 +147,14 @@ def compare(
     return page
 
 
-def _unsaid(rows: Sequence[Group]) -> list[str]:
-    """What labels leave out is said once: they are as short as they can be."""
-    methods = gathered(rows, lambda row: row.algorithm)
-    found = {
-        method: unsaid([terms_of(row) for row in own], [row.label for row in own])
-        for method, own in methods.items()
-    }
-    found = {f"runs of {method}": names for method, names in found.items()}
-    firsts = [terms_of(own[0]) for own in methods.values()]
-    shared = set(firsts[0]).intersection(*firsts) - {"method"}
-    others = [{name: one[name] for name in one if name in shared} for one in firsts]
-    found["methods"] = unsaid(others, [row.label for row in rows])
-    return [f"{who} also differ in {names}" for who, names in found.items() if names]
+def differing(rows: Sequence[Group]) -> DataFrame:
+    """The settings in which rows differ, by their names in labels; a dash where there is none.
+
+    Widths of groups are in the column `levels`; methods and data are in the table of final values.
+    """
+    terms = DataFrame([terms_of(row) for row in rows], index=[row.label for row in rows])
+    told = terms.fillna(NOTHING).loc[:, ~terms.columns.str.fullmatch(SAID)]
+    return told.loc[:, told.nunique() > 1].reset_index(names="settings of")
 
 
 def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
@@ -239,6 +234,7 @@ def _write(
     write_figures(figures, folder, formats)
     for table in tables:
         write_table(finals, folder / "comparison-table", table)
+        write_table(differing(found.rows), folder / "comparison-settings", table)
         for figure in figures:
             write_table(figure.table, folder / figure.name, table)
     if "csv" in tables:
@@ -258,6 +254,7 @@ def _page(found: Comparison, figures: Sequence[Figure], finals: DataFrame) -> st
         figures=figures,
         tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
         finals=finals,
+        settings=differing(found.rows),
         places=[row.place for row in found.rows],
         note=f"{note[0].upper()}{note[1:]}." if note else "",
         verdicts=verdicts_markup(found.further_contests),
@@ -279,6 +276,9 @@ def _lead(found: Comparison) -> list[tuple[str, str]]:
 def _print(found: Comparison, finals: DataFrame) -> None:
     console = new_console()
     print_table(console, finals, spare=SPARE)
+    settings = differing(found.rows)
+    if len(settings.columns) > 1:
+        print_table(console, settings, spare=[*settings.columns[:0:-1]])
     for note in (seeds_note(found.rows), *found.notes):
         if note:
             print_line(console, note)

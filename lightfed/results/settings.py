@@ -17,7 +17,6 @@ Key = TypeVar("Key", bound=Hashable)
 PLACE = re.compile(r"(?:^|.*\.)(?:name|version|[^.]*(?:dir|path|folder)|output)$")
 NAMELESS = ("data", "levels")  # options in labels whose values explain themselves
 EXPERIMENT = ("result", "extent")  # roles of keys in which experiments differ
-_NAMED = 5  # options that a note names
 NOTHING_ELSE = re.compile(r"(?!)")
 
 
@@ -118,17 +117,6 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
             ]
             texts[i] = ", ".join([method] * (len(methods) > 1 and bool(method)) + said)
     return texts
-
-
-def unsaid(options: Sequence[Mapping[str, str]], labels: Sequence[str]) -> str:
-    """The options in which experiments of one method differ besides those in their labels."""
-    every = dict.fromkeys(name for one in options for name in one)
-    names = [name for name in every if name not in NAMELESS and not name.endswith("digest")]
-    differ = [name for name in names if len({one.get(name) for one in options}) > 1]
-    silent = [name for name in differ if not any(f"{name} " in label for label in labels)]
-    short = list(dict.fromkeys(" ".join(re.sub(r"\b\d+\b", "", name).split()) for name in silent))
-    more = f" and {len(short) - _NAMED} more" if len(short) > _NAMED else ""
-    return ", ".join(short[:_NAMED]) + more
 
 
 def _distinguishing(options: Sequence[Mapping[str, str]]) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.results.settings import options, read_settings, unsaid
+from lightfed.results.settings import options, read_settings
 from lightfed.utils.errors import UserError
 
 
@@ -76,12 +76,3 @@ def test_a_file_that_is_not_yaml_is_one_line() -> None:
     with pytest.raises(UserError, match=r"^report: runs/a/config.yaml cannot be read: ") as caught:
         read_settings("model: {a: 1", Path("runs/a/config.yaml"))
     assert "\n" not in str(caught.value)
-
-
-def test_what_labels_leave_out_is_said() -> None:
-    one = {"method": "FML", "data": "a", "lr": "1", "clients 0 width": "8", "clients 1 width": "8"}
-    other = one | {"data": "b", "lr": "2", "clients 0 width": "4", "clients 1 width": "4"}
-    assert unsaid([one, other], ["lr 1", "lr 2"]) == "clients width"
-    assert unsaid([one, one | {"lr": "2"}], ["lr 1", "lr 2"]) == ""
-    many = one | {f"key{letter}": "1" for letter in "abcdefg"}
-    assert unsaid([one, many], ["", ""]).endswith("keye and 2 more")
