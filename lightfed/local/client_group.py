@@ -202,10 +202,12 @@ class GroupState:
         flops: forward FLOPs of a sample.
         session: trains and evaluates; attached before the first round.
         takes_lr: whether its optimiser uses the round's learning rate.
+        side_by_side: how many of its clients are handled at once; 1 for one after the other.
     """
 
     session: LocalSession
     takes_lr: bool = True
+    side_by_side: int = 1
 
     def __init__(
         self,

@@ -73,6 +73,8 @@ class Training(AroundSessions):
             for state, packing in zip(self._fleet.groups, packings, strict=False)
             if packing.stepper is not None
         }
+        for state, packing in zip(self._fleet.groups, packings, strict=False):
+            state.side_by_side = max(1, packing.most)
         for state, (stepper, takes_lr) in zip(self._fleet.groups, steppers, strict=True):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
