@@ -3,7 +3,6 @@
 Depends on torch and Triton, not on lightfed.
 """
 
-from lightfed_kernels.draws import stream_keys, uniform_
 from lightfed_kernels.groups import Groups
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
@@ -15,7 +14,7 @@ from lightfed_kernels.neighbours import Neighbours
 from lightfed_kernels.segments import Segments, count_per_tensor
 from lightfed_kernels.select import prune_counts, prune_regrow, select_by_magnitude, select_random
 from lightfed_kernels.slices import SliceTable
-from lightfed_kernels.steps import adam_numbers, adam_step_, aspg_step_, sgd_step_
+from lightfed_kernels.steps import aspg_step_
 
 __all__ = [
     "ALIGNMENT",
@@ -28,8 +27,6 @@ __all__ = [
     "Neighbours",
     "Segments",
     "SliceTable",
-    "adam_numbers",
-    "adam_step_",
     "apply_mask_",
     "aspg_step_",
     "compress",
@@ -46,12 +43,9 @@ __all__ = [
     "prune_regrow",
     "select_by_magnitude",
     "select_random",
-    "sgd_step_",
     "slice_finish_",
     "slice_merge_",
     "slice_sum",
     "slice_take_",
-    "stream_keys",
-    "uniform_",
     "unpack_mask",
 ]

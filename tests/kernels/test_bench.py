@@ -95,8 +95,6 @@ def test_models_have_the_sizes_of_the_papers() -> None:
         ("slice_merge", 10, "10 clients", 0.164),
         ("grouped_mean", 10, "10 clients", 0.894),
         ("aspg_step", 1, "1 client", 0.268),
-        ("sgd_step", 1, "1 client", 0.225),
-        ("adam_step", 1, "1 client", 0.313),
     ],
 )
 def test_floors_count_every_byte_once(

@@ -159,18 +159,6 @@ def fedbcd_local(
         x[name].copy_(new)
 
 
-def sgd(
-    model: Tensors, gradient: Tensors, buffer: Tensors, mask: Tensors, *, lr: float,
-    momentum: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """SGD with momentum as torch.optim.SGD(foreach=False), then DisPFL's mask on every tensor."""
-    for name, weight in model.items():
-        step = gradient[name].add(weight, alpha=weight_decay)
-        buffer[name].mul_(momentum).add_(step)
-        weight.add_(buffer[name], alpha=-lr)
-        weight.mul_(mask[name])
-
-
 _SHIFTS = 32
 
 

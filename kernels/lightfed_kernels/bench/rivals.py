@@ -144,25 +144,6 @@ def flat_aspg(
     x.copy_(new)
 
 
-def foreach_sgd(
-    weights: List, gradient: List, buffer: List, mask: List, *, lr: float, momentum: float,
-    weight_decay: float,
-) -> None:  # fmt: skip
-    step = torch._foreach_add(gradient, weights, alpha=weight_decay)
-    torch._foreach_mul_(buffer, momentum)
-    torch._foreach_add_(buffer, step)
-    torch._foreach_add_(weights, buffer, alpha=-lr)
-    torch._foreach_mul_(weights, mask)
-
-
-def flat_sgd(
-    row: Tensor, gradient: Tensor, buffer: Tensor, mask: Tensor, *, lr: float, momentum: float,
-    weight_decay: float,
-) -> None:  # fmt: skip
-    buffer.copy_(momentum * buffer + (gradient + weight_decay * row))
-    row.copy_((row - lr * buffer) * mask)
-
-
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """For these shapes only: what torch.compile can do best."""
     return torch.compile(function, dynamic=False, fullgraph=True)

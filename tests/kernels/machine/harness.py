@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-PARTS = ("draws", "masked_mean", "masks", "select", "slices", "rows")
+PARTS = ("masked_mean", "masks", "select", "slices", "rows")
 
 
 @dataclass(frozen=True)

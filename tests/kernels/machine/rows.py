@@ -30,53 +30,14 @@ def _means(target: str, dtype: str, *, finish: bool = False, **bounds: int) -> C
     )
 
 
-def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
-    rows = dict.fromkeys(("row_ptr", "gradient_ptr", "buffer_ptr", "anchor_ptr"), f"*{dtype}")
-    numbers = dict.fromkeys(("lr", "momentum", "weight_decay", "prox"), "fp64")
-    names = ("SCALE", "RATE", "DECAY", "PROX", "MOMENTUM", "NESTEROV")
-    return Case(
-        f"rows sgd {'all' if flags else 'plain'}{' mask' if mask else ''} {dtype}",
-        "steps:sgd_kernel",
-        rows
-        | numbers
-        | {
-            "scale_ptr": "*fp32",
-            "rate_ptr": "*fp64",
-            "words_ptr": "*i32",
-            "size": "i32",
-            "span": "i32",
-        },
-        dict.fromkeys(names, flags) | {"MASK": mask, "WIDE": _WIDE[dtype], "WORDS": 32},
-        aligned=(*rows, "words_ptr"),
-        **bounds,  # type: ignore[arg-type]
-    )
-
-
-def _adam(dtype: str, *, flags: bool, **bounds: int) -> Case:
-    rows = dict.fromkeys(("row_ptr", "gradient_ptr", "average_ptr", "square_ptr"), f"*{dtype}")
-    numbers = dict.fromkeys(("beta1", "beta2", "eps", "weight_decay"), "fp64")
-    return Case(
-        f"rows adam {'all' if flags else 'plain'} {dtype}",
-        "steps:adam_kernel",
-        rows
-        | numbers
-        | {"scale_ptr": "*fp32", "numbers_ptr": "*fp64", "words_ptr": "*i32"}
-        | {"size": "i32", "span": "i32"},
-        {"SCALE": flags, "DECAY": flags, "MASK": flags, "WIDE": _WIDE[dtype], "WORDS": 32},
-        aligned=(*rows, "words_ptr"),
-        warps=4 if dtype == "bf16" else 8,
-        **bounds,  # type: ignore[arg-type]
-    )
-
-
 def _aspg(dtype: str, **bounds: int) -> Case:
     rows = dict.fromkeys(("point_ptr", "x_ptr", "gradient_ptr", "anchor_ptr"), f"*{dtype}")
     numbers = dict.fromkeys(("lr", "gamma", "extrapolation", "low", "high"), "fp64")
     return Case(
         f"rows aspg {dtype}",
         "steps:aspg_kernel",
-        rows | numbers | {"rate_ptr": "*fp64", "size": "i32"},
-        {"WIDE": _WIDE[dtype], "RATE": True, "BOX": True, "BLOCK": 1024},
+        rows | numbers | {"size": "i32"},
+        {"WIDE": _WIDE[dtype], "BOX": True, "BLOCK": 1024},
         aligned=tuple(rows),
         **bounds,  # type: ignore[arg-type]
     )
@@ -98,15 +59,6 @@ CASES = [
     _sum("members", "bf16", registers=48, stores=1),
     _sum("members", "fp64", registers=48, stores=4),
     _means("members", "fp32", finish=True, registers=48, wide_loads=4, wide_stores=2),
-    _sgd("fp32", flags=False, mask=False, registers=32, wide_loads=4, wide_stores=2),
-    _sgd("fp32", flags=False, registers=32, wide_loads=4, wide_stores=2),
-    _sgd("fp32", flags=True, registers=40, wide_loads=8, wide_stores=4),
-    _sgd("bf16", flags=True, registers=40, wide_loads=4, wide_stores=2),
-    _sgd("fp64", flags=True, registers=72, wide_loads=16, wide_stores=8),
-    _adam("fp32", flags=False, registers=32, wide_loads=4, wide_stores=3),
-    _adam("fp32", flags=True, registers=32, wide_loads=4, wide_stores=3),
-    _adam("bf16", flags=True, registers=48, wide_loads=4, wide_stores=3),
-    _adam("fp64", flags=True, registers=64, wide_loads=8, wide_stores=6),
     _aspg("fp32", registers=40, wide_loads=8, wide_stores=4),
     _aspg("bf16", registers=40, wide_loads=4, wide_stores=2),
     _aspg("fp64", registers=56, wide_loads=16, wide_stores=8),
