@@ -26,7 +26,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.setup import attach_sessions
 from lightfed.local.client_group import GroupState, group_names
-from lightfed.local.rank_sessions import Training
+from lightfed.local.sessions.rank_sessions import Training
 from lightfed.previews.plan import packs_text
 from lightfed.previews.trainer import PreviewTrainer
 from tests.data import tiny

@@ -23,13 +23,12 @@ from lightfed.data.partition.partitioner import Partitioner
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import ClientGroup
+from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
-from lightfed.local.packed.rules import Packed, SideBySide
-from lightfed.local.packed.steps.packing import Capture
+from lightfed.local.packs.rules import Packs, SideBySide
 from lightfed.local.session import Autocast, Runtime
-from lightfed.local.session_setup import OptimizerFactory, client_stepper
+from lightfed.local.session_setup import OptimizerFactory, client_stepper, single_optimizer
 from lightfed.runs.run_logger import RunLogger
 
 CPU = torch.device("cpu")
@@ -141,7 +140,6 @@ def fleet_of(
     seed: int = 0,
     accumulate: Any = "float64",
     side_by_side: SideBySide = "auto",
-    capture: Capture = "auto",
     precision: Autocast | None = None,
     host_rows: bool = False,
     device: torch.device = CPU,
@@ -149,11 +147,18 @@ def fleet_of(
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
     data.prepare(clients=sum(c.count for c in groups), seed=seed, device=device, folder=None)
+    runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)
+
+    def pack(fleet: Any, state: GroupState) -> Packing:
+        def make(module: Any) -> Any:
+            return single_optimizer(module, optimizer, runtime)
+
+        return Packs(side_by_side).of(fleet, state, make, precision)
+
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
-        accumulate=accumulate, host_rows=host_rows,
+        accumulate=accumulate, host_rows=host_rows, pack=pack,
     )  # fmt: skip
-    runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)
     steppers = [
         client_stepper(
             state,
@@ -165,8 +170,7 @@ def fleet_of(
         )
         for i, state in enumerate(fleet.groups)
     ]
-    packings = Packed(side_by_side, capture=capture).packings(fleet, steppers, data, runtime)
-    fleet.training.attach(runtime, steppers, packings)
+    fleet.training.attach(runtime, steppers)
     return fleet
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from lightfed.cli import command_line
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import RoundPlan
 from tests.small import fleet_of, quiet, random_data, run_round
 from tests.strangers.scaffold import Scaffold
 
@@ -62,7 +63,7 @@ def test_steps_of_a_server_leave_statistics_alone(folder: Path) -> None:
     for algorithm in (own.FedAvgM(0.9), Scaffold(server_lr=2.0)):
         net = ClientGroup(2, lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
         fed = fleet_of([net], algorithm, random_data([6, 6]))
-        fed.training.lr = 0.5
+        fed.plan = RoundPlan(lr=0.5)
         for t in range(3):
             run_round(fed, t)
         first = len(algorithm.model.parameters_row)

@@ -24,9 +24,9 @@ from lightfed.api.messenger import Messenger, Weights
 from lightfed.api.participants import participants
 from lightfed.local.client_metrics import weighted_means
 from lightfed.local.hooks import Moment
-from lightfed.local.local_work import Phase
-from lightfed.local.rank_sessions import Training
+from lightfed.local.local_work import Phase, RoundPlan
 from lightfed.local.session import Report
+from lightfed.local.sessions.rank_sessions import Training, Waves
 from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
@@ -61,6 +61,7 @@ class Fleet(Messenger):
         fruitless_rounds: number of rounds in a row, up to now, without a usable update.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
+        plan: of this round, or of the last one.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Fleet(Messenger):
         self.fruitless_rounds = 0
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
+        self.plan = RoundPlan()
         self.training = Training(self)
         self.algorithm.setup(self)
 
@@ -167,8 +169,9 @@ class Fleet(Messenger):
         self._open(clients)
         waves = max(Counter(self._owner[k] for k in clients).values(), default=0)
         training = self.training
-        training.plans.steps, training.plans.phases = steps or {}, phases
-        reports, tallies = training.sessions(clients, waves, t, tally or {})
+        reports, tallies = training.sessions(
+            clients, waves, t, tally or {}, steps=steps, phases=phases
+        )
         self.metrics |= tallies
         trained = [report.client for report in reports]
         flops = [3 * report.flops * report.samples + report.besides for report in reports]
@@ -247,16 +250,20 @@ class Fleet(Messenger):
         ends = np.cumsum([0] + [state.group.count for state in self.groups])
         return torch.from_numpy(np.add.reduceat(self.ledger.totals, ends[:-1]))
 
-    def open_round(self) -> None:
-        """Forget the participants of the last round. This frees the rows of stateless clients."""
+    def open_round(self, plan: RoundPlan | None = None, waves: Waves | None = None) -> None:
+        """Begin a round. Its participants are open: this frees the rows of stateless clients.
+
+        The plan is that of the last round by default; `waves` as of `Training.start`.
+        """
+        self.plan = plan or self.plan
+        self.training.start(waves)
         self.metrics, self.tests, self._assigned = {}, {}, {}
-        self._outcomes, self.training.calls, self.moved = Outcomes(), 0, 0
-        self.training.besides.clear()
+        self._outcomes, self.moved = Outcomes(), 0
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()
         if not self.algorithm.stateful:
-            self._owner = {}
+            self._owner, self._packs = {}, {}
             self._inbox.clear()
 
     def close_round(self) -> dict[str, float]:

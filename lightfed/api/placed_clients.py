@@ -1,15 +1,15 @@
 """The clients of a federation: their groups and their ranks."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import Rates, exchanges, place
-from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.distributed.placement import Blocks, Rates, cut, exchanges, place, split
+from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks
-from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.local_work import ClientData, LocalWork, SessionPlans
 from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError, require
@@ -30,6 +30,7 @@ class PlacedClients:
         host_rows: keep client rows in host memory.
         row_folder: keep them in files in this folder instead.
         rates: session times that the run has measured before.
+        pack: decides how the clients of a group train side by side; by default they do not.
 
     Attributes:
         moved: number of rows that have moved between ranks for this round.
@@ -47,6 +48,7 @@ class PlacedClients:
         host_rows: bool = False,
         row_folder: Path | None = None,
         rates: Rates | None = None,
+        pack: Callable[["PlacedClients", GroupState], Packing] | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.rates = Rates() if rates is None else rates
@@ -76,8 +78,14 @@ class PlacedClients:
         self._home_group = [i for i, group in enumerate(groups) for _ in range(group.count)]
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
+        self._packs: dict[int, int] = {}  # of stateless clients, the pack that each is in
         self.moved = 0
+        for state in self.groups:
+            if pack is not None:
+                state.packing = pack(self, state)
         if algorithm.stateful:
+            counts, sizes = [g.count for g in groups], [s.side_by_side for s in self.groups]
+            self.blocks = Blocks(counts, sizes)
             self._settle()
 
     def _settle(self) -> None:
@@ -123,11 +131,31 @@ class PlacedClients:
         """The given clients that are on this rank, in order."""
         return [k for k in clients if self._owner[k] == self.ranks.rank]
 
+    def pack_of(self, client: int) -> int:
+        """The number of what a client is placed with: in a pack, or alone."""
+        return self.blocks.of(client) if self.algorithm.stateful else self._packs[client]
+
     def _placed(self, clients: Sequence[int]) -> dict[int, int]:
         """The rank of each client in its next session."""
         if self.ranks.world == 1:
             return dict.fromkeys(clients, 0)
-        return place(self._costs(clients), ranks=self.ranks.world)
+        ranks = place(self.loads(clients), ranks=self.ranks.world)
+        return {client: ranks[self.pack_of(client)] for client in clients}
+
+    def _cut(self, clients: Sequence[int]) -> dict[int, int]:
+        """The pack of every stateless client, by the configured lengths of their sessions."""
+        packs: list[list[int]] = []
+        for members in split(clients, self.group_of):
+            packing = self.state(members[0]).packing
+            if packing.most == 1:
+                packs += [[client] for client in members]
+                continue
+            steps = {k: self.work.batches(self.data.num_batches(k)) for k in members}
+            members = sorted(members, key=lambda k: (steps[k], k))
+            plans = SessionPlans(self.data, self.work, seed=self.seed, timings=self.ranks.timings)
+            for alike in split(members, lambda k: plans.shape(k, 0, even=packing.even)):
+                packs += cut(alike, packing.most)
+        return {client: number for number, pack in enumerate(packs) for client in pack}
 
     def home_group(self, client: int) -> int:
         """The configured group of a client, ignoring the round's assignment."""
@@ -140,13 +168,16 @@ class PlacedClients:
     def pays_to_move(self, sessions: Mapping[int, int | None]) -> list[tuple[int, int]]:
         """Stateful clients that had better change places before a round, in pairs.
 
-        None unless their groups have been timed. The same on every rank. A session has so many
+        Blocks of clients that train side by side move as a whole. None unless their groups have been timed. The same on every rank. A session has so many
         batches; None for as many as configured.
         """
         if self.rates.of(self.groups_of(sessions)) is None:
             return []
-        costs, sizes = self._costs(sessions, sessions), [s.row_bytes for s in self.groups]
-        return exchanges(costs, self._owner, self._home_group, sizes, ranks=self.ranks.world)
+        blocks, ranks = self.blocks, self.ranks.world
+        homes = {block: self._owner[blocks.members(block)[0]] for block in range(len(blocks))}
+        size = [n * self.groups[group].row_bytes for group, n in blocks.kinds]
+        pairs = exchanges(self.loads(sessions, sessions), homes, blocks.kind, size, ranks=ranks)
+        return [pair for a, b in pairs for pair in blocks.pairs(a, b)]
 
     def change_places(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Give the clients of each pair, of one group, the other's home and slot."""
@@ -170,12 +201,23 @@ class PlacedClients:
                 raise UserError("model.algorithm", found, "give numbers from 0")
         if self.algorithm.stateful or all(k in self._owner for k in clients):
             return
+        self._packs = self._cut(clients)
         self._owner = self._placed(clients)
         mine = self.mine(clients)
         groups = self.groups_of(mine)
         for index, state in enumerate(self.groups):
             theirs = [k for k, group in zip(mine, groups, strict=True) if group == index]
             state.open(theirs, keep=False)
+
+    def loads(
+        self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None
+    ) -> dict[int, float]:
+        """`_costs` of the packs that clients are in."""
+        loads: dict[int, float] = {}
+        for client, cost in self._costs(clients, steps).items():
+            pack = self.pack_of(client)
+            loads[pack] = loads.get(pack, 0.0) + cost
+        return loads
 
     def _costs(
         self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None

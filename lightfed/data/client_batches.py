@@ -1,6 +1,6 @@
 """The batches of clients, and of whole splits, once the data of a run are prepared."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -71,8 +71,12 @@ class ClientBatches:
 
     def num_batches(self, client: int, t: int = 0) -> int:
         """Training batches of one local epoch in round t."""
+        return len(self.batch_sizes(client, t))
+
+    def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]:
+        """Their numbers of samples."""
         samples = self._portions.size(client, t)
-        return len(batch_sizes(samples, self.batch_size, self.last_batch))
+        return batch_sizes(samples, self.batch_size, self.last_batch)
 
     def held_out_batches(self, client: int) -> Iterator[Batch]:
         """The hold-out of a client in a fixed order, not augmented."""
@@ -121,9 +125,11 @@ class ClientBatches:
         """The training batches of a plan."""
         return self.train.batches(plan)
 
-    def pack_batches(self, sessions: Sequence[Sequence[Plan]]) -> PackBatches:
-        """The training batches of K sessions, of which each has plans of its own."""
-        return PackBatches(self.train, sessions)
+    def pack_batches(
+        self, sessions: Sequence[Sequence[Plan]], idle: Collection[int] = ()
+    ) -> PackBatches:
+        """The training batches of K sessions, of which each has plans of its own; see there."""
+        return PackBatches(self.train, sessions, idle)
 
     @property
     def _tested(self) -> Resident:

@@ -8,7 +8,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -114,6 +114,65 @@ def _pair(
             i, j = divmod(int(off.argmin()), len(theirs))
             return high, low, (on[high][i], theirs[j])
     return high, high, None
+
+
+def cut(members: Sequence[int], most: int) -> list[list[int]]:
+    """Members in order, in the fewest packs of at most `most`, of nearly equal size."""
+    count = math.ceil(len(members) / most)
+    ends = [len(members) * i // count for i in range(count + 1)]
+    return [[*members[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def split(members: Sequence[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """Members by their key, in the order of its first member."""
+    found: dict[Hashable, list[int]] = {}
+    for member in members:
+        found.setdefault(key(member), []).append(member)
+    return [*found.values()]
+
+
+class Blocks:
+    """Clients that keep rows, in blocks of consecutive ones of a group; a block has one home.
+
+    Args:
+        counts: clients of each group.
+        sizes: clients of a block, by group; the last block of a group may be smaller.
+
+    Attributes:
+        kind: of every block; blocks of a kind have as many clients of one group.
+        kinds: group and number of clients of each kind.
+    """
+
+    def __init__(self, counts: Sequence[int], sizes: Sequence[int]) -> None:
+        self._members: list[range] = []
+        self.kind: list[int] = []
+        self.kinds: list[tuple[int, int]] = []
+        self._of: list[int] = []
+        end = 0
+        for group, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+            first, end = end, end + count
+            for start in range(first, end, size):
+                members = range(start, min(start + size, end))
+                if not self.kinds or self.kinds[-1] != (group, len(members)):
+                    self.kinds.append((group, len(members)))
+                self._of += [len(self._members)] * len(members)
+                self._members.append(members)
+                self.kind.append(len(self.kinds) - 1)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def of(self, client: int) -> int:
+        """The block of a client."""
+        return self._of[client]
+
+    def members(self, block: int) -> range:
+        """Its clients."""
+        return self._members[block]
+
+    def pairs(self, one: int, other: int) -> list[tuple[int, int]]:
+        """The clients of two blocks of one kind, as they change places."""
+        return [*zip(self._members[one], self._members[other], strict=True)]
 
 
 class Rates:

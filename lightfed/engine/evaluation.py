@@ -29,7 +29,8 @@ from lightfed.local.hooks import Hooks, Moment, Tested
 from lightfed.local.local_work import ClientData
 from lightfed.local.logbook import needs_whole
 from lightfed.local.packed.evaluation import Tests
-from lightfed.local.packed.rules import Packed
+from lightfed.local.packed.rules import together
+from lightfed.local.packs.rules import Packs
 from lightfed.local.session import Report
 from lightfed.results.units import lower_is_better
 from lightfed.utils.errors import UserError
@@ -70,7 +71,7 @@ class Evaluation:
         kinds: Sequence[Kind],
         at: Moment | None = None,
         clients: int | None = None,
-        packed: Packed | None = None,
+        packed: Packs | None = None,
     ) -> None:
         self._fleet, self._data = fleet, data
         self._reports: dict[Kind, list[Report]] = {}
@@ -86,7 +87,7 @@ class Evaluation:
         self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
         self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
-        self._together = self._test_together(packed or Packed())
+        self._together = self._test_together(packed or Packs())
         self._pieces: list[tuple[Tests, Any]] = []
 
     def _moments(self) -> dict[Moment, Kind]:
@@ -114,7 +115,7 @@ class Evaluation:
         rng = numpy_generator(self._fleet.seed, "evaluated-clients")
         return sorted(rng.choice(everyone, count, replace=False, shuffle=False).tolist())
 
-    def _test_together(self, packed: Packed) -> dict[tuple[Kind, int], tuple[Tests, int]]:
+    def _test_together(self, packed: Packs) -> dict[tuple[Kind, int], tuple[Tests, int]]:
         """Tests of many clients at once, with the sizes of their packs, by kind and group."""
         fleet, algorithm, found = self._fleet, self._fleet.algorithm, {}
         asked: dict[Kind, Tested] = {
@@ -130,7 +131,7 @@ class Evaluation:
             asked["global"] = "global"
             cases.append(("global", 0, [GLOBAL]))
         for kind, group, clients in cases:
-            given = packed.together(fleet, asked[kind], group)
+            given = together(packed, fleet, asked[kind], group)
             if given is None:
                 continue
             flops, context = fleet.groups[group].flops, fleet.training.context

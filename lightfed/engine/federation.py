@@ -1,6 +1,6 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -21,13 +21,12 @@ from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
-from lightfed.local.client_group import ClientGroup
+from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.hooks import Moment
-from lightfed.local.local_work import LocalWork
-from lightfed.local.packed.rules import Packed, SideBySide
-from lightfed.local.packed.steps.packing import Capture
-from lightfed.local.rank_sessions import Waves
+from lightfed.local.local_work import LocalWork, RoundPlan
+from lightfed.local.packs.rules import Packs, SideBySide
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
+from lightfed.local.sessions.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.utils.atomic_io import checked
@@ -47,7 +46,7 @@ class Federation(Recorded, L.LightningModule):
 
     Attributes:
         optimizer: of local training, as configured.
-        packed: how clients train side by side, as configured.
+        packs: how clients train side by side, as configured.
         predicts: the client whose model `predict` uses; None for the server's.
     """
 
@@ -71,7 +70,6 @@ class Federation(Recorded, L.LightningModule):
         exchange_buffer: int | None = None,
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
-        capture: Capture = "auto",
         max_failed_clients: int | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
@@ -108,11 +106,9 @@ class Federation(Recorded, L.LightningModule):
             exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL); by
                 default 256, or a quarter of a GPU's free memory if that is more.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
-                auto (where it pays and the module allows it) or off.
+                auto (32 where it pays and all layers are known) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
-                at once; bounds auto.
-            capture: On a GPU, record the steps of clients that train at once as CUDA graphs and
-                replay them: auto (where the module and the optimizer allow it) or off.
+                at once.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
                 non-finite update, before the run ends; they are left out and named. The run always
                 ends when no session of a round has a usable update; with one session per round,
@@ -139,9 +135,9 @@ class Federation(Recorded, L.LightningModule):
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)
-        self.packed = packed = Packed(side_by_side, pack_memory, capture)
+        self.packs = Packs(side_by_side, pack_memory)
         self._evaluate = partial(
-            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients, packed=packed
+            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients, packed=self.packs
         )
         self._export = tuple(export)
         self._report = RoundReport()
@@ -156,11 +152,11 @@ class Federation(Recorded, L.LightningModule):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
         rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
-        options = self.fleet_options(trainer)
+        options = self.fleet_options(trainer) | {"pack": self.packing_of(trainer)}
         self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
         setup.check_built(self._kinds, self.fleet, data)
         setup.attach_sessions(
-            self.fleet, data, trainer, self.optimizer, self.packed, evaluated=bool(self._kinds)
+            self.fleet, data, trainer, self.optimizer, evaluated=bool(self._kinds)
         )
         self.evaluation = self._evaluate(self.fleet, data)
 
@@ -179,6 +175,10 @@ class Federation(Recorded, L.LightningModule):
             self._work, limit=None if limit == 1.0 and isinstance(limit, float) else limit
         )
         return {**self._fleet_options, "work": work, "rounds": rounds if rounds > 0 else None}
+
+    def packing_of(self, trainer: RunTrainer) -> Callable[[Any, GroupState], Packing]:
+        """What decides how the clients of a group train side by side, under a Trainer."""
+        return setup.packing_of(self.packs, self.optimizer, trainer)
 
     @override
     def configure_optimizers(self) -> Any:
@@ -203,14 +203,12 @@ class Federation(Recorded, L.LightningModule):
         check(self.fleet, self._export)
         self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
 
-    def run_round(self, t: int, waves: Waves, *, validates: bool) -> None:
+    def run_round(self, t: int, plan: RoundPlan, waves: Waves, *, validates: bool) -> None:
         """Run one round of the algorithm; the loop calls it and knows if validation follows."""
         self._report.start()
-        training = self.fleet.training
-        training.waves = waves
         tested = frozenset(self.evaluation.clients)
-        training.tested = dict.fromkeys(self.evaluation.in_sessions if validates else (), tested)
-        self.fleet.open_round()
+        moments = self.evaluation.in_sessions if validates else ()
+        self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
             move_for(self.fleet, t)
             self.algorithm.round(self.fleet, t)
@@ -265,11 +263,11 @@ class Federation(Recorded, L.LightningModule):
         partition = self.federated_trainer.datamodule.partition_.digest
         return federation_state.fingerprint(self.fleet, partition, self.state_dict())
 
-    def round_identity(self) -> dict[str, Any]:
+    def round_identity(self, lr: float | None) -> dict[str, Any]:
         """Properties that a round's journal and the round that resumes from it must share."""
         logger = self.federated_trainer.run_logger
         config = None if logger is None else logger.place.config
-        return {"fingerprint": self.fingerprint(), "lr": self.fleet.training.lr, "config": config}
+        return {"fingerprint": self.fingerprint(), "lr": lr, "config": config}
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ communication, and stock callbacks that communicate in a batch hook stay in step
 per local step would hang as soon as two ranks have different numbers of batches.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from typing_extensions import override
 from lightfed.engine.connectors.notices import RoundNotices
 from lightfed.engine.federation import federation_of
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.local.rank_sessions import Pending, RunClient
+from lightfed.local.local_work import RoundPlan
 from lightfed.local.sessions.finished import Suspended
+from lightfed.local.sessions.rank_sessions import Pending, RunClient
 from lightfed.runs import checkpoint, journal
 from lightfed.utils import lightning_private
 from lightfed.utils.errors import Interrupted, UserError
@@ -60,11 +62,12 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         # A checkpoint written during the validation of round t resumes here with the server already
         # updated.
         if self._server_steps == t:
-            self._begin(t)
+            plan = self._begin(t)
             try:
-                federation.run_round(t, self._waves, validates=self._should_check_val_epoch())
+                validates = self._should_check_val_epoch()
+                federation.run_round(t, plan, self._waves, validates=validates)
             except Suspended as suspended:
-                self._suspend(suspended, t)
+                self._suspend(suspended, t, plan)
             self._server_steps += 1
             self.trainer.in_round = False
         if self._should_check_val_epoch():
@@ -73,32 +76,31 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         self._batches_that_stepped = t + 1
         self.trainer.save_deferred_checkpoints()
 
-    def _begin(self, t: int) -> None:
+    def _begin(self, t: int) -> RoundPlan:
         """Prepare a round: it may be suspended, or resume a suspended one."""
         self.trainer.in_round = True
         last = self.trainer.last_checkpoint
-        training = federation_of(self.trainer).fleet.training
-        training.suspends = last is not None and last.rounds == t
-        training.go_on(0, {})
+        lr = self.trainer.learning_rate(t)
+        plan = RoundPlan(lr, suspends=last is not None and last.rounds == t)
         if self._first is None:
             self._first = t
-            self._unfinished(t)
+            plan = self._unfinished(t, plan)
             if last is not None:  # of any round
                 self._journal = last.path.with_name(journal.FILE)
+        return plan
 
-    def _unfinished(self, t: int) -> None:
-        """Load the sessions of the round that the previous run has finished."""
+    def _unfinished(self, t: int, plan: RoundPlan) -> RoundPlan:
+        """A round's plan with the sessions that the previous run has finished."""
         path, federation = self.trainer.ckpt_path, federation_of(self.trainer)
         if path is None:
-            return
-        ranks, identity = federation.fleet.ranks, federation.round_identity()
+            return plan
+        ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
         try:
             found = journal.read(Path(path).with_name(journal.FILE), ranks, t=t, identity=identity)
         except UserError as error:
             federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
-            return
-        if found is not None:
-            federation.fleet.training.go_on(*found)
+            return plan
+        return plan if found is None else replace(plan, call=found[0], known=found[1])
 
     def forget_journal(self) -> None:
         """Remove the journal: its round has a checkpoint, or is of another course of the run."""
@@ -111,12 +113,12 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         if self.trainer.is_global_zero:
             checkpoint.remove(path)
 
-    def _suspend(self, suspended: Suspended, t: int) -> None:
+    def _suspend(self, suspended: Suspended, t: int, plan: RoundPlan) -> None:
         """Save the finished sessions next to the round's checkpoint; raises Interrupted."""
         federation, last = federation_of(self.trainer), self.trainer.last_checkpoint
         assert last is not None, "a round is suspended only if its start is on disk"
         self.trainer.strategy.checkpoints.finish()
-        ranks, identity = federation.fleet.ranks, federation.round_identity()
+        ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
         path = last.path.with_name(journal.FILE)
         journal.write(suspended, path, ranks, t=t, identity=identity)
         saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
@@ -250,9 +252,7 @@ class FederatedLoop(lightning_private._FitLoop):
             return
         if not self.restarted_on_epoch_start:
             self.epoch_progress.increment_ready()
-        lr = self.trainer.learning_rate(self.epoch_loop.round_index)
-        if lr is not None:
-            federation_of(self.trainer).fleet.training.lr = lr
+        self.trainer.learning_rate(self.epoch_loop.round_index)  # for callbacks
         _call_callback_hooks(self.trainer, "on_train_epoch_start")
         lightning_private._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         self.epoch_progress.increment_started()

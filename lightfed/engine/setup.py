@@ -1,7 +1,8 @@
 """What happens before the first round: a run's callbacks, loggers, sessions and packs are made."""
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
+from torch.optim import Optimizer
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.batches import batch_sizes
@@ -16,9 +18,9 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
-from lightfed.local.client_group import GroupState
+from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.client_module import ClientModule, NetworkClient
-from lightfed.local.packed.rules import Packed
+from lightfed.local.packs.rules import Packs
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.build import blank
 from lightfed.models.image_format import (
@@ -30,6 +32,7 @@ from lightfed.models.image_format import (
 from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.lightning_private import is_overridden
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +44,10 @@ def attach_sessions(
     data: FederatedDataModule,
     trainer: RunTrainer,
     optimizer: OptimizerFactory | None,
-    packed: Packed,
     *,
     evaluated: bool,
 ) -> None:
-    """Give every client group the steppers of its sessions, side by side where they may be.
+    """Give every client group the steppers of its sessions.
 
     Precision, clipping and callbacks are those of the trainer. `optimizer` is None if the clients'
     modules define it. `evaluated` says whether clients are tested in some round.
@@ -69,10 +71,36 @@ def attach_sessions(
     found = "LearningRateMonitor, and a round has no learning rate without model.optimizer"
     fix = "give model.optimizer, or remove it and log the rate in training_step"
     require(optimizer is not None or not watched, "trainer.callbacks", found, fix)
-    packings = packed.packings(fleet, steppers, data, runtime)
-    fleet.training.attach(runtime, steppers, packings)
+    fleet.training.attach(runtime, steppers)
     if data.gives_channels_last(fleet.device):
         _choose_formats(fleet, always=data.channels_last is True)
+
+
+# Hooks that see single sessions, which packs do not have.
+_SESSION_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+
+
+def packing_of(
+    packs: Packs, optimizer: OptimizerFactory | None, trainer: RunTrainer
+) -> Callable[[Any, GroupState], Packing]:
+    """What decides how the clients of a group train side by side.
+
+    Under `auto` they do not if a user's callback acts between sessions: it may change the network.
+    """
+    runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
+    for callback in trainer.callbacks:
+        stock_one = type(callback).__module__.startswith(("lightning.", "lightfed."))
+        acts = any(is_overridden(name, callback, Callback) for name in _SESSION_HOOKS)
+        if acts and not stock_one:
+            packs = replace(packs, alone=f"{type(callback).__name__} acts between sessions")
+
+    def of(fleet: Any, state: GroupState) -> Packing:
+        def make(module: Any) -> Optimizer | str:
+            return session_setup.single_optimizer(module, optimizer, runtime)
+
+        return packs.of(fleet, state, make, runtime.forward_context)
+
+    return of
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:

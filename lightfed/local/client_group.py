@@ -179,6 +179,23 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     return flops
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How many clients of a group train side by side.
+
+    Attributes:
+        most: clients of the largest pack; 1 for one after the other.
+        least: clients of the smallest pack; fewer train one after the other.
+        even: the clients of a pack have batches of equally many samples.
+        reason: why the clients train one after the other; empty if they do not.
+    """
+
+    most: int = 1
+    least: int = 2
+    even: bool = False
+    reason: str = ""
+
+
 class GroupState:
     """A group on this rank; its module is built on the CPU, for the same values on all ranks.
 
@@ -202,12 +219,12 @@ class GroupState:
         flops: forward FLOPs of a sample.
         session: trains and evaluates; attached before the first round.
         takes_lr: whether its optimiser uses the round's learning rate.
-        side_by_side: how many of its clients are handled at once; 1 for one after the other.
+        packing: how its clients train side by side; set before they get their ranks.
     """
 
     session: LocalSession
     takes_lr: bool = True
-    side_by_side: int = 1
+    packing: Packing = Packing()
 
     def __init__(
         self,
@@ -246,6 +263,11 @@ class GroupState:
     def rate(self) -> float:
         """Width relative to the full model."""
         return self.group.width
+
+    @property
+    def side_by_side(self) -> int:
+        """How many of its clients are handled at once; 1 for one after the other."""
+        return self.packing.most
 
     @property
     def row_bytes(self) -> int:

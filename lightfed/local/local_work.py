@@ -1,7 +1,8 @@
 """The data and the amount of work of sessions: data module, local epochs and steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from lightfed.utils.stopwatch import Timings
 class ClientData(DataSpec, Protocol):
     """The part of a data module that fleets and evaluations use."""
 
+    batch_size: int
     eval_batch_size: int
 
     @property
@@ -43,7 +45,10 @@ class ClientData(DataSpec, Protocol):
         t: int,
     ) -> Any: ...
     def batches(self, plan: Any) -> Iterator[Any]: ...
-    def pack_batches(self, sessions: Sequence[Sequence[Any]]) -> PackBatches: ...
+    def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]: ...
+    def pack_batches(
+        self, sessions: Sequence[Sequence[Any]], idle: Collection[int] = ()
+    ) -> PackBatches: ...
     def test_batches(self, client: int) -> Iterator[Any]: ...
     def train_batches(self, batch_size: int) -> int: ...
     def train_batch(self, index: int, batch_size: int) -> Any: ...
@@ -146,6 +151,26 @@ class LocalWork:
         return data.num_samples(client) * batches / per_epoch
 
 
+@dataclass(frozen=True)
+class RoundPlan:
+    """What the loop decides about a round before it starts.
+
+    Attributes:
+        lr: learning rate, for optimisers that use it; evaluations after the round use it too.
+        tested: clients to test in their sessions, by moment: before training, with the aggregated
+            model, or after training.
+        suspends: the round may be suspended, because the state it started from is on disk.
+        call: index of the call of `Fleet.train` that `known` is about.
+        known: sessions that have run before a stop, by client.
+    """
+
+    lr: float | None = None
+    tested: Mapping[Any, Collection[int]] = field(default_factory=dict)
+    suspends: bool = False
+    call: int = 0
+    known: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
 class SessionPlans:
     """What sessions train on: their batches, in named orders, and their lengths.
 
@@ -159,6 +184,12 @@ class SessionPlans:
         self._augments = data.augments
         self.steps: Mapping[int, int] = {}
         self.phases: Sequence[Phase] = ()
+
+    def of(self, steps: Mapping[int, int] | None, phases: Sequence[Phase]) -> "SessionPlans":
+        """Those of a call of `Fleet.train`."""
+        other = copy(self)
+        other.steps, other.phases = steps or {}, phases
+        return other
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
         """The seed of dropout and of other draws from the device's default generator."""
@@ -205,8 +236,24 @@ class SessionPlans:
             left -= len(plan.sizes)
             yield plan
 
-    def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
-        """The training batches of several sessions, whose numbers of batches are given."""
+    def shape(self, client: int, t: int, *, even: bool) -> tuple[Any, ...]:
+        """What sessions that train side by side have in common.
+
+        Phases start with the same batches; if `even`, all batches have as many samples.
+        """
+        lengths = self.lengths(client, t)
+        if not even:
+            return (*lengths[:-1],)
+        steps, sizes = sum(lengths), self._data.batch_sizes(client, t)
+        return (*lengths, *(sizes[:steps] if steps <= len(sizes) else (-1, *sizes)))
+
+    def side_by_side(
+        self, steps: Mapping[int, int], t: int, idle: Collection[int] = ()
+    ) -> PackBatches:
+        """The training batches of several sessions, whose numbers of batches are given.
+
+        Those at `idle` places do not read their samples.
+        """
         with self.timings.part("data"):
             plans = [[*self.epochs(client, t, left)] for client, left in steps.items()]
-            return self._data.pack_batches(plans)
+            return self._data.pack_batches(plans, idle)

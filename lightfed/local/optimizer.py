@@ -153,10 +153,17 @@ class Stepper(ABC):
     Attributes:
         box: bounds of every parameter, or None.
         in_row: whether all parameters must lie in the row.
+        optimizer: of torch, whose steps these are; None if schedulers or a scaler act too.
+        factors: of every parameter's learning rate, if they differ.
+        rate: the configured rate, to which groups of other rates keep their ratio; None for that
+            of the first group.
     """
 
     box: tuple[float, float] | None = None
     in_row = False
+    optimizer: Optimizer | None = None
+    factors: Sequence[float] | None = None
+    rate: float | None = None
 
     def __init__(self, clipping: Clipping | None) -> None:
         self.clipping = clipping

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper
 from lightfed.local.session import Runtime
-from lightfed.local.steppers.torch_optimizer import make_stepper
+from lightfed.local.steppers.torch_optimizer import hooked, make_stepper
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,
@@ -86,6 +86,28 @@ def client_stepper(
         rate=rate,
     )
     return stepper, True
+
+
+def single_optimizer(
+    module: L.LightningModule, factory: OptimizerFactory | None, runtime: Runtime
+) -> Optimizer | str:
+    """The optimiser of a module, if nothing else acts in its steps, or else what does."""
+    if runtime.scaler is not None:
+        return "16-mixed scales the loss of each session"
+    try:
+        if is_overridden("configure_optimizers", module):
+            if runtime.trainer is not None:
+                module.trainer = runtime.trainer
+            configured: Any = module.configure_optimizers()
+            (optimizer,), schedulers, _ = _configure_optimizers(configured)
+        else:
+            trained = [p for p in module.parameters() if p.requires_grad]
+            optimizer, schedulers = factory(trained), []  # type: ignore[misc]
+    except Exception as error:  # `client_stepper` says it in full
+        return f"it has no optimiser: {reason(error)}"
+    if schedulers or hooked(optimizer):
+        return "its optimiser has a scheduler or hooks"
+    return optimizer
 
 
 def _factors(state: GroupState, given: Mapping[str, float]) -> list[float] | None:

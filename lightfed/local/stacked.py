@@ -43,7 +43,12 @@ def scatter(layout: ModelLayout, values: Mapping[str, Tensor], rows: Row) -> Non
 
 
 def forward(
-    module: nn.Module, values: Views, *inputs: Any, shared: Mapping[str, Tensor] | None = None
+    module: nn.Module,
+    values: Views,
+    *inputs: Any,
+    shared: Mapping[str, Tensor] | None = None,
+    prefix: str = "",
+    randomness: str = "different",
 ) -> Any:
     """What `module(*inputs)` returns for each of K clients, in the module's mode.
 
@@ -53,19 +58,21 @@ def forward(
             replaced here.
         inputs: (K, ...) each.
         shared: buffers that are the same for all clients, and are only read.
+        prefix: of the names in the module.
+        randomness: as of `torch.func.vmap`; draws are those of the default generator.
 
     Returns:
-        its outputs, (K, ...) each. Draws differ from client to client, and are those of the
-        default generator.
+        its outputs, (K, ...) each.
     """
-    same = dict(shared or {})
+    same = {prefix + name: value for name, value in (shared or {}).items()}
 
     def one(mine: Views, given: tuple[Any, ...]) -> tuple[Any, Views]:
-        after = {**mine, **same}  # gets what the module puts in the place of a buffer
+        before = {prefix + name: value for name, value in mine.items()}
+        after = before | same  # gets what the module puts in the place of a buffer
         found = functional_call(module, after, given)
-        return found, {n: after[n] for n, value in mine.items() if after[n] is not value}
+        return found, {n: after[prefix + n] for n, x in mine.items() if after[prefix + n] is not x}
 
-    found, replaced = vmap(one, randomness="different")(values, inputs)
+    found, replaced = vmap(one, randomness=randomness)(values, inputs)
     for name, value in replaced.items():
         values[name] = value.detach()
     return found

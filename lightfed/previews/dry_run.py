@@ -43,8 +43,8 @@ class PlannedRanks(Ranks):
 class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
 
-    `counts` are (groups, ranks) sessions; `loads` (ranks,) and `longest` are sum and largest of
-    their costs, in samples x FLOPs or seconds.
+    `counts` are (groups, ranks) sessions; `loads` (ranks,) are sums of their costs, in samples x
+    FLOPs or seconds, and `longest` is the largest of a pack.
     """
 
     counts: np.ndarray
@@ -84,7 +84,7 @@ class DryFleet(Fleet):
         for client, cost in costs.items():
             counts[self.group_of(client), self.home(client)] += 1
             loads[self.home(client)] += cost
-        return Sessions(counts, loads, max(costs.values(), default=0.0))
+        return Sessions(counts, loads, max(self.loads(clients, steps).values(), default=0.0))
 
     @override
     def train(

@@ -68,11 +68,12 @@ class PreviewTrainer(FederatedTrainer):
             raise UserError("rounds", f"{rounds}", "give at least 1")
         rates = None if ckpt_path is None else _rates(ckpt_path, len(model.groups))
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
-        ranks, options = PlannedRanks(world_size), model.fleet_options(self)
+        ranks = PlannedRanks(world_size)
+        options = model.fleet_options(self) | {"pack": model.packing_of(self)}
         fleet = DryFleet(
             model.groups, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
         )
-        attach_sessions(fleet, datamodule, self, model.optimizer, model.packed, evaluated=False)
+        attach_sessions(fleet, datamodule, self, model.optimizer, evaluated=False)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))

@@ -49,8 +49,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "personal": fleet.algorithm.holds or _kept(fleet.algorithm),
             "evaluate_at": evaluation.at,
             "evaluated_clients": len(evaluation.clients),
-            "side_by_side": dict(fleet.training.side_by_side),
-            "captured": dict(fleet.training.captured),
+            "side_by_side": fleet.training.side_by_side,
         }
         | fleet.algorithm.environment(fleet)
     )

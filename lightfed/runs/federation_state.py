@@ -10,6 +10,7 @@ import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import RATES
+from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
 from lightfed.utils.atomic_io import check_like
@@ -44,6 +45,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
         "groups": [[s.name, s.group.count] for s in fleet.groups],
         "architectures": [_digest(s.layout.signature()) for s in fleet.groups],
         "seed": fleet.seed,
+        "model.side_by_side": [state.side_by_side for state in fleet.groups],
         "partition": partition,
         "server state": _digest({name: list(value.shape) for name, value in server.items()}),
     }
@@ -63,7 +65,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
     entries = {
         _FRUITLESS: fleet.fruitless_rounds,
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
-        _LR: fleet.training.lr,
+        _LR: fleet.plan.lr,
         RATES: fleet.rates.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
     }
@@ -82,7 +84,7 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     fleet.fruitless_rounds = checkpoint[_FRUITLESS]
     tests = checkpoint[_TESTS]
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
-    fleet.training.lr = checkpoint[_LR]
+    fleet.plan = RoundPlan(lr=checkpoint[_LR])
     fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
     fleet.load_states(checkpoint[CLIENTS])
 

@@ -79,6 +79,10 @@ class RowStore:
         view = self.view(clients)
         if view is not None:
             return view
+        return self.copy(clients)
+
+    def copy(self, clients: Sequence[int]) -> Row:
+        """Copies of the clients' rows as (K, P) and (K, Q), where the store is."""
         index = torch.tensor(self._slots(clients), device=self._place)
         return Row(self._floats.index_select(0, index), self._integers.index_select(0, index))
 

@@ -15,15 +15,16 @@ def shuffle(fleet: Fleet, t: int) -> None:
 
 
 def random_pairs(fleet: Fleet, t: int) -> list[tuple[int, int]]:
-    """Disjoint pairs of clients of one group on different ranks, as many as come up."""
-    left = numpy_generator(fleet.seed, "test-moves", t).permutation(fleet.clients).tolist()
+    """Disjoint pairs of clients of blocks on different ranks, as many as come up."""
+    blocks = fleet.blocks
+    left = numpy_generator(fleet.seed, "test-moves", t).permutation(len(blocks)).tolist()
     pairs = []
     while left:
         one = left.pop()
         for other in left:
-            alike = fleet.home_group(other) == fleet.home_group(one)
-            if alike and fleet.home(other) != fleet.home(one):
+            home, its = (fleet.home(blocks.members(block)[0]) for block in (one, other))
+            if blocks.kind[other] == blocks.kind[one] and its != home:
                 left.remove(other)
-                pairs.append((one, other))
+                pairs += blocks.pairs(one, other)
                 break
     return pairs

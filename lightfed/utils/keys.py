@@ -77,7 +77,6 @@ model.store_folder              how
 model.exchange_buffer           how     -                           MiB
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
-model.capture                   how
 model.max_failed_clients        result  max_failed_clients          sessions
 model.export                    how
 model.seed                      seed

@@ -13,11 +13,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from lightfed_kernels import stream_keys, uniform_
 from torch import Tensor
 from typing_extensions import override
-
-from lightfed.utils.memory import sent
 
 
 def derive_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:
@@ -100,11 +97,8 @@ Draws = Callable[[], Streams]  # called when something is drawn
 
 
 def streams(seeds: Sequence[int], device: torch.device) -> Streams:
-    """Streams of clients with these seeds; on a CPU those of torch's generators."""
-    if device.type == "cpu":
-        return _TorchStreams([torch.Generator().manual_seed(seed) for seed in seeds])
-    keys = sent(stream_keys(seeds), device)
-    return DeviceStreams(keys, torch.zeros_like(keys))
+    """Streams of clients with these seeds."""
+    return _TorchStreams([torch.Generator(device).manual_seed(seed) for seed in seeds])
 
 
 class _TorchStreams(Streams):
@@ -129,55 +123,3 @@ class _TorchStreams(Streams):
     def part(self, places: Sequence[int], real: int | None = None) -> Streams:
         found = [self._generators[place] for place in places[:real]]
         return _TorchStreams(found + [torch.Generator() for _ in places[len(found) :]])
-
-
-class DeviceStreams(Streams):
-    """Counters on the device: one launch draws for all clients.
-
-    `offsets` (K,) int64 are elements of each that have been drawn; advanced in place.
-    """
-
-    def __init__(self, keys: Tensor, offsets: Tensor) -> None:
-        self._keys, self._offsets = keys, offsets
-
-    @override
-    def bernoulli_(self, out: Tensor, p: float) -> Tensor:
-        return out.copy_(self.uniform_(torch.empty_like(out, dtype=torch.float32)) < p)
-
-    @override
-    def uniform_(self, out: Tensor) -> Tensor:
-        uniform_(out.view(len(out), -1), self._keys, self._offsets)
-        self._advance(out[0].numel())
-        return out
-
-    def _advance(self, drawn: int) -> None:
-        self._offsets += drawn
-
-    def load(self, others: "DeviceStreams") -> None:
-        """Go on as others, as many or fewer, in the place of the first of these."""
-        count = len(others._keys)
-        self._keys[:count].copy_(others._keys)
-        self._offsets[:count].copy_(others._offsets)
-
-    @override
-    def part(self, places: Sequence[int], real: int | None = None) -> Streams:
-        if isinstance(places, range):  # views: the offsets of all are advanced
-            chosen = slice(places.start, places.stop)
-            return DeviceStreams(self._keys[chosen], self._offsets[chosen])
-        return _SomeStreams(self._keys, self._offsets, places, real)
-
-
-class _SomeStreams(DeviceStreams):
-    """Of clients that do not follow each other; padding repeats some and advances none."""
-
-    def __init__(
-        self, keys: Tensor, offsets: Tensor, places: Sequence[int], real: int | None
-    ) -> None:
-        index = sent(torch.tensor(places), keys.device)
-        super().__init__(keys[index], offsets[index])
-        self._all, self._real = offsets, index[:real]
-
-    @override
-    def _advance(self, drawn: int) -> None:
-        super()._advance(drawn)
-        self._all.index_add_(0, self._real, torch.full_like(self._real, drawn))

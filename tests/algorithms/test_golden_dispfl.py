@@ -22,6 +22,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
+from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Work
 from lightfed.topology.topology import Ring
 from tests.algorithms.dispfl_cases import (
@@ -81,7 +82,7 @@ def test_golden_training_loop(name: str) -> None:
     fleet = federation(algorithm, golden, about)
     layout = fleet.groups[0].layout
     for t in range(about["rounds"]):
-        fleet.training.lr = about["lr"] * about["lr_decay"] ** t
+        fleet.plan = RoundPlan(lr=about["lr"] * about["lr_decay"] ** t)
         metrics = run_round(fleet, t)
         for client in range(CLIENTS):
             at = f"r{t}/{client}"

@@ -52,7 +52,7 @@ class Part:
 _BENCHMARKS = "tests/benchmarks"
 # The files with tests for a card: to read all takes minutes, and packages that those do without.
 TESTS = (
-    "tests/core/test_captured_on_a_gpu.py", "tests/core/test_rates.py",
+    "tests/core/test_rates.py",
     "tests/core/test_strategy.py", "tests/data/test_resident.py", "tests/kernels",
     "tests/test_gpu.py",
 )  # fmt: skip

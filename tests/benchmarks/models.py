@@ -7,11 +7,11 @@ Time is until the card is done (CPU time on a CPU), after rounds that warm up. T
 
     loop, tuned  bare PyTorch, see rounds.py; there is none for the Transformer
     sequential   lightfed, one client after the other
-    packed       side by side
-    captured     side by side, steps replayed, where they can be captured
+    packs32      up to 32 side by side
+    packs128     up to 128 side by side
     tf32, bf16   the fastest of lightfed's three again: products in TF32, and bf16-mixed
 
-In 32 bits torch takes TF32 for convolutions, not for products; a pack's convolutions are products.
+In 32 bits torch takes TF32 for convolutions, not for products.
 Of W1, W3 and W5 there are only lightfed as it comes, and bf16: rounds.py has the others. Memory is
 the most that tensors had on the card, with the data (on a CPU that of the process). `--out` keeps
 the table, models.csv, as far as it is. The exit status is 1 if a side fails, or a loss is not a
@@ -37,7 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import rounds  # first: it sets the number of threads
+import rounds  # noqa: F401 - first: it sets the number of threads
 import torch
 from bare import Way, bare
 from federated import Pace, build
@@ -50,14 +50,14 @@ from lightfed.utils.errors import reason
 
 KNOWN = LARGE | {name: WORKLOADS[name] for name in ("W1", "W3", "W5")}
 BARE: tuple[Way, ...] = ("loop", "tuned")
-CAPTURED, AS_IT_COMES = "captured", "lightfed"
-# The ways of lightfed: settings of the Federation. On a CPU nothing is captured.
+AS_IT_COMES = "lightfed"
+# The ways of lightfed: settings of the Federation.
 WAYS: dict[str, dict[str, Any]] = {
     "sequential": {"side_by_side": "off"},
-    "packed": {"capture": "off"},
-    CAPTURED: {},
+    "packs32": {"side_by_side": 32, "pack_memory": 1 << 17},
+    "packs128": {"side_by_side": 128, "pack_memory": 1 << 19},
 }
-_EAGER = 2  # rounds that warm up if nothing is captured; DisPFL searches from the second on
+_EAGER = 2  # rounds that warm up; DisPFL searches from the second on
 HEAD = (
     "workload", "side", "rounds_per_second", "ms", "ms_least", "ms_most", "megabytes",
     "first_loss", "last_loss", "note",
@@ -96,7 +96,7 @@ class Measured:
 
 
 class Warnings(logging.Handler):
-    """Keeps what lightfed warns of, such as steps that cannot be recorded after all."""
+    """Keeps what lightfed warns of, such as clients that train alone after all."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -146,33 +146,23 @@ def by_lightfed(
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     settings = WAYS.get(way, {})
-    plan = [_EAGER if settings else rounds.WARM_UP, *[workload.rounds] * passes]
+    plan = [_EAGER, *[workload.rounds] * passes]
     times: list[float] = []
     losses: list[float] = []
-    why: list[str] = []
 
     def between() -> int | None:
         """The rounds until it is called again."""
         times.append(seconds_on(device))
         if (loss := trainer.callback_metrics.get("train_loss")) is not None:
             losses.append(float(loss))
-        states = federation.fleet.training.captured.values()
-        if way == CAPTURED and not any(state is True for state in states):
-            why.extend(sorted({str(state) for state in states}))
-            return None
         return plan[len(times) - 1] if len(times) <= len(plan) else None
 
-    # The estimate behind `auto` is kept small for machines with less memory than a card.
-    packs = {"side_by_side": workload.per_round} if workload.name in LARGE else {}
     mixed = "bf16-mixed" if precision == "bf16" else "32"
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # its summary
-        given = packs | settings
         trainer, federation, data = build(
-            workload, folder, Pace(between), device=device, precision=mixed, **given
+            workload, folder, Pace(between), device=device, precision=mixed, **settings
         )
         trainer.fit(federation, datamodule=data)
-    if why:
-        return Measured(note=f"not captured: {'; '.join(why)}")
     spans = [end - start for start, end in pairwise(times)]
     seconds = [span / count for span, count in zip(spans, plan, strict=True)]
     logging.getLogger("lightfed").removeHandler(warned)

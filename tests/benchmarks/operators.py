@@ -1,4 +1,4 @@
-"""How many operators a round takes: one client after the other, side by side, fused and captured.
+"""How many operators a round takes: one client after the other, and side by side.
 
     python tests/benchmarks/operators.py [--workloads W1,W2,W5] [--device cuda] [--out FOLDER]
 
@@ -8,10 +8,8 @@ takes one a tensor where rows are strided), launches on a card, and values that 
 (`item` and the like). A step is one client's. `--out` keeps a trace of each for chrome://tracing.
 The ways:
 
-    off       one client after the other
-    packed    side by side
-    fused     side by side, rows updated in one pass: what a card does, on a CPU for the count alone
-    captured  fused, and steps replayed; on a card
+    off      one client after the other
+    packed   32 side by side
 """
 
 import argparse
@@ -19,11 +17,9 @@ import logging
 import re
 import sys
 import tempfile
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import lightning.pytorch as L
 import torch
@@ -35,24 +31,16 @@ from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
 from workloads import BATCH_SIZE, CLIENT_SAMPLES, WORKLOADS, Workload
 
-from lightfed.local.packed.steps import packing
-from lightfed.local.packed.steps.recorder import Body, Recorder, recorder_of
-
-_LAUNCHES = (
-    *("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync"),
-    "cudaGraphLaunch",  # one, whatever the graph holds
-)
+_LAUNCHES = (*("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync"),)
 _OPERATORS = ("aten::", "lightfed::")
 # They move no data.
 _IDLE = re.compile(
     "aten::(empty|new_empty|resize|view|_?reshape|slice|select|transpose|as_strided|detach|alias|"
     "t$|unsqueeze|squeeze|expand|permute|flatten|unflatten|unbind|narrow|split|to$|item)"
 )
-WAYS: dict[str, dict[str, str]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "off": {"side_by_side": "off"},
-    "packed": {"capture": "off"},
-    "fused": {"capture": "off"},
-    "captured": {},
+    "packed": {"side_by_side": 32},
 }
 _READ = "aten::_local_scalar_dense"
 
@@ -120,23 +108,6 @@ class OneRound(Callback):
             trainer.should_stop = True
 
 
-class Unrecorded(Recorder):
-    """Stands for a card's, so that steps are fused on a CPU; nothing is captured."""
-
-    @override
-    def warm(self) -> AbstractContextManager[None]:
-        raise NotImplementedError
-
-    @override
-    def record(self, body: Body) -> Body:
-        raise NotImplementedError
-
-
-def ways(device: str) -> list[str]:
-    """Those that a device has."""
-    return ["off", "packed", "fused"] if device == "cpu" else ["off", "fused", "captured"]
-
-
 def count(workload: Workload, *, way: str, device: str, trace: Path | None = None) -> Counts:
     """Profile a round of a workload.
 
@@ -147,11 +118,7 @@ def count(workload: Workload, *, way: str, device: str, trace: Path | None = Non
         trace: file for the trace.
     """
     once = OneRound(device)
-    recorder = (lambda _: Unrecorded()) if (way, device) == ("fused", "cpu") else recorder_of
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        patch.object(packing, "recorder_of", recorder),
-    ):
+    with tempfile.TemporaryDirectory() as folder:
         trainer, federation, data = build(workload, folder, once, device=device, **WAYS[way])
         trainer.fit(federation, datamodule=data)
     if trace is not None:
@@ -174,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     for workload in options.workloads:
         steps = workload.per_round * -(-CLIENT_SAMPLES // BATCH_SIZE)
         print(f"\n{workload.name}  {workload.title}, {steps} steps of clients a round")
-        for way in ways(options.device):
+        for way in WAYS:
             file = f"{workload.name}-{way}.json.gz"
             trace = None if options.out is None else options.out / file
             found = count(workload, way=way, device=options.device, trace=trace)

@@ -4,7 +4,7 @@
     python tests/benchmarks/packs.py --memory [--clients 20]
 
 CPU time of a round without a Trainer, one torch thread, both ways in turns. The ratio is of one
-turn. The rules of `lightfed.local.packed.rules` come from this table. With `--memory`, the growth
+turn. The rules of `lightfed.local.packs.rules` come from this table. With `--memory`, the growth
 of the process's peak memory in a round, one process each, and the estimate behind pack_memory.
 """
 
@@ -26,7 +26,7 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.packed.rules import client_bytes
+from lightfed.local.packs.rules import client_bytes
 from lightfed.models import MLP, Conv, SimpleCNN
 from tests.small import data_of, fleet_of, run_round
 
@@ -91,7 +91,7 @@ def peak(name: str, side: Any, clients: int) -> tuple[float, float]:
     model, shape = MODELS[name]
     fleet = build(model, shape, side, clients)
     state = fleet.groups[0]
-    one = client_bytes(state, fleet.data)  # type: ignore[arg-type]
+    one = client_bytes(state.module, state, fleet.data)
     small = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run_round(fleet, 0)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - small
@@ -123,7 +123,7 @@ def main() -> None:
         for name in MODELS:
             compare_memory(name, options.clients)
         return
-    sizes = [size for size in (3, 5, 10, 20) if size <= options.clients]
+    sizes = [size for size in (3, 8, 32) if size <= options.clients]
     print("packs of", *sizes)
     for name in MODELS:
         compare(name, sizes, reps=options.reps, clients=options.clients)

@@ -11,9 +11,10 @@ pass, so that a busy machine slows both. The sides:
     batched   all clients of an architecture at once: grouped convolutions, baddbmm
     lightfed  the public interface, with its hooks, log and run folder
 
-On a card lightfed packs clients and captures their steps, and there are two sides more:
+On a card, or with `--packs`, there are three sides more:
 
-    packed      lightfed without captured steps
+    packs32     lightfed, 32 clients side by side
+    packs128    lightfed, 128 clients side by side
     sequential  lightfed, one client after the other
 
 All sides train the same participants on the same batches; the loops get them before the clock
@@ -37,14 +38,14 @@ from workers import Side, Worker
 from workloads import WORKLOADS, Workload
 
 SIDES: tuple[Side, ...] = ("loop", "tuned", "batched", "lightfed")
-ON_A_CARD: tuple[Side, ...] = (*SIDES, "packed", "sequential")
-WARM_UP = 4  # a kind of step that a round has once is captured in the third
+PACKS: tuple[Side, ...] = (*SIDES, "packs32", "packs128", "sequential")
+WARM_UP = 2
 TOLERANCE = 0.05
 
 
-def compare(workload: Workload, *, passes: int, device: str = "cpu") -> bool:
+def compare(workload: Workload, *, passes: int, device: str = "cpu", packs: bool = False) -> bool:
     """Let the sides take turns and print what they took; whether losses and goals are as wanted."""
-    sides = SIDES if device == "cpu" else ON_A_CARD
+    sides = PACKS if packs or device != "cpu" else SIDES
     workers = {side: Worker(side, workload, device) for side in sides}
     seconds: dict[Side, list[float]] = {side: [] for side in sides}
     try:
@@ -95,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workloads", type=workloads, default=list(WORKLOADS.values()))
     parser.add_argument("--passes", type=int, default=10, help="measurements of every side")
     parser.add_argument("--loaded", action="store_true", help="keep every core busy meanwhile")
+    parser.add_argument("--packs", action="store_true", help="measure packs of 32 and 128 too")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args(argv)
     if options.passes < 1:
@@ -102,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     with busy(options.loaded):
         print(machine())
         good = [
-            compare(workload, passes=options.passes, device=options.device)
+            compare(workload, passes=options.passes, device=options.device, packs=options.packs)
             for workload in options.workloads
         ]
         print(f"\n{machine()}")

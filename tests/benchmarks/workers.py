@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from workloads import Workload
 
-Side = Literal["loop", "tuned", "batched", "lightfed", "packed", "sequential"]
-# The ways of lightfed, and settings of the Federation: as it comes, on a card packed and captured.
+Side = Literal["loop", "tuned", "batched", "lightfed", "packs32", "packs128", "sequential"]
+# The ways of lightfed, and settings of the Federation: as it comes, and three fixed ones.
 WAYS: dict[str, dict[str, Any]] = {
     "lightfed": {},
-    "packed": {"capture": "off"},
+    "packs32": {"side_by_side": 32},
+    "packs128": {"side_by_side": 128},
     "sequential": {"side_by_side": "off"},
 }
 LOSS, MEMORY, STOP = "loss", "memory", "stop"

@@ -1,13 +1,13 @@
 """Every case on 1, 2 and 4 ranks, stopped and resumed on several: `pytest -m matrix`.
 
-Clients train one after the other, as the configuration decides, and in packs wherever they can.
+Clients train one after the other, and in packs of two sizes wherever they can.
 """
 
 from pathlib import Path
 
 import pytest
 
-from lightfed.local.packed.rules import SideBySide
+from lightfed.local.packs.rules import SideBySide
 from lightfed.testing.conformance import check_ranks, check_resumed, digests_of
 from lightfed.testing.processes import run_module
 from tests.conformance.kit import plan_of
@@ -15,7 +15,7 @@ from tests.conformance.kit import plan_of
 
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("side_by_side", ["off", "auto", 3])
+@pytest.mark.parametrize("side_by_side", ["off", 3, 32])
 @pytest.mark.parametrize("stateful", [True, False])
 def test_every_case_on_every_number_of_ranks(
     stateful: bool, side_by_side: SideBySide, tmp_path: Path

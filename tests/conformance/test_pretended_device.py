@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.accelerators import CPUAccelerator
 
-from lightfed.algorithms.shared import slice_tests
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.local.packed import rules
-from lightfed.local.packed.steps import tensors
 from lightfed.testing.case import Case
 from lightfed.testing.digest import fit
 from tests.conformance.cases import CASES
-from tests.core.test_pretended_device import streams_of_a_device
 from tests.pretend import DEVICE, pretended_device
 
 QUICK = {("fd", "off"), ("fedbcd_async", 128), ("flexifed_max", "off")}
@@ -41,8 +37,6 @@ def test_a_run_has_the_metrics_of_a_cpu(
 ) -> None:
     case = CASES[name]
     case = replace(case, federation=case.federation | {"side_by_side": side_by_side})
-    for module in (rules, tensors, slice_tests):
-        monkeypatch.setattr(module, "streams", streams_of_a_device)
     expected = metrics(case, tmp_path / "cpu")
     with monkeypatch.context() as patches:
         patches.setattr(FederatedStrategy, "root_device", DEVICE)

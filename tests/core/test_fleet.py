@@ -18,7 +18,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.local_work import LocalWork
+from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.session import Runtime
 from lightfed.local.session_setup import client_stepper
 from lightfed.models.networks.mlp import MLP
@@ -324,7 +324,7 @@ def test_a_module_with_an_optimiser_of_its_own_keeps_its_rate() -> None:
     for model in (Own, Line):
         data = data_of(torch.eye(2), torch.zeros(2).long(), [[0, 1]])
         fed = fleet_of([ClientGroup(1, partial(model, (8.0, 4.0)))], Standalone(), data)
-        fed.training.lr = 0.25  # of the round
+        fed.plan = RoundPlan(lr=0.25)  # of the round
         run_round(fed, 0)
         trained.append(fed.row(0).floats[:2].tolist())
     assert trained == [[4.0, 2.0], [6.0, 3.0]]

@@ -21,7 +21,7 @@ from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
 from lightfed.state.rows import Row
 from tests.algorithms.dispfl_cases import Replayed
-from tests.core.packs import Windows
+from tests.local.packs import Windows
 from tests.small import GOLDEN, Given, data_of, fleet_of, run_round
 
 

@@ -161,7 +161,7 @@ class Used(Callback):
 
     @override
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.rates.append(pl_module.fleet.training.lr)
+        self.rates.append(pl_module.fleet.plan.lr)
 
 
 def test_the_schedule_sets_the_rounds_learning_rate(tmp_path: Path) -> None:

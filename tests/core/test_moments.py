@@ -29,6 +29,7 @@ from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
+from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.scaler import Scaler
 from lightfed.runs.export import state_dict
@@ -132,7 +133,7 @@ def test_a_client_is_tested_as_its_session_left_it() -> None:
     source = random_data(SIZES, batch_size=4)
     fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source, optimizer=partial(SGD, lr=0.3))
     run_round(fed, 0)
-    fed.training.tested = {"trained": range(4)}
+    fed.plan = RoundPlan(tested={"trained": range(4)})
     run_round(fed, 1)
     _, reports = evaluated(fed, source, ("personal", "aggregated"), "trained").finish(fed.tests)
     server = fed.algorithm.evaluated(fed, None)

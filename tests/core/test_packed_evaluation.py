@@ -26,7 +26,7 @@ from lightfed.local.packed.rules import Packed
 from lightfed.local.session import LocalSession, Report
 from lightfed.models import MLP, Conv
 from lightfed.topology.topology import Ring
-from tests.core.packs import Drops, Smooth, images, vectors
+from tests.local.packs import Drops, Smooth, images, vectors
 from tests.small import fleet_of, run_round
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]

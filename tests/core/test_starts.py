@@ -22,6 +22,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_metrics import client_metrics
 from lightfed.local.hooks import SessionContext
+from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP
 from lightfed.results.units import lower_is_better
 from lightfed.topology.topology import Full, Ring, TimeVarying
@@ -37,7 +38,7 @@ def fleet(algorithm: Algorithm, tested: Any) -> Fleet:
     source = random_data(SIZES, batch_size=4, eval_batch_size=5)
     optimizer = partial(SGD, lr=0.2, momentum=0.9)
     fed = fleet_of([ClientGroup(len(SIZES), mlp)], algorithm, source, optimizer=optimizer)
-    fed.training.tested = {"aggregated": tested}
+    fed.plan = RoundPlan(tested={"aggregated": tested})
     return fed
 
 
@@ -144,7 +145,7 @@ def test_a_module_of_a_users_own_is_tested_by_its_validation_step() -> None:
 
     source = random_data([4, 5])
     fed = fleet_of([ClientGroup(2, Seen)], DPSGD(Ring()), source)
-    fed.training.tested = {"aggregated": {1}}
+    fed.plan = RoundPlan(tested={"aggregated": {1}})
     metrics = starting_round(fed, 0)
     assert seen == [False]
     assert metrics["aggregated/perplexity"] == pytest.approx(np.exp(2.0))
@@ -156,7 +157,7 @@ def test_what_a_module_draws_in_evaluation_is_the_clients_own() -> None:
     found = []
     for tested in ([0, 2], [0], [0, 1]):
         fed = fleet_of([ClientGroup(3, Noisy)], DPSGD(Ring()), source)
-        fed.training.tested = {"aggregated": tested}
+        fed.plan = RoundPlan(tested={"aggregated": tested})
         torch.rand(len(found))
         run_round(fed, 0)
         found.append(fed.tests["aggregated"][0].metrics["loss"])

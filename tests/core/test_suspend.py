@@ -25,7 +25,7 @@ from lightfed.api.client_states import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.rank_sessions import Training
+from lightfed.local.sessions.rank_sessions import Training
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs import checkpoint, journal
 from lightfed.runs.run_logger import RunLogger

@@ -17,6 +17,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.batches import Plan
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import RoundPlan
 from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
 
 # Numbers of ranks for the promises, which take seconds: one of each kind is in the default tier.
@@ -103,7 +104,7 @@ class Recorded:
             clip=rule.get("grad_norm_clip"),
             epochs=self.about.get("local_epochs", 1),
         )
-        self.fleet.training.lr = self.lr
+        self.fleet.plan = RoundPlan(lr=self.lr)
 
     def rounds(self, patch: pytest.MonkeyPatch, first: int = 0) -> Iterator[tuple[int, list[int]]]:
         """Run the recorded rounds: after each, its number and its participants.
@@ -115,7 +116,7 @@ class Recorded:
         for t, recorded in enumerate(self.about["rounds"]):
             clients = sorted(k + self.spare for k in recorded["active"])
             patch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
-            self.fleet.training.lr = recorded.get("lr", self.lr)
+            self.fleet.plan = RoundPlan(lr=recorded.get("lr", self.lr))
             run_round(self.fleet, first + t)
             yield t, clients
 

@@ -8,21 +8,18 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from math import inf
 from typing import Any
 
 import torch
-from lightfed_kernels import ALIGNMENT, apply_mask_, aspg_step_
+from lightfed_kernels import ALIGNMENT, aspg_step_
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
-from lightfed.local.packed.steps.fused import CLIPPED, FusedStepper
-from lightfed.local.packed.steps.tensors import Members
 from lightfed.local.steppers.sgd import SGDStepper
-from lightfed.state.rows import ModelLayout
+from lightfed.local.steppers.stacked import StackedOptimizer
 from lightfed.utils.errors import UserError, require
 
 _KEY = "model.optimizer.init_args"
@@ -65,6 +62,11 @@ class ASPG(Optimizer):
         """The model x: the parameters before their extrapolation."""
         params = [p for group in self.param_groups for p in group["params"]]
         return [self.state[p].get("x", p.detach()) for p in params]
+
+    @staticmethod
+    def stacked(optimizer: Optimizer, parameters: Sequence[Tensor]) -> "StackedASPG":
+        """What takes these steps in the sessions of several clients at once."""
+        return StackedASPG(optimizer, parameters)
 
     def stepper(self, clipping: Clipping | None) -> "AspgStepper":
         """The stepper that takes these steps in a session."""
@@ -111,18 +113,6 @@ class AspgStepper(SGDStepper):
         self._parts: Params = []  # of the gradient, as the parameters lie in a row
         self._runs: list[slice] = []  # of a row, that are trained
         self._steps = 0
-
-    def fused(self, layout: ModelLayout) -> "FusedASPG | str":
-        """What does the same to K rows at once, or why nothing does."""
-        if self.clipping is not None:
-            return CLIPPED
-        return FusedASPG(layout, lr=self.lr, extrapolation=self._zeta, box=self.box)
-
-    @override
-    def twin(self) -> "AspgStepper":
-        other = copy(self)
-        other._gradient = torch.empty(0)  # and with it the other rows, at its first session
-        return other
 
     @override
     def reset(
@@ -186,72 +176,55 @@ class AspgStepper(SGDStepper):
         self._point.copy_(self._iterate)
 
 
-class FusedASPG(FusedStepper):
+class StackedASPG(StackedOptimizer):
     """The steps of `AspgStepper` for K clients.
 
-    Within sessions the rows hold the extrapolated points; the moments are the iterates, and the
-    points before the last step.
-
-    Args:
-        layout: of the rows.
-        lr: the step size, unless a round has its own.
-        extrapolation: zeta.
-        box: bounds of every weight; None for none.
+    Within sessions the values are the extrapolated points.
     """
 
-    moments = 2
-
-    def __init__(
-        self,
-        layout: ModelLayout,
-        *,
-        lr: float,
-        extrapolation: float,
-        box: tuple[float, float] | None,
+    @override
+    def start(
+        self, values: Sequence[Tensor], *, lr: float | None, momenta: Sequence[Tensor] | None
     ) -> None:
-        super().__init__(layout, (), None)
-        self._lr = self._session_lr = lr
-        self._options: dict[str, Any] = {"extrapolation": extrapolation, "box": box}
+        super().start(values, lr=lr, momenta=None)
+        (group,) = self._optimizer.param_groups
+        self._lr, self._zeta, self._box = group["lr"], group["momentum"], group["box"]
+        self._points = list(values)
+        self._iterates = [value.clone() for value in values]
+        self._moved = [torch.empty_like(value) for value in values]  # before the last step
+        if momenta is not None:
+            torch._foreach_add_(self._points, list(momenta))
 
     @override
-    def unfit(self, members: Members) -> str:
-        return "a session has phases" if members.phases else super().unfit(members)
+    def narrow(self, clients: int) -> None:
+        for leaf in self.leaves:
+            leaf.data = leaf.data[:clients]
 
     @override
-    def _start(self, steps: int, lr: float | None) -> None:
-        self._session_lr = self._lr if lr is None else lr
-        self._rate_of(self._session_lr)
-        self._moments[0][: len(self._rows)].copy_(self._rows)
+    def step(self, grads: Sequence[Tensor | None], *, left: int) -> None:
+        for i, (leaf, grad) in enumerate(zip(self.leaves, grads, strict=True)):
+            point, clients = leaf.data, len(leaf)
+            iterate = self._iterates[i][:clients]
+            self._moved[i][left:clients] = point[left:]
+            new = point if grad is None else point.sub(grad, alpha=self._lr)
+            new = new.clone() if self._box is None else new.clamp(*self._box)
+            torch.add(new, new - iterate, alpha=self._zeta, out=point)
+            iterate.copy_(new)
 
     @override
-    def _carry_on(self, place: int, momentum: Tensor) -> None:
-        self._rows[place, : self._span] += momentum
+    def carried(self) -> list[Tensor | None]:
+        return [p - x for p, x in zip(self._ends, self._iterates, strict=True)]
 
     @override
-    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
-        assert self._rate is not None
-        iterate, before = moments
-        before.copy_(row)
-        anchor = before if given["anchor"] is None else given["anchor"]
-        aspg_step_(row, iterate, gradient, anchor, lr=self._rate, gamma=self._pull, **self._options)
-        if given["words"] is not None:
-            apply_mask_(row, given["words"])
+    def gaps(self) -> Tensor | None:
+        apart = [m - x for m, x in zip(self._moved, self._iterates, strict=True)]
+        norms = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in apart]
+        return torch.linalg.vector_norm(torch.stack(norms), dim=0) / self._lr
 
     @override
     def finish(self) -> None:
-        members, rows = self._members, self._rows
-        if members is not None:
-            iterates, points = (moment[:, : self._span] for moment in self._moments)
-            for place, proximal in enumerate(members.proximals):
-                if proximal is None:
-                    continue
-                if proximal.carries:
-                    proximal.momentum = rows[place, : self._span] - iterates[place]
-                if members.batches.sizes[place].any():
-                    mapping = points[place] - iterates[place]
-                    proximal.gap = mapping.norm() / self._session_lr
-            rows.copy_(self._moments[0][: len(rows)])
-        self._members, self._rows = None, torch.empty(0, 0)
+        self._ends = [point.clone() for point in self._points]
+        torch._foreach_copy_(self._points, self._iterates)
 
 
 def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:

@@ -1,6 +1,6 @@
 """What happens around the steps of a session: its start and end, and tests of its client."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 
 import lightning.pytorch as L
@@ -13,7 +13,7 @@ from lightfed.local.hooks import SESSION_HOOKS, Hooks, Moment, SessionContext, S
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
-from lightfed.local.packed.steps.report import PackedReport
+from lightfed.local.packs.session import LaneReport
 from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops
@@ -26,10 +26,7 @@ class AroundSessions:
     """The start and end of sessions, side by side or not.
 
     Attributes:
-        lr: learning rate of the round, for optimisers that use it.
         plans: what sessions train on.
-        tested: clients to test in their sessions of this round: before training, with the
-            aggregated model, or after training.
         tests: reports of those tests, of this rank's sessions.
         besides: FLOPs of a client's gradients and losses in this round, before its session ends.
     """
@@ -45,8 +42,6 @@ class AroundSessions:
         self._hooked = any(getattr(method, n) is not getattr(Hooks, n) for n in SESSION_HOOKS)
         self._timings = timings = fleet.ranks.timings
         self.plans = SessionPlans(fleet.data, fleet.work, seed=fleet.seed, timings=timings)
-        self.lr: float | None = None
-        self.tested: Mapping[Moment, Collection[int]] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.besides: dict[int, dict[str, float]] = {}
         self._explained = False
@@ -69,7 +64,7 @@ class AroundSessions:
         s.proximal = self._fleet.algorithm.proximal(s)
         return self._work(s, "", self._fleet.mask(s.client), s.proximal)
 
-    def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None:
+    def end(self, s: SessionContext, work: Work, report: PendingReport | LaneReport) -> None:
         """Finish a session on its trained row, and test the client after its training."""
         s.step = report.steps
         report.flops = s.group.flops
@@ -84,7 +79,7 @@ class AroundSessions:
     def _begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
         """Start a session: bind the module to its row."""
         state.live.bind(row)
-        s = SessionContext(self._fleet, client, t, state, row, lr=self.lr)
+        s = SessionContext(self._fleet, client, t, state, row, lr=self._fleet.plan.lr)
         if self._has_gradient or self._has_end:
             s.received = s.parameters.clone()
         self._fleet.algorithm.session_start(s)
@@ -174,7 +169,7 @@ class AroundSessions:
             client,
             plans.batches(client, t, plans.steps_of(client, t, purpose), purpose),
             epoch_batches=self._fleet.data.num_batches(client, t),
-            lr=self.lr if s.group.takes_lr else None,
+            lr=self._fleet.plan.lr if s.group.takes_lr else None,
             seed=plans.seed(client, t, purpose),
             hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
@@ -185,7 +180,9 @@ class AroundSessions:
     @property
     def watched(self) -> bool:
         """Whether a hook, a mask or a test looks at single sessions of this round."""
-        return self._hooked or self._fleet.masks is not None or any(self.tested.values())
+        return (
+            self._hooked or self._fleet.masks is not None or any(self._fleet.plan.tested.values())
+        )
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
         """Pass a batch's gradient through the algorithm's hook before the optimiser."""
@@ -197,7 +194,7 @@ class AroundSessions:
     def _test(self, moment: Moment, s: SessionContext) -> None:
         """Test a client on its own test split, if this moment is to be tested."""
         client = s.client
-        if client not in self.tested.get(moment, ()):
+        if client not in self._fleet.plan.tested.get(moment, ()):
             return
         report = self.test(client, self._fleet.algorithm.tested(s), moment)
         report.stored = self._fleet.stored_bytes(client)

@@ -5,7 +5,6 @@ torch.optim.SGD at half the cost.
 """
 
 from collections.abc import Sequence
-from copy import copy
 from functools import cache
 from itertools import compress
 from typing import Any
@@ -154,15 +153,6 @@ class SGDStepper(Stepper):
         )
         others = [not fit for fit in fits]
         return [*compress(values, others)], [*compress(grads, others)], [*compress(used, others)]
-
-    def twin(self) -> "SGDStepper":
-        """Another stepper of these settings, for another row."""
-        return copy(self)
-
-    def narrow(self, clients: int) -> None:
-        """Keep the state of the first clients only, where every value is (K, *shape)."""
-        self._values = [value[:clients] for value in self._values]
-        self._buffers = [None if b is None else b[:clients] for b in self._buffers]
 
     def _accumulate(self, grads: Params, used: Sequence[int]) -> Params:
         """B <- momentum b + (1 - dampening) g; a buffer starts as the first gradient."""

@@ -47,12 +47,6 @@ class OptimizerStepper(Stepper):
         self._scaler: torch.amp.GradScaler | None = None
         self._carries = False
 
-    @property
-    def plain_optimizer(self) -> Optimizer | None:
-        """The optimiser, if nothing but its steps changes the parameters of one group."""
-        plain = not self._schedulers and self._make_scaler is None and len(self._groups) == 1
-        return self._optimizer if plain and not _hooked(self._optimizer) else None
-
     @override
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
@@ -97,12 +91,7 @@ class OptimizerStepper(Stepper):
     @override
     def finish(self) -> None:
         if self._carries and any(self._optimizer.state.values()):
-            found = f"{type(self._optimizer).__name__}, whose state ends with a session"
-            fix = (
-                "use ASPG, or torch.optim.SGD in 32 or bf16-mixed without a scheduler; or set "
-                "model.algorithm.init_args.momentum: session"
-            )
-            raise UserError("model.optimizer", found, fix)
+            raise cannot_carry(type(self._optimizer).__name__)
 
     def _schedule(self, interval: str) -> None:
         self._counts[interval] += 1
@@ -117,6 +106,15 @@ class OptimizerStepper(Stepper):
         adjusted = self._adjusted(grads, used, hook)
         if hook is not None:
             torch._foreach_copy_(grads, adjusted)
+
+
+def cannot_carry(name: str) -> UserError:
+    """An algorithm carries the momentum of an optimiser whose state ends with a session."""
+    fix = (
+        "use ASPG, or torch.optim.SGD in 32 or bf16-mixed without a scheduler; or set "
+        "model.algorithm.init_args.momentum: session"
+    )
+    return UserError("model.optimizer", f"{name}, whose state ends with a session", fix)
 
 
 def make_stepper(
@@ -137,9 +135,9 @@ def make_stepper(
     """
     own = getattr(optimizer, "stepper", None)
     group = optimizer.param_groups[0]
-    name, hooked = type(optimizer).__name__, _hooked(optimizer)
+    name, listened = type(optimizer).__name__, hooked(optimizer)
     found, fix = f"{name}, with hooks of its steps or gradients", "use Tensor.register_hook"
-    require(not hooked or (own is None and factors is None), "model.optimizer", found, fix)
+    require(not listened or (own is None and factors is None), "model.optimizer", found, fix)
     plain = (
         type(optimizer) is SGD
         and len(optimizer.param_groups) == 1
@@ -149,7 +147,7 @@ def make_stepper(
         and (trainable is None or [id(p) for p in trainable] == [id(p) for p in group["params"]])
         and not any(group.get(k) for k in ("maximize", "differentiable", "fused"))
         and not isinstance(group["lr"], Tensor)
-        and not hooked
+        and not listened
     )
     found = f"{name}, but a part has its own learning rate"
     fix = "use torch.optim.SGD, in 32 or bf16-mixed"
@@ -163,15 +161,19 @@ def make_stepper(
         require(alone, "model.clients", found, fix)
         found = f"16-mixed, and {name} does not support loss scaling"
         require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
-        return own(clipping)
-    if plain:
-        return SGDStepper(group["params"], group, clipping, factors)
-    return OptimizerStepper(
-        optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler, rate=rate
-    )
+        stepper: Stepper = own(clipping)
+    elif plain:
+        stepper = SGDStepper(group["params"], group, clipping, factors)
+    else:
+        stepper = OptimizerStepper(
+            optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler, rate=rate
+        )
+    if not (schedulers or scaler or listened):
+        stepper.optimizer, stepper.rate = optimizer, rate
+    return stepper
 
 
-def _hooked(optimizer: Optimizer) -> bool:
+def hooked(optimizer: Optimizer) -> bool:
     """Whether its steps, or the gradients that a backward pass accumulates for it, call hooks."""
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return True

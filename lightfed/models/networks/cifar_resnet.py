@@ -80,6 +80,8 @@ class CIFARResNet(_ResNet):
         UserError: the samples are not images, or the width is not positive.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -119,6 +121,8 @@ class ResNet18GN(_ResNet):
         UserError: the samples are not images, or the groups do not divide the width.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -141,6 +145,8 @@ class ResidualBlock(nn.Module):
 
     `stride` is that of the first convolution. For `norm` see _ResNet, for the rest CIFARResNet.
     """
+
+    packs = True  # see lightfed.local.packs.rules
 
     def __init__(
         self,
@@ -178,6 +184,8 @@ class ResidualBlock(nn.Module):
 
 class PadShortcut(nn.Module):
     """Every `stride`-th pixel, with so many channels of zeros appended."""
+
+    packs = True  # see lightfed.local.packs.rules
 
     def __init__(self, stride: int, channels: int) -> None:
         super().__init__()

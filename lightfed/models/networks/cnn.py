@@ -31,6 +31,8 @@ class Conv(nn.Module):
         rate: width ratio; a block has ceil(rate * channels) channels.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -76,6 +78,8 @@ class SimpleCNN(nn.Module):
         hidden: units of the hidden linear layer at rate 1.
         rate: width ratio.
     """
+
+    packs = True  # see lightfed.local.packs.rules
 
     def __init__(
         self,

@@ -44,6 +44,8 @@ class LeNet(nn.Module):
             layer.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -90,6 +92,8 @@ class MoECNN(LeNet):
     Raises:
         UserError: the images are smaller, or the width is not positive.
     """
+
+    packs = True  # see lightfed.local.packs.rules
 
     def __init__(
         self,

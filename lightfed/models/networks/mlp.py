@@ -21,6 +21,8 @@ class MLP(nn.Module):
         rate: width ratio; hidden layers have ceil(rate * width) units.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,

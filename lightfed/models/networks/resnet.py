@@ -44,6 +44,8 @@ class PreActResNet(nn.Module):
         ValueError: group norm, and a layer without 4 whole groups; names the layer.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -87,6 +89,8 @@ class PreActResNet(nn.Module):
 class Activation(nn.Module):
     """Scaler (none for a divisor of 1), norm, ReLU; `layer` is its name in errors."""
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(self, channels: int, *, norm: Norm, scale: float, layer: str) -> None:
         super().__init__()
         # A division by 1 would read and write the network's largest tensors for nothing.
@@ -106,6 +110,8 @@ class PreActBlock(nn.Module):
     first conv3x3. `activation` makes the activation for a number of channels. `layer` names this
     module in errors.
     """
+
+    packs = True  # see lightfed.local.packs.rules
 
     def __init__(
         self,

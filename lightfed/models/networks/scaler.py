@@ -11,6 +11,8 @@ class Scaler(nn.Module):
     ratio of the model.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate

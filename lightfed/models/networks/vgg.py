@@ -41,6 +41,8 @@ class VGG(nn.Module):
         UserError: the images are smaller, or the width is not positive.
     """
 
+    packs = True  # see lightfed.local.packs.rules
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -85,6 +87,8 @@ class VGG11GN(nn.Module):
     Raises:
         UserError: the images are smaller, or the groups do not divide the channels of a layer.
     """
+
+    packs = True  # see lightfed.local.packs.rules
 
     def __init__(
         self,

@@ -3,19 +3,19 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from torch import Tensor
 
 from lightfed.distributed import liveness as watch
 from lightfed.local.hooks import SessionFleet
+from lightfed.local.local_work import Phase
 from lightfed.local.optimizer import Stepper
-from lightfed.local.packed.runner import PackRunner
-from lightfed.local.packed.steps.packing import Packing
-from lightfed.local.packed.steps.report import PackedReport
+from lightfed.local.packs.runner import PackReport, PackRunner
+from lightfed.local.packs.session import LaneReport, PackSession
 from lightfed.local.session import Autocast, Known, LocalSession, PendingReport, Report, Runtime
 from lightfed.local.sessions.around import AroundSessions
 from lightfed.local.sessions.finished import Finished, Suspended, finished
+from lightfed.local.steppers.stacked import stacked_optimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
@@ -23,7 +23,7 @@ from lightfed.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 
-Pending = PendingReport | PackedReport | Known
+Pending = PendingReport | LaneReport | Known
 RunClient = Callable[[int], Pending | None]
 Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
@@ -32,62 +32,54 @@ class Training(AroundSessions):
     """Runs the sessions of this rank's clients.
 
     Attributes:
-        waves: calls `run` for the clients of this rank; the loop adds batch hooks.
-        suspends: the round may be suspended, because the state it started from is on disk.
         calls: number of calls of `sessions` in this round.
-        side_by_side: how many clients of a group train at once, or why they do not, by its name.
-        captured: whether the steps of a group's packs are captured, or why not, by its name.
     """
 
     def __init__(self, fleet: SessionFleet) -> None:
         super().__init__(fleet)
-        self.waves: Waves = _one_after_the_other
-        self.suspends = False
-        self.side_by_side: Mapping[str, int | str] = {}
-        self.captured: Mapping[str, bool | str] = {}
         self.calls = 0
-        self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions already run
-        self._known_call = 0
+        self._waves: Waves = _one_after_the_other
         self._refusals: list[UserError] = []
-        self._packs = PackRunner(fleet, self)
+        self._runner = PackRunner(fleet, self)
+        self._packs: dict[int, list[int]] = {}  # by client, in a call of `sessions`
+        self._results: dict[int, PackReport] = {}
 
-    def attach(
-        self,
-        runtime: Runtime,
-        steppers: Sequence[tuple[Stepper, bool]],
-        packings: Sequence[Packing] = (),
-    ) -> None:
-        """Create the sessions of the groups; without packings clients train one after the other.
+    def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
+        """Create the sessions of the groups.
 
         A stepper comes with whether it uses the round's learning rate.
         """
         self._runtime = runtime
-        self._sessions = {}
-        self._packs.attach(packings, runtime.forward_context)
-        self.side_by_side = {
-            state.name: packing.reason or packing.most
-            for state, packing in zip(self._fleet.groups, packings, strict=False)
-        }
-        self.captured = {
-            state.name: packing.eager or True
-            for state, packing in zip(self._fleet.groups, packings, strict=False)
-            if packing.stepper is not None
-        }
-        for state, packing in zip(self._fleet.groups, packings, strict=False):
-            state.side_by_side = max(1, packing.most)
-        for state, (stepper, takes_lr) in zip(self._fleet.groups, steppers, strict=True):
+        self._sessions, self._runner.trainers = {}, {}
+        for group, (stepper, takes_lr) in enumerate(steppers):
+            state = self._fleet.groups[group]
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
+            if state.side_by_side > 1:
+                self._runner.trainers[group] = PackSession(
+                    state.module,
+                    state.layout,
+                    stacked_optimizer(stepper, state.live.trainable),
+                    clipping=stepper.clipping,
+                    context=runtime.forward_context,
+                )
+
+    @property
+    def side_by_side(self) -> dict[str, int | str]:
+        """How many clients of a group train at once, or why they do not, by its name."""
+        groups = self._fleet.groups
+        return {s.name: s.packing.reason or s.packing.most for s in groups}
+
+    def start(self, waves: Waves | None) -> None:
+        """Begin a round. `waves` calls `run` for the clients of this rank, in order."""
+        self.calls, self._waves = 0, waves or _one_after_the_other
+        self.besides.clear()
 
     @property
     def context(self) -> Autocast | None:
         """The autocast of the Trainer's precision; None in full precision."""
         return self._runtime.forward_context
-
-    def go_on(self, call: int, sessions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Use a journal's sessions for the given call of `sessions` in the next round."""
-        self._known_call, self._known = call, sessions
 
     def sessions(
         self,
@@ -95,21 +87,28 @@ class Training(AroundSessions):
         waves: int,
         t: int,
         tally: Mapping[str, Mapping[int, Tensor]],
+        *,
+        steps: Mapping[int, int] | None = None,
+        phases: Sequence[Phase] = (),
     ) -> tuple[list[Report], dict[str, float]]:
         """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
         Sums over the ranks of what clients keep then are second. `tests` has those of all ranks.
+        `steps` and `phases` are as of `Fleet.train`.
 
         Raises Suspended if a signal asked the run to stop before all sessions finished, and a
         UserError if a session rejects a user's setting.
         """
         fleet = self._fleet
         mine = fleet.mine(clients)
-        self.tests, self._refusals = {moment: [] for moment in self.tested}, []
+        self.tests, self._refusals = {moment: [] for moment in fleet.plan.tested}, []
+        self.plans = self.plans.of(steps, phases)
         watch.forget_signal()
         with self._timings.part("sessions"):
-            self._packs.form([k for k in mine if not self._is_known(k)], t)
-            pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
+            packs = self._runner.form(mine, t) if self._runner.trainers else []
+            self._packs = {client: pack for pack in packs for client in pack}
+            self._results = {}
+            pending = self._waves(mine, waves, lambda client: self.run(client, mine, t))
             here = [report.resolve() for report in pending]
         for report in here:
             spent = sum(self.besides.pop(report.client, {}).values())
@@ -137,15 +136,23 @@ class Training(AroundSessions):
         """
         if self._is_known(client):
             return Known(
-                Finished.of(self._known[client]).put_in_place(self._fleet, client, self.tests)
+                Finished.of(self._fleet.plan.known[client]).put_in_place(
+                    self._fleet, client, self.tests
+                )
             )
-        if self._packs.has_run(client):
-            return self._packs.result(client)
-        if self.suspends and _asked():
+        if client in self._results:
+            return self._results[client]
+        if self._fleet.plan.suspends and _asked():
             return None
         try:
-            if self._packs.holds(client) and self._packs.run(client, t):
-                return self._packs.result(client)
+            if client in self._packs:
+                pack = self._packs[client]
+                found = self._runner.run(pack, t)
+                if found is not None:
+                    self._results |= found
+                    return found[client]
+                for member in pack:
+                    del self._packs[member]
             return self._session(client, mine, t)
         except UserError as refusal:
             self._refusals.append(refusal)
@@ -154,7 +161,10 @@ class Training(AroundSessions):
             return self.failed(client, error)
 
     def _is_known(self, client: int) -> bool:
-        return self.calls == self._known_call and client in self._known
+        """Whether its session has run before a stop; a pack of which one failed runs again."""
+        plan = self._fleet.plan
+        pack = self._packs.get(client, [client])
+        return self.calls == plan.call and all(member in plan.known for member in pack)
 
     def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
         state = self._fleet.state(client)
@@ -175,7 +185,7 @@ class Training(AroundSessions):
             return fleet.row(client)
         row = state.staging.get(client)
         after = islice(mine, mine.index(client) + 1, None)
-        alone = (k for k in after if not self._is_known(k) and not self._packs.holds(k))
+        alone = (k for k in after if not self._is_known(k) and k not in self._packs)
         coming = next(alone, None)
         if coming is not None and (ahead := fleet.state(coming).staging) is not None:
             ahead.prefetch(coming)

@@ -338,8 +338,3 @@ def after(made: Fleet, rounds: int = 2) -> tuple[Tensor, dict[str, float]]:
     rows = [made.row(k) for k in range(made.clients)]
     states = [torch.cat((row.floats, row.integers.float())) for row in rows]
     return torch.stack(states), {k: v for k, v in metrics.items() if k != "seconds"}
-
-
-def most(made: Fleet) -> list[int]:
-    """Clients of the largest pack of each group that is packed."""
-    return [*made.training._packs._most.values()]

@@ -1,0 +1,412 @@
+"""Which client groups train side by side, how many clients at once, and why others do not.
+
+The configuration and the round decide, never a rank: what a client is trained with is part of its
+bits.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import Optimizer
+
+from lightfed.local.client_group import GroupState, Packing
+from lightfed.local.hooks import SESSION_HOOKS, Hooks
+from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.packs.session import PackForward, has_known_loss
+from lightfed.local.session import Autocast
+from lightfed.local.steppers.stacked import ELEMENTWISE
+from lightfed.models.build import blank
+from lightfed.models.image_format import channels_first
+from lightfed.state.costs import activation_bytes
+from lightfed.state.rows import LiveModule, Row
+from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.rng import python_states, seeded
+
+log = logging.getLogger(__name__)
+
+SideBySide = Literal["auto", "off"] | bool | int
+
+# Layers that `auto` packs: tests/local/test_known_layers.py holds each against clients alone. A
+# network of the package declares `packs` in its class: its forward only calls its layers, and
+# operators that do not mix samples.
+LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d,
+    nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d,
+    nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.Dropout, nn.ReLU, nn.LeakyReLU,
+    nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh,
+)  # fmt: skip
+_OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW)
+
+AUTO = 32  # clients of a pack under `auto`
+_FEW = 6  # clients of a pack; on a CPU fewer gain nothing
+_MEBI = 1 << 20
+# Rows in work at once: values, copies of them, gradients, two moments.
+_ROWS = 6
+# Kept for the backward pass, with gradients; convolutions also keep columns.
+_ACTIVATIONS, _COLUMNS = 1.5, 5.0
+# Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing; and
+# bytes of its parameters, of which those of several clients, with gradients, leave a core's cache
+# (measured on the networks of tests/benchmarks/packs.py).
+_BUSY_CONVOLUTIONS = 1e7
+_BUSY = 5e7
+_LARGE = 512 << 10
+
+_CLIENTS, _BATCHES, _SAMPLES = 3, 2, 4  # of the check of a user's module
+_CLOSE = 1e-4
+
+
+class Fleet(Protocol):
+    """The part of the federation that the decision depends on."""
+
+    algorithm: Hooks
+    clients: int
+    data: ClientData
+    work: LocalWork
+
+
+@dataclass(frozen=True)
+class Packs:
+    """How the configuration wants clients to be trained.
+
+    Attributes:
+        side_by_side: clients of a pack, auto or off.
+        memory: MiB for the rows, gradients and activations of a pack.
+        alone: why `auto` packs nothing; empty if it does.
+
+    Raises:
+        UserError: a number below 2, or no memory.
+    """
+
+    side_by_side: SideBySide = "auto"
+    memory: int = 256
+    alone: str = ""
+
+    def __post_init__(self) -> None:
+        if self.side_by_side is False:  # a bare off in YAML
+            object.__setattr__(self, "side_by_side", "off")
+        if isinstance(self.side_by_side, int) and self.side_by_side < 2:
+            fix = "give the clients of a pack, 2 or more, or auto, or off"
+            raise UserError("model.side_by_side", str(self.side_by_side), fix)
+        if self.memory < 1:
+            raise UserError("model.pack_memory", f"{self.memory} MiB", "give at least 1")
+
+    def of(
+        self,
+        fleet: Fleet,
+        state: GroupState,
+        make: Callable[[L.LightningModule], Optimizer | str],
+        context: Autocast | None,
+    ) -> Packing:
+        """How a group is packed.
+
+        `make` makes the optimiser of a module, or says why that trains alone. It gets a copy of the
+        group's module: its own is left as it is.
+        """
+        if self.side_by_side == "off":
+            return Packing(reason="model.side_by_side: off")
+        if state.group.count == 1:
+            return Packing(reason="its only client")
+        if not _hooks_allow(fleet.algorithm):
+            name = type(fleet.algorithm).__name__
+            return Packing(reason=f"{name} does not declare side_by_side for its session hooks")
+        auto = self.side_by_side == "auto"
+        why = self.alone or unknown(state.module) or _unprofitable(fleet, state) if auto else ""
+        found = why or self._found(fleet, state, make, context)
+        if isinstance(found, Packing):
+            return found
+        level = logging.INFO if auto else logging.WARNING
+        log.log(level, "group %s trains one client at a time: %s", state.name, found)
+        return Packing(reason=found)
+
+    def _found(
+        self,
+        fleet: Fleet,
+        state: GroupState,
+        make: Callable[[L.LightningModule], Optimizer | str],
+        context: Autocast | None,
+    ) -> Packing | str:
+        """How a group is packed that may be, or why it is not."""
+        if any(_listened(part) for part in state.module.modules()):  # copies have no such hooks
+            return "its tensors or layers have hooks on gradients"
+        try:
+            module = deepcopy(state.module)
+        except Exception as error:  # of a user's module
+            return f"it cannot be copied: {reason(error)}"
+        optimizer = make(module)
+        if isinstance(optimizer, str) or (why := _mixes(optimizer, module)):
+            return optimizer if isinstance(optimizer, str) else why
+        kind, even = type(optimizer), couples(module)
+        if self.side_by_side == "auto":
+            if kind not in _OPTIMIZERS and not hasattr(kind, "stacked"):
+                return f"its optimiser is {kind.__name__}; set model.side_by_side to a number"
+            if client_bytes(module, state, fleet.data) * AUTO > self.memory * _MEBI:
+                return f"{AUTO} clients take more than model.pack_memory, {self.memory} MiB"
+            return Packing(AUTO, _FEW if state.store.device.type == "cpu" else 2, even)
+        why = differs(module, state, fleet.data, context)
+        if not why:
+            self._check_memory(
+                most := int(self.side_by_side), client_bytes(module, state, fleet.data)
+            )
+        return why or Packing(most, even=even)
+
+    def _check_memory(self, most: int, one: float) -> None:
+        fits = int(self.memory * _MEBI / one)
+        found = f"{most}, and {fits} clients fit model.pack_memory, {self.memory} MiB"
+        fix = "lower it" if fits > 1 else "set it to off"
+        require(most <= fits, "model.side_by_side", found, f"{fix}, or raise model.pack_memory")
+
+
+def unknown(module: L.LightningModule) -> str:
+    """Why `auto` does not know what a module's step does; empty if it does."""
+    if not has_known_loss(module):
+        return f"{type(module).__name__} has a training step of its own"
+    net: Any = module.net
+    for name, part in net.named_modules():
+        kind = type(part)
+        if kind not in LAYERS and not vars(kind).get("packs", False):
+            return f"{name or 'the network'} is a {kind.__name__}"
+        if "forward" in vars(part) or not _known_hooks(part):
+            return f"{name or 'the network'} has hooks"
+        if isinstance(part, _BatchNorm) and part.momentum is None:
+            return f"{name} has no momentum"
+    if not all(p.requires_grad for p in module.parameters()):
+        return "it has frozen parameters"
+    return shared(module)
+
+
+def shared(module: nn.Module) -> str:
+    """Whether layers or parameters have several names."""
+    layers = [*module.named_modules(remove_duplicate=False)]
+    tensors = [*module.named_parameters(remove_duplicate=False)]
+    if len(layers) > len([*module.modules()]):
+        return "a layer has several names"
+    return "layers share parameters" if len(tensors) > len([*module.parameters()]) else ""
+
+
+def couples(module: L.LightningModule) -> bool:
+    """Whether its layers or its loss may mix the samples of a batch."""
+    if not has_known_loss(module):
+        return True
+    net: Any = module.net
+    others = [part for part in net.modules() if not vars(type(part)).get("packs", False)]
+    return any(isinstance(p, _BatchNorm) or type(p) not in LAYERS for p in others)
+
+
+def _known_hooks(part: nn.Module) -> bool:
+    """Whether a layer has no hooks but those of the package."""
+    before, after = part._forward_pre_hooks.values(), part._forward_hooks.values()
+    own = all(hook is channels_first for hook in before)
+    own &= all(getattr(hook, "stacked", False) for hook in after)
+    return own and not _listened(part)
+
+
+def _listened(part: nn.Module) -> bool:
+    """Whether something listens to gradients, which are those of several clients here."""
+    return bool(part._backward_hooks or part._backward_pre_hooks) or any(
+        p._backward_hooks or p._post_accumulate_grad_hooks
+        for p in part._parameters.values()
+        if p is not None
+    )
+
+
+def _mixes(optimizer: Optimizer, module: nn.Module) -> str:
+    """Why an optimiser cannot step the parameters of several clients at once."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    own = {id(p) for group in groups for p in group["params"]}
+    if own != {id(p) for p in module.parameters() if p.requires_grad}:
+        return "its optimiser has a part of the parameters"
+    if kind not in ELEMENTWISE and not hasattr(kind, "stacked"):
+        return f"{kind.__name__} may mix the parameters of a tensor"
+    if any(group.get("fused") or group.get("differentiable") for group in groups):
+        return "its optimiser is fused or differentiable"
+    return ""
+
+
+def _hooks_allow(algorithm: Hooks) -> bool:
+    """Whether an algorithm's session hooks keep a client's state out of Python attributes.
+
+    A class that overrides a hook has to declare it again: what its parent says is of other hooks.
+    """
+    order = type(algorithm).__mro__
+    declared = _first_with(order, "side_by_side")
+    if order[declared] is Hooks:
+        declared = len(order)
+    hooks = [_first_with(order, name) for name in SESSION_HOOKS]
+    overridden = [place for place in hooks if order[place] is not Hooks]
+    if any(place < declared for place in overridden):
+        return False
+    return algorithm.side_by_side is not False
+
+
+def _first_with(order: Sequence[type], name: str) -> int:
+    """The position of the first class that defines an attribute."""
+    return next(i for i, kind in enumerate(order) if name in vars(kind))
+
+
+def _unprofitable(fleet: Fleet, state: GroupState) -> str:
+    """Why packing would not pay on this device; empty if it does."""
+    if state.store.device.type != "cpu":
+        return ""
+    expected = fleet.work.share(fleet.clients) * state.group.count
+    if expected < _FEW:
+        return f"{expected:.3g} clients in a round"
+    convolves = any(isinstance(part, _ConvNd) for part in state.module.modules())
+    limit = _BUSY_CONVOLUTIONS if convolves else _BUSY
+    if state.flops * fleet.data.batch_size > limit:
+        return "one client keeps a CPU busy"
+    large = 4 * state.layout.parameter_numel > _LARGE
+    return "the parameters of one client fill a CPU's cache" if large else ""
+
+
+def client_bytes(module: L.LightningModule, state: GroupState, data: ClientData) -> float:
+    """An estimate of the memory that a client takes in a pack."""
+    sample = blank(data, samples=2).to(state.store.device)
+    try:
+        batch = data.batch_size * activation_bytes(module, sample)
+    except NotImplementedError:  # no forward: only its rows are known
+        batch = 0.0
+    convolves = any(isinstance(part, _ConvNd) for part in module.modules())
+    kept = _COLUMNS if convolves else _ACTIVATIONS
+    return 4 * state.layout.size * _ROWS + kept * batch
+
+
+def differs(
+    module: L.LightningModule, state: GroupState, data: ClientData, context: Autocast | None
+) -> str:
+    """How steps of a few clients at once differ from those of each alone; empty if they do not.
+
+    Two batches, on copies of a module: every gradient and buffer, and what the module keeps in
+    Python. `randomness="same"` gives each client the draws that it has alone.
+    """
+    if shared(module):
+        return shared(module)
+    if any(getattr(part, "padding_idx", None) is not None for part in module.modules()):
+        return "vmap would train the padding of an embedding"
+    device = state.store.device
+    try:
+        with seeded(0, device):
+            return _Check(module, state, data, context).difference()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's step does that vmap cannot follow
+        return reason(error)[:200]
+
+
+class _Check:
+    """Some clients with different models, and batches of each."""
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        state: GroupState,
+        data: ClientData,
+        context: Autocast | None,
+    ) -> None:
+        self._together, self._context = deepcopy(module).train(), context
+        self._alone = deepcopy(module).train()
+        self._layout = state.layout
+        for copy in (self._together, self._alone):
+            copy.log = copy.log_dict = _ignore  # type: ignore[method-assign,assignment]
+        factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
+        floats = state.initial.floats.repeat(_CLIENTS, 1)
+        floats[:, : state.layout.floats.span(state.layout.parameters)] *= factors
+        integers = state.initial.integers.repeat(_CLIENTS, 1)
+        self._rows = Row(floats, integers).to(state.store.device)
+        x, y = data.train_batch(0, _CLIENTS * _BATCHES * _SAMPLES)
+        size = max(2, min(_SAMPLES, len(x) // (_CLIENTS * _BATCHES)))
+        places = torch.arange(_CLIENTS * _BATCHES * size, device=x.device) % len(x)
+        shape = (_CLIENTS, _BATCHES, size)
+        self._batches = tuple(part[places].unflatten(0, shape) for part in (x, y))
+
+    def difference(self) -> str:
+        from lightfed.local import stacked
+
+        forward = PackForward(self._together, self._layout, self._context)
+        values = stacked.gather(self._layout, self._rows, self._together)
+        outside = {n: b for n, b in self._together.named_buffers() if n not in values}
+        values |= {n: torch.stack([b] * _CLIENTS) for n, b in outside.items()}
+        leaves = [values[name].requires_grad_() for name in forward.trained]
+        kept, python = _kept(self._together), python_states()
+        found: list[dict[str, Tensor | None]] = []
+        for index in range(_BATCHES):
+            x, y = (part[:, index].clone() for part in self._batches)
+            with seeded(index, x.device):
+                before = python_states()
+                losses, _, grads = forward(values, {}, leaves, (x, y), index, randomness="same")
+                if python_states() != before:
+                    return "its step draws from random or numpy"
+            buffers = {n: v.detach().clone() for n, v in values.items() if n in forward.buffers}
+            found.append({"the loss": losses, **_named(forward.trained, grads), **buffers})
+        if _kept(self._together) != kept or python_states() != python:
+            return "its step keeps numbers or tensors in attributes that are no buffers"
+        return next(filter(None, map(self._compare, range(_CLIENTS), [found] * _CLIENTS)), "")
+
+    def _compare(self, client: int, found: Sequence[Mapping[str, Tensor | None]]) -> str:
+        """The first tensor that differs for a client."""
+        module: Any = self._alone
+        live = LiveModule(module, self._layout)
+        initial = {n: b.clone() for n, b in self._together.named_buffers()}
+        live.bind(Row(self._rows.floats[client].clone(), self._rows.integers[client].clone()))
+        for name, buffer in module.named_buffers():
+            if name not in {e.name for e in [*self._layout.floats, *self._layout.integers]}:
+                buffer.copy_(initial[name])
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+        for index, theirs in enumerate(found):
+            batch = tuple(part[client, index].clone() for part in self._batches)
+            with seeded(index, batch[0].device), (self._context or torch.enable_grad)():
+                output = module.training_step(batch, index)
+            loss = output["loss"] if isinstance(output, dict) else output
+            grads = torch.autograd.grad(loss.reshape(()), live.trainable, allow_unused=True)
+            buffers = {n: b.clone() for n, b in module.named_buffers()}
+            mine = {"the loss": loss.detach(), **_named(names, grads), **buffers}
+            scale = max((float(g.abs().max()) for g in grads if g is not None), default=1.0)
+            for name, value in mine.items():
+                other = theirs.get(name)
+                packed = None if other is None else other[client]
+                if not _close(value, packed, scale, exact=self._context is None):
+                    return f"in a pack {name} differs from that of a client alone"
+        live.unbind()
+        return ""
+
+
+def _named(names: Sequence[str], grads: Sequence[Tensor | None]) -> dict[str, Tensor | None]:
+    return {f"the gradient of {n}": g for n, g in zip(names, grads, strict=True)}
+
+
+def _close(alone: Tensor | None, packed: Tensor | None, scale: float, *, exact: bool) -> bool:
+    """Whether two tensors are equal but for rounding, of the sums that all gradients are.
+
+    `scale` is the largest gradient of a parameter; `exact` in full precision.
+    """
+    if alone is None or packed is None:
+        return alone is packed
+    one, other = alone.double().flatten(), packed.double().flatten()
+    limit = _CLOSE if exact else 0.05
+    size = max(float(one.abs().max()) if one.numel() else 0.0, scale / 100)
+    return torch.allclose(one, other, rtol=limit, atol=limit * size, equal_nan=True)
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Replaces `self.log` in a check."""
+
+
+def _kept(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """What a module keeps in Python: numbers, lengths of containers, tensors."""
+    found: dict[tuple[str, str], Any] = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, str | float | int):
+                found[path, name] = value
+            elif isinstance(value, list | dict | set):
+                found[path, name] = len(value)
+            elif isinstance(value, Tensor):
+                found[path, name] = id(value), value._version
+    return found

@@ -1,0 +1,237 @@
+"""Runs the sessions of packs: their start and end, and what becomes of those that fail."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lightfed.local.client_group import GroupState
+from lightfed.local.hooks import SessionContext, SessionFleet
+from lightfed.local.packs.session import LaneReport, PackResult, PackSession, PackWork
+from lightfed.local.session import Known, Work
+from lightfed.local.sessions.around import AroundSessions
+from lightfed.local.stacked import Views
+from lightfed.state.rows import Row
+from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+PackReport = LaneReport | Known
+
+
+class PackRunner:
+    """The packs of this rank in a round."""
+
+    def __init__(self, fleet: SessionFleet, sessions: AroundSessions) -> None:
+        self._fleet, self._sessions = fleet, sessions
+        self.trainers: dict[int, PackSession] = {}  # by group
+
+    def form(self, clients: Sequence[int], t: int) -> list[list[int]]:
+        """The packs that train side by side, of clients of this rank; others are alone."""
+        fleet, plans = self._fleet, self._sessions.plans
+        groups = dict(zip(clients, fleet.groups_of(clients), strict=True))
+        members: dict[Any, list[int]] = {}
+        for client, group in groups.items():
+            if group in self.trainers:
+                shape = plans.shape(client, t, even=fleet.groups[group].packing.even)
+                members.setdefault((fleet.pack_of(client), *shape), []).append(client)
+        return [
+            pack
+            for pack in members.values()
+            if len(pack) >= fleet.groups[groups[pack[0]]].packing.least
+        ]
+
+    def run(self, clients: Sequence[int], t: int) -> dict[int, PackReport] | None:
+        """Train a pack; None if its clients have to be trained one after the other.
+
+        When it raises, its clients are tried one after the other to find those that fail. The
+        others train again beside idle lanes: their bits are those of a run without the failure.
+
+        Raises:
+            UserError: a session rejects a user's setting.
+        """
+        pack = _Pack(clients, t, self._fleet, self._sessions, self.trainers)
+        failed: dict[int, Exception] = {}
+        try:
+            return pack.run(failed)
+        except UserError:
+            raise
+        except Exception as error:
+            first = error
+        self._sessions.forget_tests(clients)
+        for client in clients:
+            error = self._alone(client, t)
+            self._sessions.forget_tests([client])
+            if error is not None:
+                failed[client] = error
+        if failed:
+            try:
+                return pack.run(failed)
+            except UserError:
+                raise
+            except Exception as error:
+                first = error
+                self._sessions.forget_tests(clients)
+        log.warning("clients %s train one after the other", [*clients], exc_info=first)
+        return None
+
+    def _alone(self, client: int, t: int) -> Exception | None:
+        """What a client's session raises; its row is left as it was."""
+        state = self._fleet.state(client)
+        row = self._fleet.row(client).clone()
+        if state.staging is not None:
+            row = row.to(state.store.device)
+        try:
+            s = self._sessions.begin(client, state, row, t)
+            state.session.train(row, self._sessions.work(s))
+        except UserError:
+            raise
+        except Exception as error:
+            state.session.abandon()
+            return error
+        finally:
+            state.live.forget_views()
+        return None
+
+
+class _Pack:
+    """The sessions of some clients of one group."""
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        t: int,
+        fleet: SessionFleet,
+        sessions: AroundSessions,
+        trainers: Mapping[int, PackSession],
+    ) -> None:
+        self._fleet, self._sessions, self._t = fleet, sessions, t
+        group = fleet.group_of(clients[0])
+        self._state, self._session = fleet.groups[group], trainers[group]
+        steps = {client: sessions.plans.steps_of(client, t) for client in clients}
+        self._steps = dict(sorted(steps.items(), key=lambda item: -item[1]))  # longest first
+        self._clients = [*self._steps]
+        fleet.deliver(clients)
+
+    def run(self, failed: Mapping[int, Exception]) -> dict[int, PackReport]:
+        """Train copies of the rows and write them back; a report of each client.
+
+        The lanes of those that have `failed` are idle, and their rows stay as they are.
+        """
+        store, sessions = self._state.store, self._sessions
+        clients = self._clients
+        block = store.copy(clients)
+        block = block.to(store.device) if store.host else block
+        rows, watched = block.each(), sessions.watched
+        lanes = [k for k, client in enumerate(clients) if client not in failed]
+        buffers = _Buffers(self._state)
+        contexts: dict[int, SessionContext] = {}
+        works: list[Work | None] = [None] * len(clients)
+        for lane in lanes if watched else ():
+            contexts[lane] = sessions.begin(clients[lane], self._state, rows[lane], self._t)
+            works[lane] = sessions.work(contexts[lane])
+            buffers.note(lane)
+            self._state.live.unbind()
+        result = self._train(block, works, buffers, {*range(len(clients))} - {*lanes})
+        store.put_block([clients[k] for k in lanes], _some(block, lanes))
+        reports: dict[int, PackReport] = {}
+        for lane in lanes:
+            report = LaneReport(result, lane, self._state.flops)
+            reports[clients[lane]] = report
+            if watched:
+                buffers.put(lane)
+                reports[clients[lane]] = self._end(contexts[lane], works[lane], report)
+        if watched:
+            good = [k for k in lanes if isinstance(reports[clients[k]], LaneReport)]
+            store.put_block([clients[k] for k in good], _some(block, good))
+            buffers.restore()
+            self._state.live.forget_views()
+        failures = {client: sessions.failed(client, error) for client, error in failed.items()}
+        return {**reports, **failures}
+
+    def _end(self, s: SessionContext, work: Work | None, report: LaneReport) -> PackReport:
+        assert work is not None
+        try:
+            self._sessions.end(s, work, report)
+        except UserError:
+            raise
+        except Exception as error:
+            return self._sessions.failed(s.client, error)
+        return report
+
+    def _train(
+        self, block: Row, works: list[Work | None], buffers: "_Buffers", idle: Collection[int]
+    ) -> PackResult:
+        plans, plan, t = self._sessions.plans, self._fleet.plan, self._t
+        work = PackWork(
+            self._clients,
+            plans.side_by_side(self._steps, t, idle),
+            works,
+            seed=plans.seed(self._clients[0], t),
+            lr=plan.lr if self._state.takes_lr else None,
+            own=buffers.stacked(len(works)),
+            shared=buffers.shared(),
+            phases=plans.phases_of(self._clients[0], t, self._state.module),
+            timings=plans.timings,
+        )
+        return self._session.train(block, work)
+
+
+class _Buffers:
+    """Buffers of a module that lie in no row: a client's own, or the same for all.
+
+    An algorithm's `session_start` may write into them, as HeteroFL's does with the classes that a
+    client lacks. Such values belong to the client; the module has them again when the client's
+    session ends.
+    """
+
+    def __init__(self, state: GroupState) -> None:
+        layout = state.layout
+        in_row = {entry.name for entry in [*layout.floats, *layout.integers]}
+        self._module = state.module
+        self._names = [name for name, _ in self._module.named_buffers() if name not in in_row]
+        found = {name: self._module.get_buffer(name) for name in self._names}
+        self._before = {name: (b, b._version, b.clone()) for name, b in found.items()}
+        self._own: dict[str, None] = {}  # names, of what a client has written
+        self._values: dict[int, Views] = {}  # by lane
+
+    def note(self, lane: int) -> None:
+        """Keep a client's values, after its session has started."""
+        found = {name: self._module.get_buffer(name) for name in self._names}
+        for name, buffer in found.items():
+            first, version, _ = self._before[name]
+            if buffer is not first or buffer._version != version:
+                self._own[name] = None
+        self._values[lane] = {name: found[name].clone() for name in self._own}
+
+    def stacked(self, lanes: int) -> Views:
+        """The clients' values, (K, ...), of buffers that some of them have written."""
+        values = [self._values.get(lane, {}) for lane in range(lanes)]
+        self._stack = {
+            name: torch.stack([own.get(name, self._before[name][2]) for own in values])
+            for name in self._own
+        }
+        return self._stack
+
+    def shared(self) -> Views:
+        """The buffers that no client has written."""
+        return {name: self._before[name][0] for name in self._names if name not in self._own}
+
+    def put(self, lane: int) -> None:
+        """Give the module a client's values, as they are after its training."""
+        for name, values in self._stack.items():
+            self._module.get_buffer(name).copy_(values[lane])
+
+    def restore(self) -> None:
+        """Give the module its values of before."""
+        for name in self._own:
+            first, _, value = self._before[name]
+            path, _, last = name.rpartition(".")
+            self._module.get_submodule(path)._buffers[last] = first.copy_(value)
+
+
+def _some(block: Row, lanes: Sequence[int]) -> Row:
+    """Some rows of a block."""
+    index = torch.tensor(lanes, dtype=torch.int64, device=block.floats.device)
+    return Row(block.floats.index_select(0, index), block.integers.index_select(0, index))

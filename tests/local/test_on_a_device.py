@@ -1,0 +1,56 @@
+"""Sessions on a device that is not the CPU: nothing is left on the wrong side."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.local.packs import CASES, CLIENTS, after, fleet
+from tests.pretend import DEVICE, There, pretended_device
+from tests.tiers import by_default
+
+QUICK = ("clipped", "vmap", "my2", "aspg", "static bn", "phases")
+# Module.to shares a tied parameter on a card, but not between types of tensors.
+SHARED = [name for name in CASES if name != "tied"]
+
+
+@cache
+def on_the_device(
+    name: str, side_by_side: Any, **more: Any
+) -> tuple[Tensor, dict[str, float], list[str]]:
+    """Rows and metrics after two rounds, and the reads that they took."""
+    with pytest.MonkeyPatch.context() as patches, pretended_device(patches) as reads:
+        made = fleet(name, side_by_side, device=DEVICE, **more)
+        reads.clear()  # those of set-up
+        rows, metrics = after(made)
+        packed = next(iter(made.training.side_by_side.values()))
+        assert packed == (CLIENTS if side_by_side == CLIENTS else "model.side_by_side: off")
+    return (rows.here if isinstance(rows, There) else rows), metrics, reads
+
+
+def in_sessions(reads: list[str]) -> list[str]:
+    """Without those of a report or a tally, and of an algorithm at the end of a session."""
+    within = [read for read in reads if "sessions < train" in read]
+    after = ("resolve", "_tallied", "session_end")
+    return [read for read in within if not any(name in read for name in after)]
+
+
+@pytest.mark.parametrize("side_by_side", ["off", CLIENTS])
+@pytest.mark.parametrize("name", by_default(SHARED, *QUICK))
+def test_every_case_has_the_numbers_of_a_cpu(name: str, side_by_side: Any) -> None:
+    found, metrics, reads = on_the_device(name, side_by_side)
+    assert in_sessions(reads) == []
+    rows, expected = after(fleet(name, side_by_side))
+    torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
+    assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("side_by_side", ["off", CLIENTS])
+@pytest.mark.parametrize("name", ["my1", "static bn"])
+def test_rows_of_the_host_train_on_the_device(name: str, side_by_side: Any) -> None:
+    rows, metrics, _ = on_the_device(name, side_by_side)
+    found, its, _ = on_the_device(name, side_by_side, host_rows=True)
+    torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
+    assert its == pytest.approx(metrics, rel=1e-5)
