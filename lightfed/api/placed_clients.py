@@ -145,15 +145,15 @@ class PlacedClients:
     def _cut(self, clients: Sequence[int]) -> dict[int, int]:
         """The pack of every stateless client, by the configured lengths of their sessions."""
         packs: list[list[int]] = []
+        plans = SessionPlans(self.data, self.work, seed=self.seed, timings=self.ranks.timings)
         for members in split(clients, self.group_of):
             packing = self.state(members[0]).packing
             if packing.most == 1:
                 packs += [[client] for client in members]
                 continue
-            steps = {k: self.work.batches(self.data.num_batches(k)) for k in members}
-            members = sorted(members, key=lambda k: (steps[k], k))
-            plans = SessionPlans(self.data, self.work, seed=self.seed, timings=self.ranks.timings)
-            for alike in split(members, lambda k: plans.shape(k, 0, even=packing.even)):
+            members.sort(key=lambda k: (plans.steps_of(k, 0), k))
+            shape = partial(plans.shape, t=0, even=packing.even)
+            for alike in split(members, shape):
                 packs += cut(alike, packing.most)
         return {client: number for number, pack in enumerate(packs) for client in pack}
 

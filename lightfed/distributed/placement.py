@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -120,7 +120,7 @@ def cut(members: Sequence[int], most: int) -> list[list[int]]:
     """Members in order, in the fewest packs of at most `most`, of nearly equal size."""
     count = math.ceil(len(members) / most)
     ends = [len(members) * i // count for i in range(count + 1)]
-    return [[*members[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
+    return [[*members[a:b]] for a, b in pairwise(ends)]
 
 
 def split(members: Sequence[int], key: Callable[[int], Hashable]) -> list[list[int]]:

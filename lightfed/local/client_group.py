@@ -187,12 +187,14 @@ class Packing:
         most: clients of the largest pack; 1 for one after the other.
         least: clients of the smallest pack; fewer train one after the other.
         even: the clients of a pack have batches of equally many samples.
+        known: all layers are known by their types.
         reason: why the clients train one after the other; empty if they do not.
     """
 
     most: int = 1
     least: int = 2
     even: bool = False
+    known: bool = True
     reason: str = ""
 
 

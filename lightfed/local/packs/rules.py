@@ -22,6 +22,7 @@ from lightfed.local.hooks import SESSION_HOOKS, Hooks
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.packs.session import PackForward, has_known_loss
 from lightfed.local.session import Autocast
+from lightfed.local.sessions.attributes import attributes
 from lightfed.local.steppers.stacked import ELEMENTWISE
 from lightfed.models.build import blank
 from lightfed.models.image_format import channels_first
@@ -155,7 +156,7 @@ class Packs:
             self._check_memory(
                 most := int(self.side_by_side), client_bytes(module, state, fleet.data)
             )
-        return why or Packing(most, even=even)
+        return why or Packing(most, even=even, known=not unknown(module))
 
     def _check_memory(self, most: int, one: float) -> None:
         fits = int(self.memory * _MEBI / one)
@@ -334,7 +335,7 @@ class _Check:
         outside = {n: b for n, b in self._together.named_buffers() if n not in values}
         values |= {n: torch.stack([b] * _CLIENTS) for n, b in outside.items()}
         leaves = [values[name].requires_grad_() for name in forward.trained]
-        kept, python = _kept(self._together), python_states()
+        kept, python = attributes(self._together), python_states()
         found: list[dict[str, Tensor | None]] = []
         for index in range(_BATCHES):
             x, y = (part[:, index].clone() for part in self._batches)
@@ -345,7 +346,7 @@ class _Check:
                     return "its step draws from random or numpy"
             buffers = {n: v.detach().clone() for n, v in values.items() if n in forward.buffers}
             found.append({"the loss": losses, **_named(forward.trained, grads), **buffers})
-        if _kept(self._together) != kept or python_states() != python:
+        if attributes(self._together) != kept or python_states() != python:
             return "its step keeps numbers or tensors in attributes that are no buffers"
         return next(filter(None, map(self._compare, range(_CLIENTS), [found] * _CLIENTS)), "")
 
@@ -396,17 +397,3 @@ def _close(alone: Tensor | None, packed: Tensor | None, scale: float, *, exact: 
 
 def _ignore(*_: Any, **__: Any) -> None:
     """Replaces `self.log` in a check."""
-
-
-def _kept(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """What a module keeps in Python: numbers, lengths of containers, tensors."""
-    found: dict[tuple[str, str], Any] = {}
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, str | float | int):
-                found[path, name] = value
-            elif isinstance(value, list | dict | set):
-                found[path, name] = len(value)
-            elif isinstance(value, Tensor):
-                found[path, name] = id(value), value._version
-    return found

@@ -11,7 +11,6 @@ from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.packs.session import LaneReport, PackResult, PackSession, PackWork
 from lightfed.local.session import Known, Work
 from lightfed.local.sessions.around import AroundSessions
-from lightfed.local.stacked import Views
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
@@ -125,7 +124,8 @@ class _Pack:
         block = block.to(store.device) if store.host else block
         rows, watched = block.each(), sessions.watched
         lanes = [k for k, client in enumerate(clients) if client not in failed]
-        buffers = _Buffers(self._state)
+        own = watched or not self._state.packing.known
+        buffers = _Buffers(self._state, len(clients), own=own)
         contexts: dict[int, SessionContext] = {}
         works: list[Work | None] = [None] * len(clients)
         for lane in lanes if watched else ():
@@ -145,7 +145,7 @@ class _Pack:
         if watched:
             good = [k for k in lanes if isinstance(reports[clients[k]], LaneReport)]
             store.put_block([clients[k] for k in good], _some(block, good))
-            buffers.restore()
+            self._state.live.restore()
             self._state.live.forget_views()
         failures = {client: sessions.failed(client, error) for client, error in failed.items()}
         return {**reports, **failures}
@@ -170,8 +170,8 @@ class _Pack:
             works,
             seed=plans.seed(self._clients[0], t),
             lr=plan.lr if self._state.takes_lr else None,
-            own=buffers.stacked(len(works)),
-            shared=buffers.shared(),
+            own=buffers.own,
+            shared=buffers.shared,
             phases=plans.phases_of(self._clients[0], t, self._state.module),
             timings=plans.timings,
         )
@@ -179,56 +179,34 @@ class _Pack:
 
 
 class _Buffers:
-    """Buffers of a module that lie in no row: a client's own, or the same for all.
+    """Buffers of a module that lie in no row: each client's own, or the same for all.
 
     An algorithm's `session_start` may write into them, as HeteroFL's does with the classes that a
-    client lacks. Such values belong to the client; the module has them again when the client's
-    session ends.
+    client lacks, and so may a user's steps. The module has a client's values again when its session
+    ends.
+
+    Attributes:
+        own: (K, ...) values of every client, by name.
+        shared: buffers that all have.
     """
 
-    def __init__(self, state: GroupState) -> None:
-        layout = state.layout
+    def __init__(self, state: GroupState, lanes: int, *, own: bool) -> None:
+        layout, self._module = state.layout, state.module
         in_row = {entry.name for entry in [*layout.floats, *layout.integers]}
-        self._module = state.module
-        self._names = [name for name, _ in self._module.named_buffers() if name not in in_row]
-        found = {name: self._module.get_buffer(name) for name in self._names}
-        self._before = {name: (b, b._version, b.clone()) for name, b in found.items()}
-        self._own: dict[str, None] = {}  # names, of what a client has written
-        self._values: dict[int, Views] = {}  # by lane
+        state.live.restore()
+        found = {n: b for n, b in self._module.named_buffers() if n not in in_row}
+        self.own = {n: torch.stack([b] * lanes) for n, b in found.items()} if own else {}
+        self.shared = {} if own else found
 
     def note(self, lane: int) -> None:
-        """Keep a client's values, after its session has started."""
-        found = {name: self._module.get_buffer(name) for name in self._names}
-        for name, buffer in found.items():
-            first, version, _ = self._before[name]
-            if buffer is not first or buffer._version != version:
-                self._own[name] = None
-        self._values[lane] = {name: found[name].clone() for name in self._own}
-
-    def stacked(self, lanes: int) -> Views:
-        """The clients' values, (K, ...), of buffers that some of them have written."""
-        values = [self._values.get(lane, {}) for lane in range(lanes)]
-        self._stack = {
-            name: torch.stack([own.get(name, self._before[name][2]) for own in values])
-            for name in self._own
-        }
-        return self._stack
-
-    def shared(self) -> Views:
-        """The buffers that no client has written."""
-        return {name: self._before[name][0] for name in self._names if name not in self._own}
+        """Take a client's values, after its session has started."""
+        for name, values in self.own.items():
+            values[lane].copy_(self._module.get_buffer(name))
 
     def put(self, lane: int) -> None:
         """Give the module a client's values, as they are after its training."""
-        for name, values in self._stack.items():
+        for name, values in self.own.items():
             self._module.get_buffer(name).copy_(values[lane])
-
-    def restore(self) -> None:
-        """Give the module its values of before."""
-        for name in self._own:
-            first, _, value = self._before[name]
-            path, _, last = name.rpartition(".")
-            self._module.get_submodule(path)._buffers[last] = first.copy_(value)
 
 
 def _some(block: Row, lanes: Sequence[int]) -> Row:
