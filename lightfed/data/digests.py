@@ -53,17 +53,19 @@ def digests(config: Mapping[str, Any], contents: Contents) -> dict[str, str]:
 
     They do not depend on seeds, nor on where the data lie. Samples of a data set with a seed among
     its arguments are other ones in every run of an experiment, so of these only the form counts.
+    A scheme of the package has no digest: a report may compare what differs in its arguments alone.
     """
     found = {}
     for name, whole, form in (
         ("dataset", contents.samples, contents.form),
-        ("partition", contents.parts, ""),
+        ("partition", contents.parts, "seeded"),
     ):
         values = dict(flat(config[name], f"data.{name}"))
         stated = {key: value for key, value in values.items() if key_of(key).role == "result"}
         seeded = any(key_of(key).role == "seed" for key in values)
         text = json.dumps(stated, sort_keys=True, default=str)
-        found[name] = _digest(text.encode(), (form if seeded else whole).encode())
+        if whole:
+            found[name] = _digest(text.encode(), (form if seeded else whole).encode())
     return found
 
 

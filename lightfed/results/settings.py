@@ -85,9 +85,11 @@ def usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def difference(options: Mapping[str, str], usual: Mapping[str, str]) -> str:
-    """The options with unusual values, such as `norm gn, width 0.5`."""
+    """The options with unusual values, such as `norm gn, width 0.5`; digests if nothing else is."""
     own = {name: options.get(name, "unset") for name in usual}
-    return ", ".join(f"{name} {own[name]}" for name in usual if own[name] != usual[name])
+    unusual = [name for name in usual if own[name] != usual[name]]
+    stated = [name for name in unusual if not name.endswith(" digest")]
+    return ", ".join(f"{name} {own[name]}" for name in stated or unusual)
 
 
 def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
