@@ -12,8 +12,6 @@ import lightfed as lf
 class FedAvgM(lf.Algorithm):
     """v <- beta v + (w - mean of w_k); w <- w - v."""
 
-    holds = "the server's model"
-
     def __init__(self, beta: float = 0.9) -> None:
         """Set the momentum `beta`, in 0..1."""
         super().__init__()
@@ -34,7 +32,3 @@ class FedAvgM(lf.Algorithm):
         fed.merge(clients, into=self.model)  # w <- the mean of w_k; so are BatchNorm statistics
         self.velocity.mul_(self.beta).add_(before - w)
         w.copy_(before - self.velocity)
-
-    def evaluated(self, fed, client):
-        """Clients hold the server's model."""
-        return fed.bind_model(self.model)

@@ -18,6 +18,7 @@ _NAMES = {
     "local.client_group": "ClientGroup",
     "local.client_module": "ClientModule",
     "local.local_work": "Phase",
+    "state.rows": "ModelKind Rows",
     "state.server_model": "ServerModel",
     "testing": "conformance",
     "algorithms.cloudfedavg": "CloudFedAvg",

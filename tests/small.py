@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.api.prediction import deployed
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.partitioner import Partitioner
@@ -30,6 +31,7 @@ from lightfed.local.packs.rules import Packs, SideBySide
 from lightfed.local.session import Autocast, Runtime
 from lightfed.local.session_setup import OptimizerFactory, client_stepper, single_optimizer
 from lightfed.runs.run_logger import RunLogger
+from lightfed.state.rows import ModelLayout, Row
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden"
@@ -211,3 +213,20 @@ def server_row(federation: Federation) -> Tensor:
     rows = [v for k, v in federation.state_dict().items() if k.endswith("model.floats")]
     assert len(rows) == 1
     return rows[0].clone()
+
+
+def row_held(fleet: Fleet, client: int) -> tuple[ModelLayout, Row]:
+    """What a client deploys."""
+    rows = deployed(fleet, client)
+    return rows.live.layout, rows.row(client)
+
+
+def module_of(fleet: Fleet, client: int | None) -> L.LightningModule:
+    """The module with what a client deploys, or with the first of the global models."""
+    rows = deployed(fleet, client)
+    with rows.bound(rows.clients[0]) as module:
+        return module
+
+
+def has_global_model(fleet: Fleet) -> bool:
+    return fleet.algorithm.models(fleet, "global", []) is not None

@@ -7,7 +7,7 @@ Algorithm 1 of the paper, with BatchNorm buffers averaged like weights. The pape
 such buffers; `buffers` offers two other readings.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 import lightning.pytorch as L
@@ -16,9 +16,8 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.hooks import Tested
-from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
+from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
 
 
@@ -66,26 +65,12 @@ class FedAvg(Algorithm):
         fed.merge(clients, into=self.model, weights=self.weights, buffers=averaged)
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        if self.statistics != "local":
-            return fed.bind_model(self.model)
-        if client is None:
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        if not self.stateful:
+            return super().models(fed, kind, clients)
+        if kind in ("global", "local"):
             return None  # the server has no statistics to evaluate with
-        fed.load_parameters(self.model, client)
-        return fed.bind(client)
-
-    @override
-    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
-        state, own = fed.groups[0], self.statistics == "local"
-        if kind == "local" or (kind == "global" and own):
-            return None
-        if not own:
-            return Together(state.module, bind=partial(fed.bind_model, self.model))
-        return Together(
-            state.module,
-            layout=state.layout,
-            rows=partial(fed.block_with, self.model, buffers=False),
-        )
+        return fed.rows(clients, given=self.model, buffers=False)
 
 
 def drop_statistics(module: L.LightningModule) -> None:

@@ -33,7 +33,6 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Literal
 
-import lightning.pytorch as L
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -47,10 +46,11 @@ from lightfed.algorithms.shared.clouds import (
 )
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment, SessionContext
+from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.hierarchy import Phase
+from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.matrices import count_edges, read_mixing
 
@@ -64,7 +64,6 @@ class FedBCD(Hierarchical):
 
     stateful = True
     side_by_side = True
-    tests_together = Hierarchical.tests_together  # of the devices' models, as `evaluated`
     # Servers step towards the devices; these keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     holds = "the device's own model, x_i"
@@ -138,8 +137,7 @@ class FedBCD(Hierarchical):
             f"{KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
             divided=self.server_step == "mean", devices=self._stepped(fed), together=self._global,
         )  # fmt: skip
-        self.models = CloudModels(fed, 1 if self._global else servers)
-        self.global_models = len(self.models)
+        self.clouds = CloudModels(fed, 1 if self._global else servers)
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
         self.clock = VirtualClock(servers, self.wait)
@@ -159,10 +157,10 @@ class FedBCD(Hierarchical):
         for server in clock.idle:
             self._phases[server] = phase = self.phase(fed, server, t)
             self.queue[server] = torch.tensor(phase.active)
-            fed.show(self.models.of(server), self._pulled(phase.active))  # z_n
+            fed.show(self.clouds.of(server), self._pulled(phase.active))  # z_n
         self._devices(fed, t)  # eq. (4)
         first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
-        fed.relay(self.models.of(0), self._messages(first))
+        fed.relay(self.clouds.of(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
         fed.metrics["virtual_time"] = clock.now
@@ -194,15 +192,15 @@ class FedBCD(Hierarchical):
         """Update z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
-            gap = self._step(fed, list(range(self.hierarchy.servers)), self.models.of(0), rate)
+            gap = self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)
         else:
             gap = self._gap(fed)
-            mixed = self.models.mixed(first, self.mixing)  # all models before any steps
+            mixed = self.clouds.mixed(first, self.mixing)  # all models before any steps
             for server, w in zip(first, mixed, strict=True):
-                self.models.of(server).floats.copy_(w)
-                self._step(fed, [server], self.models.of(server), rate)
+                self.clouds.of(server).floats.copy_(w)
+                self._step(fed, [server], self.clouds.of(server), rate)
         fed.metrics["server_gap"] = float(gap.norm())
-        fed.metrics["consensus"] = self.models.consensus()
+        fed.metrics["consensus"] = self.clouds.consensus()
 
     def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
         """Set z <- w - eta_z sum_i gamma_i (w - x_i), with or without division by sum_i gamma_i.
@@ -239,9 +237,9 @@ class FedBCD(Hierarchical):
     def _gap(self, fed: Fleet) -> Tensor:
         """The gradient of (2) in z, of all servers."""
         devices, _ = self._stored(fed, list(range(self.hierarchy.servers)))
-        gammas = self._average(fed, devices, self.models.of(0), sent=[])
+        gammas = self._average(fed, devices, self.clouds.of(0), sent=[])
         pulls = [(self.hierarchy.server_of(i, fed.clients), gamma) for i, gamma in gammas.items()]
-        return self.models.gap(pulls, self._scratch[0])
+        return self.clouds.gap(pulls, self._scratch[0])
 
     def penalty(self, client: int) -> float:
         """Weight of a device's pull in its gradient."""
@@ -249,7 +247,7 @@ class FedBCD(Hierarchical):
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
-        model = self.models.of(self.hierarchy.server_of(s.client, s.fed.clients))
+        model = self.clouds.of(self.hierarchy.server_of(s.client, s.fed.clients))
         return self.momenta.pull(s, model.parameters_row, self.penalty(s.client))
 
     @override
@@ -257,13 +255,11 @@ class FedBCD(Hierarchical):
         self.momenta.keep(s)
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return self.evaluated_server(fed, 0) if client is None else fed.bind(client)
-
-    @override
-    def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
-        return self.evaluated_server(fed, self.hierarchy.server_of(client, fed.clients))
-
-    @override
-    def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:
-        return fed.bind_model(self.models.of(server)) if any(self.gammas) else None
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        if kind not in ("global", "local"):
+            return fed.rows(clients)  # x_i
+        if not any(self.gammas):
+            return None
+        every = range(len(self.clouds))
+        servers = [self.hierarchy.server_of(i, fed.clients) for i in clients] or every
+        return fed.server_rows([self.clouds.of(n) for n in servers], clients)  # z_n

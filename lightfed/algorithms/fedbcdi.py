@@ -84,7 +84,7 @@ class FedBCDI(FedBCD):
     def _pull(self, fed: Fleet, client: int, times: int) -> None:
         """Repeat x <- clamp(x - gamma (x - z), box)."""
         floats = fed.row(client).floats
-        model = self.models.of(self.hierarchy.server_of(client, fed.clients))
+        model = self.clouds.of(self.hierarchy.server_of(client, fed.clients))
         views = model.layout.floats.views
         here, there = views(floats), views(model.floats.to(floats.device))
         box = fed.training.box(client)

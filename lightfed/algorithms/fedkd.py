@@ -43,7 +43,6 @@ from lightfed.state.server_model import ServerModel
 class FedKD(PersonalShared):
     """L_F = CE(F) + (KL(G || F) + MSE(z_F, W z_G)) / (CE(F) + CE(G)), and likewise L_G."""
 
-    moments = ("trained", "aggregated")  # the same model: the private network is never averaged
     holds = "its private network"
     side_by_side = True
     received: Tensor  # (clients,) bool: clients that have received the student

@@ -22,7 +22,6 @@ from lightfed.models.composites import mutual
 class FML(PersonalShared):
     """L_F = alpha CE(F) + (1 - alpha) KL(G || F), and likewise L_G with beta."""
 
-    moments = ("trained", "aggregated")  # the same model: the private network is never averaged
     holds = "its private network"
 
     def __init__(

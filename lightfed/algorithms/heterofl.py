@@ -14,6 +14,7 @@ augmentation, and only when the model is evaluated; the released code shuffles a
 round. A last batch of one sample is left out, because it has no variance.
 """
 
+from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
@@ -26,10 +27,9 @@ from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.algorithms.shared.slice_tests import SliceTests
 from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.hooks import SessionContext, Tested
-from lightfed.local.packed.evaluation import Together
+from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
-from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.rng import numpy_generator
 
@@ -117,7 +117,7 @@ class HeteroFL(Algorithm):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        self._tests.masked(s.module, s.client)
+        self._tests.hold(s.module, s.client)
 
     @override
     def session_end(self, s: SessionContext) -> None:
@@ -129,27 +129,9 @@ class HeteroFL(Algorithm):
         self._tests.estimate_global(self.model)
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        """The global model, or a client's slice of it."""
-        if client is None:
-            return self._tests.of_global(None)
-        row = fed.covered_row(self.model, client)
-        return self._tests.of_slice(client, fed.home_group(client), row)
-
-    @override
-    def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
-        """The released code's "local" metric: the global model, other labels' logits zero."""
-        return self._tests.of_global(client)
-
-    @override
-    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
-        first = sum(state.group.count for state in fed.groups[:group])
-        return self._tests.together(self.model, kind, group, first)
-
-    @override
-    def tested(self, s: SessionContext) -> L.LightningModule:
-        return self._tests.of_slice(s.client, s.fed.groups.index(s.group), s.row)
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.groups[fed.home_group(client)].layout, fed.covered_row(self.model, client)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows:
+        """The global model, with logits of other labels zero for "local", or clients' slices."""
+        if kind in ("global", "local"):
+            return self._tests.of_global(self.model, clients)
+        own = fed.rows(clients) if kind == "trained" else fed.server_rows(self.model, clients)
+        return self._tests.of_slices(own)

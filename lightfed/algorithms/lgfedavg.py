@@ -20,12 +20,10 @@ an ensemble of all clients' networks is left out, so there is no global accuracy
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from os.path import isfile
 from pathlib import Path
 from typing import Literal
 
-import lightning.pytorch as L
 from lightfed_kernels import Entry
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -35,10 +33,8 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import GroupState
-from lightfed.local.hooks import Tested
-from lightfed.local.packed.evaluation import Together
 from lightfed.runs import checkpoint as checkpoints
-from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError, require
 
@@ -135,21 +131,13 @@ class LGFedAvg(Algorithm):
         fed.merge(clients, into=self.model, weights=self.weights, tensors=self._global)
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
         """A client's own layers with the server's."""
-        if client is None:  # the server has no representation, unless all layers are global
-            whole = self._global is None and not self.model.part
-            return fed.bind_model(self.model) if whole else None
-        fed.load(self.model, client, tensors=self._global)
-        return fed.bind(client)
-
-    @override
-    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
-        if kind != "personal":
-            return None
-        state = fed.groups[group]
-        rows = partial(fed.block_with, self.model, tensors=self._global)
-        return Together(state.module, layout=state.layout, rows=rows)
+        if kind == "global" and self._global is None:  # all layers are the server's
+            return super().models(fed, kind, clients)
+        if kind in ("global", "local"):
+            return None  # the server has no representation
+        return fed.rows(clients, given=self.model, tensors=self._global)
 
 
 def _text(shapes: Sequence[Sequence[int]]) -> str:

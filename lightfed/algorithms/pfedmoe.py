@@ -19,7 +19,8 @@ capacity of two experts without any exchange, `gate: half` has the exchange with
 sample, and `gate: unnormalised` leaves out the gate's last batch normalisation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
@@ -31,11 +32,10 @@ from typing_extensions import override
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec, blank
-from lightfed.models.composites.class_means import ClassSums
-from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
+from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient, class_sums
 from lightfed.models.composites.split import split
+from lightfed.state.rows import ModelKind, Rows, Views
 from lightfed.utils.errors import UserError
 
 
@@ -74,9 +74,7 @@ class PFedMoE(PersonalShared):
         require_argument(gate_lr is None or learns, "gate_lr", found, "leave one of them out")
         self.gate_units, self.gate_lr, self.gate = gate_units, gate_lr, gate
         self.federate = federate
-        if not federate:
-            self.moments = ("trained", "aggregated")  # the same model: nothing is aggregated
-        self._gates: dict[int, ClassSums] = {}  # of this rank's clients, last evaluation
+        self._gates: dict[int, Tensor] = {}  # sums of this rank's clients, last evaluation
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
@@ -112,22 +110,19 @@ class PFedMoE(PersonalShared):
         return {} if self.gate_lr is None else {"net.gate.": self.gate_lr}
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        module = super().evaluated(fed, client)
-        return None if module is None or client is None else self._watched(fed, client, module)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        if not self.federate and kind == "aggregated":
+            kind = "trained"  # the same model: nothing is aggregated
+        rows = super().models(fed, kind, clients)
+        classes, device = fed.data.num_classes, fed.device
 
-    @override
-    def aggregated(self, fed: Fleet, client: int) -> L.LightningModule | None:
-        module = super().aggregated(fed, client)
-        return None if module is None else self._watched(fed, client, module)
+        def sums(some: Sequence[int]) -> Views:
+            """Of gates by class, which a test writes."""
+            new = torch.zeros(len(some), classes, 3, dtype=torch.float64, device=device)
+            self._gates |= zip(some, new, strict=True)
+            return {"net.gate_sums": new}
 
-    def _watched(self, fed: Fleet, client: int, module: L.LightningModule) -> L.LightningModule:
-        """The client's mixture, set to sum its gate's weights in this evaluation."""
-        assert isinstance(module, ClientModule)
-        assert isinstance(module.net, MixtureClient)
-        self._gates[client] = ClassSums.none(fed.data.num_classes, 2, device=fed.device)
-        module.net.gate_sums = self._gates[client]
-        return module
+        return None if rows is None else replace(rows, buffers=sums)
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:
@@ -136,9 +131,8 @@ class PFedMoE(PersonalShared):
     @override
     def evaluation_end(self, fed: Fleet) -> Mapping[str, Mapping[str, Tensor]]:
         """(clients, C) means of a_G and a_F; NaN for classes without test samples."""
-        cpu = torch.device("cpu")
-        means = fed.collect({k: sums.means().to(cpu) for k, sums in self._gates.items()})
         weights = torch.full((fed.clients, fed.data.num_classes, 2), torch.nan)
-        for client, mean in means.items():
+        for client, sums in fed.collect({k: s.cpu() for k, s in self._gates.items()}).items():
+            mean = class_sums(sums).means()
             weights[client, mean.seen] = mean.values[mean.seen]
         return {"gate": {"general": weights[..., 0], "personal": weights[..., 1]}}

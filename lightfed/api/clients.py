@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lightfed.aggregation.slice_cache import Coverages, Parts
 from lightfed.api.placed_clients import PlacedClients
-from lightfed.state.rows import Row
+from lightfed.local.hooks import SessionContext
+from lightfed.state.rows import Row, Rows
 from lightfed.state.server_model import ServerModel
 
 
@@ -25,11 +26,16 @@ class Message:
 
 
 class Clients(PlacedClients):
-    """The clients, their rows, and what servers send into them; arguments as `PlacedClients`."""
+    """The clients, their rows, and what servers send into them; arguments as `PlacedClients`.
+
+    Attributes:
+        session: under way, while its model is tested.
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._inbox: dict[int, Message] = {}
+        self.session: SessionContext | None = None
         labelled, classes = self.algorithm.label_rows, self.data.num_classes
         self._coverages = Coverages(
             [state.layout for state in self.groups],
@@ -88,30 +94,78 @@ class Clients(PlacedClients):
         assert model.floats._version == version, "the server model changed after sending"
         self._coverages.take(model, group, message.parts, row)
 
-    def block_with(
+    def rows(
         self,
-        model: ServerModel,
         clients: Sequence[int],
         *,
+        given: ServerModel | None = None,
         buffers: bool = True,
         tensors: Collection[str] | None = None,
-    ) -> Row:
-        """A copy of `block` with what `load` would copy from a server model into each row."""
-        rows, parts = self.block(clients), Parts.of(buffers=buffers, tensors=tensors)
-        zeros, ones = (
-            Row(torch.full_like(rows.floats[0], x), torch.full_like(rows.integers[0], x))
-            for x in (0, 1)
-        )
-        for row in (zeros, ones):  # elements that still differ afterwards are not the server's
-            self._coverages.take(model, self.group_of(clients[0]), parts, row)
+    ) -> Rows:
+        """The clients' own models; of a session under way, the model that is in it.
 
-        def mixed(own: Tensor, zero: Tensor, one: Tensor) -> Tensor:
-            return torch.where((zero == 0) & (one == 1), own, zero)
+        Args:
+            clients: of one group.
+            given: take the part that they cover from this model instead; what they keep is not
+                changed.
+            buffers: take its BatchNorm statistics and other buffers too.
+            tensors: names of the tensors to take; all by default.
+        """
+        s = self.session
+        state = self.state(clients[0]) if s is None else s.group
+        if given is None:
+            return Rows(state.live, clients, self._read)
+        parts, group = Parts.of(buffers=buffers, tensors=tensors), self.groups.index(state)
 
-        return Row(
-            mixed(rows.floats, zeros.floats, ones.floats),
-            mixed(rows.integers, zeros.integers, ones.integers),
-        )
+        def read(some: Sequence[int]) -> Row:
+            rows = self._read(some)
+            rows = rows.clone() if len(some) > 1 else state.borrow(rows.each()[0]).repeated(1)
+            self._coverages.take(given, group, parts, rows)
+            return rows
+
+        return Rows(state.live, clients, read)
+
+    def _read(self, clients: Sequence[int]) -> Row:
+        """(K, P) and (K, Q) on the device: rows of one group's clients on this rank."""
+        if self.session is not None:
+            return self.session.row.repeated(1)
+        if len(clients) == 1:
+            return self._row_here(clients[0]).repeated(1)
+        block = self.block(clients)
+        return block if block.floats.device == self.device else block.to(self.device)
+
+    def server_rows(
+        self, models: ServerModel | Sequence[ServerModel], clients: Sequence[int]
+    ) -> Rows:
+        """What clients of one group cover of the server's model; they share one row.
+
+        Args:
+            models: of the server, or of each client's own server.
+            clients: none for whole models, as the global ones.
+        """
+        given = [models] if isinstance(models, ServerModel) else models
+        group = self._home_group[clients[0]] if clients else 0
+        state, shared = self.groups[group], all(model is given[0] for model in given)
+        whose = clients or range(len(given))
+        of = dict(zip(whose, given, strict=False))
+
+        def read(some: Sequence[int]) -> Row:
+            if shared or len(some) == 1:
+                return self._covered_row(of[some[0]] if not shared else given[0], group).repeated(1)
+            rows = [self._covered_row(of[client], group).clone() for client in some]
+            floats, integers = zip(*((row.floats, row.integers) for row in rows), strict=True)
+            return Row(torch.stack(floats), torch.stack(integers))
+
+        return Rows(state.live, whose, read, shared=shared)
+
+    def _covered_row(self, model: ServerModel, group: int) -> Row:
+        """The part of a server model that a group covers, in the group's layout, on the device."""
+        state = self.groups[group]
+        if state.layout == model.layout:
+            return model.row
+        row = state.borrow(state.initial)
+        self._coverages.take(model, group, Parts(), row)
+        return row
 
     def mask(self, client: int) -> Tensor | None:
         """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""
@@ -133,25 +187,6 @@ class Clients(PlacedClients):
         """
         return self.state(client).bind(self._row_here(client))
 
-    def bind_with(self, model: ServerModel, client: int) -> L.LightningModule:
-        """The client's live module, bound to a copy of its row with its part of a model loaded.
-
-        The client must be on this rank; its own row is unchanged.
-        """
-        state = self.state(client)
-        row = state.borrow(self.row(client))
-        self._coverages.take(model, self.group_of(client), Parts(), row)
-        return state.bind(row)
-
-    def bind_model(self, model: ServerModel, group: int = 0) -> L.LightningModule:
-        """A group's live module, bound to a server model of its layout."""
-        assert self.groups[group].layout == model.layout, "the model of another group"
-        return self.groups[group].bind(model.row)
-
-    def load_parameters(self, model: ServerModel, client: int) -> None:
-        """Copy a server's parameters, no buffers, into a client's row; no message is counted."""
-        self.load(model, client, buffers=False)
-
     def load(
         self,
         model: ServerModel,
@@ -170,13 +205,6 @@ class Clients(PlacedClients):
     def check_nested(self, model: ServerModel, group: int) -> None:
         """Reject a group whose rows do not fit into a server model; names group and layer."""
         self._coverages.fitting(model, group, Parts())
-
-    def covered_row(self, model: ServerModel, client: int) -> Row:
-        """The part of a server model that a client covers, as a row in the client's own layout."""
-        group = self.home_group(client)
-        row = self.groups[group].initial.to(self.device)
-        self._coverages.take(model, group, Parts(), row)
-        return row
 
     def _row_here(self, client: int) -> Row:
         """The client's row on the device: its own, or a copy of a row on the host."""

@@ -23,13 +23,13 @@ from lightfed.api.failures import Outcomes, Verdict, judge
 from lightfed.api.messenger import Messenger, Weights
 from lightfed.api.participants import participants
 from lightfed.local.client_metrics import weighted_means
-from lightfed.local.hooks import Moment
 from lightfed.local.local_work import Phase, RoundPlan
 from lightfed.local.session import Report
 from lightfed.local.sessions.rank_sessions import Training, Waves
 from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
+from lightfed.state.rows import Moment
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
 
@@ -75,6 +75,9 @@ class Fleet(Messenger):
         self.plan = RoundPlan()
         self.training = Training(self)
         self.algorithm.setup(self)
+        own = "models" in {**vars(self.algorithm), **self.algorithm._modules}
+        found = f"{type(self.algorithm).__name__} has an attribute `models`"
+        require(not own, "model.algorithm", found, "rename it: a method of that name is a hook")
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""

@@ -2,37 +2,36 @@
 
 The kinds, each with its own name:
 
-    global      the server's model on the global test set
+    global      the server's models on the global test set; means of several
     local       the server's model on a client's test split, if the client's model is another one
     personal    a client's model on its own test split, after aggregation or after its session:
                 `evaluate_at`; at the other moment it is `trained` or `aggregated`
     finetuned   the server's model after a session, on the client's test split
 
 A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
-many clients at once (`lightfed.local.packed.evaluation`). The global test set has the
+several clients at once (`lightfed.local.row_tests`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
 """
 
+import logging
 from collections import UserList
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
 
-from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.api.prediction import deployed
 from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.client_module import reported
-from lightfed.local.hooks import Hooks, Moment, Tested
 from lightfed.local.local_work import ClientData
 from lightfed.local.logbook import needs_whole
-from lightfed.local.packed.evaluation import Tests
-from lightfed.local.packed.rules import together
-from lightfed.local.packs.rules import Packs
+from lightfed.local.row_tests import Piece, RowTests, at_once
 from lightfed.local.session import Report
 from lightfed.results.units import lower_is_better
+from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators
 
@@ -41,6 +40,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
 
+
+log = logging.getLogger(__name__)
 
 # A job is a client, one of these two, or the number of clients plus the position of a piece.
 GLOBAL = -1
@@ -56,7 +57,6 @@ class Evaluation:
         kinds: kinds of evaluation.
         at: the moment of the personal metric; by default the first of the algorithm's `moments`.
         clients: number of clients to evaluate, drawn once; None for all, or 1,000 of more.
-        packed: how clients are trained, and tested, at once.
 
     Attributes:
         at: the moment of the personal metric.
@@ -71,24 +71,29 @@ class Evaluation:
         kinds: Sequence[Kind],
         at: Moment | None = None,
         clients: int | None = None,
-        packed: Packs | None = None,
     ) -> None:
         self._fleet, self._data = fleet, data
         self._reports: dict[Kind, list[Report]] = {}
         self._kinds, self._warned = frozenset(kinds), not kinds
-        if type(fleet.algorithm).local is Hooks.local:
-            self._kinds -= {"local"}  # there is nothing to test
         if "finetuned" in kinds and fleet.algorithm.stateful:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
             fix = "leave it out: it is for clients that start from the server's model"
             raise UserError("model.evaluate", found, fix)
         self.at: Moment = fleet.algorithm.moments[0] if at is None else at
-        moments = self._moments()
-        self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
-        self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
+        moments, lasting = self._moments(), fleet.algorithm.moments
+        self.in_sessions = {m: kind for m, kind in moments.items() if m not in lasting}
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
-        self._together = self._test_together(packed or Packs())
-        self._pieces: list[tuple[Tests, Any]] = []
+        # What is tested outside of sessions: the kind of a metric -> that of the model.
+        self._tested: dict[Kind, ModelKind] = {k: m for m, k in moments.items() if m in lasting}
+        for kind in ("local", "global"):
+            if kind in self._kinds:
+                self._tested[kind] = kind
+        self._members: dict[int, list[int]] = {}
+        for client in self.clients:
+            self._members.setdefault(fleet.home_group(client), []).append(client)
+        self._rows = dict(self._models())
+        self._together = dict(self._at_once())
+        self._pieces: list[tuple[tuple[Kind, int], Piece]] = []
 
     def _moments(self) -> dict[Moment, Kind]:
         """The moments to test, and the kinds of their metrics."""
@@ -96,12 +101,6 @@ class Evaluation:
         both = personal and self._fleet.algorithm.tests_both
         others: dict[Moment, Kind] = {m: m for m in MOMENTS if m in self._kinds or both}
         return others | ({self.at: "personal"} if personal else {})
-
-    def _lasts(self, moment: Moment) -> bool:
-        """Whether a client's model of a moment still exists at the end of the round."""
-        algorithm = self._fleet.algorithm
-        kept = type(algorithm).aggregated is not Algorithm.aggregated
-        return moment in algorithm.moments or (moment == "aggregated" and kept)
 
     def _choose(self, count: int | None) -> list[int]:
         everyone = self._fleet.clients
@@ -115,37 +114,54 @@ class Evaluation:
         rng = numpy_generator(self._fleet.seed, "evaluated-clients")
         return sorted(rng.choice(everyone, count, replace=False, shuffle=False).tolist())
 
-    def _test_together(self, packed: Packs) -> dict[tuple[Kind, int], tuple[Tests, int]]:
-        """Tests of many clients at once, with the sizes of their packs, by kind and group."""
-        fleet, algorithm, found = self._fleet, self._fleet.algorithm, {}
-        asked: dict[Kind, Tested] = {
-            kind: "personal" for m, kind in self._at_rest.items() if m in algorithm.moments
-        }
-        if "local" in self._kinds:
-            asked["local"] = "local"
-        members: dict[int, list[int]] = {}
-        for client in self.clients:
-            members.setdefault(fleet.home_group(client), []).append(client)
-        cases = [(kind, group, members[group]) for kind in asked for group in members]
-        if "global" in self._kinds and algorithm.global_models == 1:
-            asked["global"] = "global"
-            cases.append(("global", 0, [GLOBAL]))
-        for kind, group, clients in cases:
-            given = together(packed, fleet, asked[kind], group)
-            if given is None:
+    def _models(self) -> Iterator[tuple[tuple[Kind, int], Rows]]:
+        """The models to test, by the kind of their metrics and by group."""
+        fleet = self._fleet
+        for kind, of in self._tested.items():
+            for group, clients in [(0, [])] if kind == "global" else self._members.items():
+                rows = fleet.algorithm.models(fleet, of, clients)
+                if rows is not None:
+                    yield (kind, group), rows
+
+    def _at_once(self) -> Iterator[tuple[tuple[Kind, int], RowTests]]:
+        """Tests of several clients at once, where clients also train so."""
+        fleet = self._fleet
+        for (kind, group), rows in self._rows.items():
+            state, several = fleet.groups[group], kind == "global" and len(rows.clients) > 1
+            if state.side_by_side == 1 or several or not at_once(rows.live.module):
                 continue
-            flops, context = fleet.groups[group].flops, fleet.training.context
-            tests = Tests(
-                given[0], clients, self._data, flops=flops, context=context, device=fleet.device
+            clients = [GLOBAL] if kind == "global" else self._members[group]
+            yield (
+                (kind, group),
+                RowTests(
+                    rows,
+                    clients,
+                    self._data,
+                    packs=self._packs(group),
+                    flops=state.flops,
+                    context=fleet.training.context,
+                    device=fleet.device,
+                ),
             )
-            found[kind, group] = tests, given[1]
-        return found
+
+    def _packs(self, group: int) -> list[list[int]]:
+        """The evaluated clients of a group in packs: those of one home, or of about one size."""
+        fleet, members = self._fleet, self._members.get(group, [])
+        most = fleet.groups[group].side_by_side
+        if not fleet.algorithm.stateful:
+            members = sorted(members, key=lambda k: len(self._data.test_index(k)))
+            return [members[i : i + most] for i in range(0, len(members), most)]
+        first = sum(state.group.count for state in fleet.groups[:group])
+        packs: dict[int, list[int]] = {}
+        for client in members:
+            packs.setdefault((client - first) // most, []).append(client)
+        return list(packs.values())
 
     def _alone(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of others."""
-        kinds = [*self._at_rest.values(), *(self._kinds & {"local", "finetuned"})]
         group = self._fleet.home_group(client)
-        return any((kind, group) not in self._together for kind in kinds)
+        own = any(g == group and kind != "global" for kind, g in self._rows.keys() - self._together)
+        return own or "finetuned" in self._kinds
 
     @property
     def jobs(self) -> UserList[int]:
@@ -160,91 +176,89 @@ class Evaluation:
         longest = max(1, *(len(theirs) for theirs, _ in shares))
         return UserList(jobs + [IDLE] * (longest - len(jobs)))
 
-    def _share(self, rank: int, alone: Sequence[int]) -> tuple[list[int], list[tuple[Tests, Any]]]:
+    def _share(
+        self, rank: int, alone: Sequence[int]
+    ) -> tuple[list[int], list[tuple[tuple[Kind, int], Piece]]]:
         """The jobs of a rank, those of clients that are tested `alone`, and its pieces."""
         fleet, world = self._fleet, self._fleet.ranks.world
         home = fleet.home if fleet.algorithm.stateful else None
         jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
-        if "global" in self._kinds and ("global", 0) not in self._together:
+        if ("global", 0) in self._rows.keys() - self._together:
             jobs.insert(0, GLOBAL)
         pieces = [
-            (tests, piece)
-            for tests, most in self._together.values()
-            for piece in tests.pieces(rank, world, home, most)
+            (key, piece)
+            for key, tests in self._together.items()
+            for piece in tests.pieces(rank, world, home)
         ]
         return jobs + [fleet.clients + position for position in range(len(pieces))], pieces
 
     def start(self) -> None:
         """Called before the first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
-        for tests, _ in self._together.values():
+        for tests in self._together.values():
             tests.start()
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
             self._fleet.algorithm.evaluation_start(self._fleet)
+        self._rows = dict(self._models())
 
     def run(self, job: int) -> None:
         """Run a job; its reports stay on this rank until `finish`."""
         if job == IDLE:
             return
         if job >= self._fleet.clients:
-            tests, piece = self._pieces[job - self._fleet.clients]
-            tests.run(piece)
+            self._run_piece(*self._pieces[job - self._fleet.clients])
             return
         if job == GLOBAL:
-            for server in range(self._fleet.algorithm.global_models):
-                self._run_global(server)
+            self._run_global(self._rows["global", 0])
             return
-        algorithm, group = self._fleet.algorithm, self._fleet.home_group(job)
-        for moment, kind in self._at_rest.items():
-            if (kind, group) in self._together:
-                continue
-            kept = moment in algorithm.moments
-            module = (algorithm.evaluated if kept else algorithm.aggregated)(self._fleet, job)
-            if module is not None:
-                report = self._fleet.training.test(job, module)
-                report.stored = self._fleet.stored_bytes(job)
-                self._reports[kind].append(report)
-        if "local" in self._kinds and ("local", group) not in self._together:
-            module = algorithm.local(self._fleet, job)
-            if module is not None:
-                self._reports["local"].append(self._fleet.training.test(job, module))
+        group = self._fleet.home_group(job)
+        for kind in self._tested:
+            if kind != "global" and (kind, group) not in self._together:
+                self._run_client(kind, job)
         if "finetuned" in self._kinds:
             self._reports["finetuned"].append(self._run_finetuned(job))
 
+    def _run_piece(self, key: tuple[Kind, int], piece: Piece) -> None:
+        """Run a piece of a test of several clients, or what it does not allow, one by one."""
+        try:
+            self._together[key].run(piece, self._rows[key])
+        except Exception as error:
+            if isinstance(error, UserError) or isinstance(piece, slice):
+                raise
+            log.warning("clients are tested one after the other", exc_info=error)
+            for client in piece[0]:
+                self._run_client(key[0], client)
+
+    def _run_client(self, kind: Kind, client: int) -> None:
+        """Test a client's model of a kind, if there is one."""
+        rows = self._rows.get((kind, self._fleet.home_group(client)))
+        if rows is None:
+            return
+        report = self._fleet.training.test(client, rows)
+        if kind != "local":
+            report.stored = self._fleet.stored_bytes(client)
+        self._reports[kind].append(report)
+
     def _run_finetuned(self, client: int) -> Report:
-        """Test a client after an unreported session; no samples if the session raises."""
-        fleet, training = self._fleet, self._fleet.training
-        state = fleet.groups[fleet.home_group(client)]
+        """Test a client after an unreported session."""
         # Lightning evaluates in inference mode, where gradients cannot be computed.
         with torch.inference_mode(False), torch.enable_grad():
-            _, row = fleet.algorithm.client_row(fleet, client)
-            try:
-                module = training.finetune(client, row)
-            except UserError:
-                raise
-            except Exception as error:  # as in a round
-                return Report(client, 0, error=training.abandon(client, state, error))
-        report = training.test(client, module)
-        state.live.restore()
-        return report
+            return self._fleet.training.finetune(client, deployed(self._fleet, client).row(client))
 
-    def _run_global(self, server: int) -> None:
-        """Test a server's model on this rank's batches, or rank 0's on all."""
-        module = self._fleet.algorithm.evaluated_server(self._fleet, server)
-        if module is None:
-            return
-        if module.training:
-            module.eval()
-        session, ranks = self._fleet.training.session_of(module), self._fleet.ranks
-        total = self._data.global_test_batches()
-        length = total if needs_whole(module) else 1
-        for first in range(ranks.rank * length, total, ranks.world * length):
-            batches = map(self._data.global_test_batch, range(first, first + length))
-            seed = derive_seed(self._fleet.seed, "global-evaluation", client=first)
-            seed_default_generators(seed, self._fleet.device)
-            report = session.evaluate(batches, client=GLOBAL, batch=server * total + first)
-            self._reports["global"].append(report)
+    def _run_global(self, rows: Rows) -> None:
+        """Test servers' models on this rank's batches, or rank 0's on all."""
+        ranks, total = self._fleet.ranks, self._data.global_test_batches()
+        for server in rows.clients:
+            with rows.bound(server) as module:
+                session = self._fleet.training.session_of(module)
+                length = total if needs_whole(module) else 1
+                for first in range(ranks.rank * length, total, ranks.world * length):
+                    batches = map(self._data.global_test_batch, range(first, first + length))
+                    seed = derive_seed(self._fleet.seed, "global-evaluation", client=first)
+                    seed_default_generators(seed, self._fleet.device)
+                    report = session.evaluate(batches, client=GLOBAL, batch=server * total + first)
+                    self._reports["global"].append(report)
 
     def finish(
         self, tests: Mapping[Moment, Sequence[Report]] | None = None
@@ -275,7 +289,7 @@ class Evaluation:
             )
         if not metrics and not self._warned:
             self._warned = True
-            found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`evaluated`)"
+            found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`models`)"
             found = f"{found}, validation_step logs nothing, or a limit leaves all tests out"
             self._fleet.warn(f"no metrics: {found}")
         return metrics, every
@@ -283,13 +297,13 @@ class Evaluation:
     def _report_together(self) -> None:
         """Add this rank's share of the reports of clients that were tested at once."""
         fleet, rank = self._fleet, self._fleet.ranks.rank
-        for (kind, _), (tests, _) in self._together.items():
+        for (kind, _), tests in self._together.items():
             reports = tests.finish(fleet.ranks)
             if not fleet.algorithm.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]
                 continue
             mine = [report for report in reports if fleet.home(report.client) == rank]
-            for report in mine if kind in self._at_rest.values() else ():
+            for report in mine if kind != "local" else ():
                 report.stored = fleet.stored_bytes(report.client)
             self._reports[kind] += mine
 

@@ -14,7 +14,7 @@ from lightfed.aggregation.client_slices import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.api.moving import move_for
-from lightfed.api.prediction import deployed, outputs
+from lightfed.api.prediction import predicted
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, setup
 from lightfed.engine.evaluation import Evaluation, Kind
@@ -22,13 +22,13 @@ from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
-from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.packs.rules import Packs, SideBySide
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.local.sessions.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
+from lightfed.state.rows import Moment
 from lightfed.utils.atomic_io import checked
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import trim_heap
@@ -137,7 +137,7 @@ class Federation(Recorded, L.LightningModule):
         self._kinds = tuple(evaluate)
         self.packs = Packs(side_by_side, pack_memory)
         self._evaluate = partial(
-            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients, packed=self.packs
+            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
         )
         self._export = tuple(export)
         self._report = RoundReport()
@@ -247,8 +247,7 @@ class Federation(Recorded, L.LightningModule):
     @override
     def predict_step(self, batch: Any, *args: Any) -> Any:
         """The outputs of the model that the client deploys, on its rank; None on the others."""
-        module = deployed(self.fleet, self.predicts)
-        return None if module is None else outputs(module, batch, *args)
+        return predicted(self.fleet, self.predicts, batch, *args)
 
     @override
     def on_train_end(self) -> None:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import lightning.pytorch as L
 import torch
@@ -14,17 +14,11 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import ClientData, LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
-from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.client_state import Kept
-from lightfed.state.rows import ModelLayout, Row
-from lightfed.utils.errors import UserError
+from lightfed.state.rows import ModelKind, Moment, Row, Rows
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
-
-# When a client is tested: after the last aggregation or after its last session.
-Moment = Literal["aggregated", "trained"]
-# Which model `tests_together` is about: that of `evaluated_server`, `local` or `evaluated`.
-Tested = Literal["global", "local", "personal"]
 
 _NOTHING = torch.empty(0)
 SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
@@ -87,13 +81,12 @@ class Hooks(Recorded, nn.Module, ABC):
             (DepthFL).
         surplus_rows: rows of these tensors beyond the classes, such as a mask token's, are covered
             by all clients.
-        global_models: number of models tested as global ones; metrics are their means.
         hold_out: share of every client's training samples that no session trains on.
-        moments: when `evaluated` tests a client; both if aggregation does not change the client's
-            model. The first is the default of `model.evaluate_at`.
+        moments: of which `models` has the clients' models between rounds; a model of another moment
+            is tested in its session. The first is the default of `model.evaluate_at`.
         tests_both: every evaluation tests clients at both moments, as the paper reports them.
-        holds: short description of the client's own model, for the run's page; by default it is the
-            model that the client keeps, unless `evaluated` names another.
+        holds: short description of the client's own model, for the run's page; by default that of
+            the model that `models` gives by default.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
             `session_end` then use the row, not the parameters of the module, keep nothing of a
             client in Python attributes, and draw from generators that they name. They may be called
@@ -104,7 +97,6 @@ class Hooks(Recorded, nn.Module, ABC):
     label_rows: bool = False
     depths: bool = False
     surplus_rows: bool = True
-    global_models: int = 1
     hold_out: float = 0.0
     moments: tuple[Moment, ...] = ("aggregated",)
     tests_both: bool = False
@@ -181,62 +173,26 @@ class Hooks(Recorded, nn.Module, ABC):
         """
         return {}
 
-    def evaluated_server(self, fed: Any, server: int) -> L.LightningModule | None:
-        """The module to test as one of `global_models`, bound to its values."""
-        return self.evaluated(fed, None)
+    def models(self, fed: Any, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        """The models to test, export, fine-tune or predict with; None if there are none.
 
-    def evaluated(self, fed: Any, client: int | None) -> L.LightningModule | None:
-        """The module to test for a client (None: as the global model), bound to its values.
+        By default the global model is the server's `model`, if it is a whole one. Clients hold the
+        rows that they keep (`stateful`), or their parts of that model.
 
-        Returns None if the algorithm has no such model. The default is the model that a stateful
-        client keeps, and no global model.
+        Args:
+            fed: `fed.rows` and `fed.server_rows` make the result; nothing is read or copied yet.
+            kind: "global": the server's models, whose metrics are averaged; "local": the server's
+                model for each client's data, if clients hold another; "aggregated" or "trained":
+                the client's own after the last aggregation, or as its last session left it. In a
+                session `fed.rows` gives the model that is in it.
+            clients: of one group, perhaps on other ranks; none for "global".
         """
-        return fed.bind(client) if self.stateful and client is not None else None
-
-    def aggregated(self, fed: Any, client: int) -> L.LightningModule | None:
-        """Like `evaluated`, for an algorithm whose `moments` lack "aggregated".
-
-        If not overridden, a client's aggregated model is known only when its next session starts:
-        the client is tested then.
-        """
-        return None
-
-    def local(self, fed: Any, client: int) -> L.LightningModule | None:
-        """The global model to test on a client's data.
-
-        Returns None if there is none, or if it is the client's own model.
-        """
-        return None
-
-    def tests_together(self, fed: Any, kind: Tested, group: int) -> Together | None:
-        """How the clients of a group are tested at once; None to test them one after the other.
-
-        A class that overrides one of the hooks above has to override this too. Otherwise its
-        clients are tested one after the other. The global model is that of group 0.
-        """
-        if kind != "personal" or not self.stateful:
+        if kind == "trained" or (kind == "aggregated" and self.stateful):
+            return fed.rows(clients)
+        model = getattr(self, "model", None)
+        if kind == "local" or not isinstance(model, ServerModel) or model.part:
             return None
-        state = fed.groups[group]
-        return Together(state.module, layout=state.layout, rows=fed.block)
-
-    def tested(self, s: SessionContext) -> L.LightningModule:
-        """The module to test a session's row with, before or after training."""
-        return s.group.bind(s.row)
-
-    def client_row(self, fed: Any, client: int) -> tuple[ModelLayout, Row]:
-        """The weights that a client would deploy, for export: by default those that are tested.
-
-        A stateful client must be on this rank.
-
-        Raises:
-            UserError: `evaluated` gives it no module of a client group.
-        """
-        module = self.evaluated(fed, client)
-        live = next((state.live for state in fed.groups if state.module is module), None)
-        if live is None or live.row is None:
-            found = f"{type(self).__name__} gives client {client} no model to export or fine-tune"
-            raise UserError("model.algorithm", found, "return one from its `evaluated`")
-        return live.layout, live.row
+        return fed.server_rows(model, clients)
 
     def reset_client(self, fed: Any, client: int) -> None:
         """Reset a stateful client of this rank, whose row is not finite, to its initial values."""
@@ -252,6 +208,7 @@ class SessionFleet(Protocol):
     device: torch.device
     kept: dict[str, Kept]
     masks: Kept | None
+    session: SessionContext | None
     ranks: Ranks
     seed: int
     work: LocalWork

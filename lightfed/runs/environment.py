@@ -12,7 +12,8 @@ import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.digests import digests
-from lightfed.local.hooks import Hooks, Moment
+from lightfed.local.hooks import Hooks
+from lightfed.state.rows import Moment
 from lightfed.utils import __version__
 
 _PACKAGES = "torch torchvision torchaudio lightning torchmetrics triton numpy"
@@ -57,8 +58,9 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
 
 def _kept(algorithm: Hooks) -> str:
     """What a client tests if its algorithm does not say; empty if only the algorithm knows."""
-    own = type(algorithm).evaluated is Hooks.evaluated
-    return "the model that it keeps" if own else ""
+    if type(algorithm).models is not Hooks.models:
+        return ""
+    return "the model that it keeps" if algorithm.stateful else "the server's model"
 
 
 def software() -> dict[str, str]:

@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
+from lightfed.api.prediction import deployed
 from lightfed.local.client_module import NetworkClient
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -40,7 +41,7 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
     if "clients" in kinds:
         here = fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else [0]
         for client in here[:1]:
-            fleet.algorithm.client_row(fleet, client)
+            deployed(fleet, client)
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
@@ -55,9 +56,9 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
         rank, world = fleet.ranks.rank, fleet.ranks.world
         share = range(rank, fleet.clients, world)
         for client in fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else share:
-            layout, row = fleet.algorithm.client_row(fleet, client)
-            module = fleet.groups[fleet.home_group(client)].module
-            _save(state_dict(layout, row, module), folder / f"client{client}.safetensors")
+            rows, state = deployed(fleet, client), fleet.groups[fleet.home_group(client)]
+            tensors = state_dict(rows.live.layout, rows.row(client), state.module)
+            _save(tensors, folder / f"client{client}.safetensors")
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

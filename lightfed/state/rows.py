@@ -6,15 +6,22 @@ row. There is one live module per group and rank. A session binds it to a client
 microseconds; building a module takes a hundred milliseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightfed_kernels import Layout
 from torch import Tensor, nn
 
 from lightfed.utils.errors import UserError, require
+
+# When a client's model is tested: after the last aggregation or after its last session.
+Moment = Literal["aggregated", "trained"]
+ModelKind = Literal["global", "local"] | Moment
+
+Views = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -245,3 +252,57 @@ def _fitting(path: str, placed: Tensor | None, tensor: Tensor) -> Tensor:
         found = f"a step assigns {given} to {path}, {kind}"
         raise UserError("model.clients", found, "keep its kind, or use persistent=False")
     return placed.detach()
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Models of clients of one group. They are read when they are used, a few at a time.
+
+    Attributes:
+        live: the module of all of them.
+        clients: whose they are; the numbers of the models, if they are global ones.
+        read: some of `clients`, on this rank -> their rows on the device, (K, P) and (K, Q).
+        shared: all clients have the same row; `read` gives it as (1, P) and (1, Q).
+        buffers: some of `clients` -> what the module gets besides, (K, *shape) by name, such as
+            statistics or the labels that a client holds. What a test writes into them stays.
+    """
+
+    live: LiveModule
+    clients: Sequence[int]
+    read: Callable[[Sequence[int]], Row]
+    shared: bool = False
+    buffers: Callable[[Sequence[int]], Views] | None = None
+
+    def row(self, client: int) -> Row:
+        """(P,) and (Q,) of a client on this rank, on the device; valid until the next call."""
+        return self.read([client]).each()[0]
+
+    @contextmanager
+    def bound(self, client: int) -> Iterator[Any]:
+        """The module with a client's row and buffers, in evaluation mode."""
+        yield from self.each([client])
+
+    def each(self, clients: Sequence[int]) -> Iterator[Any]:
+        """The module with the row and buffers of each of some clients in turn, as `bound`."""
+        own = {} if self.buffers is None else self.buffers(clients)
+        rows = self.read(clients)
+        for place in range(len(clients)):
+            row = 0 if self.shared else place
+            module = self.live.bind(Row(rows.floats[row], rows.integers[row]))
+            if module.training:
+                module.eval()
+            before = _place(module, {name: values[place] for name, values in own.items()})
+            try:
+                yield module
+            finally:
+                _place(module, before)
+
+
+def _place(module: nn.Module, values: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Put values in the place of buffers; returns those that were there."""
+    before = {}
+    for name, value in values.items():
+        path, _, last = name.rpartition(".")
+        buffers = module.get_submodule(path)._buffers
+        before[name], buffers[last] = buffers[last], value
+    return before

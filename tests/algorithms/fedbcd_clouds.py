@@ -55,7 +55,7 @@ def rows(fed: Fleet) -> Tensor:
 def servers(fed: Fleet) -> Tensor:
     assert isinstance(fed.algorithm, FedBCD)
     count = fed.algorithm.hierarchy.servers
-    return torch.stack([fed.algorithm.models.of(n).floats for n in range(count)])
+    return torch.stack([fed.algorithm.clouds.of(n).floats for n in range(count)])
 
 
 class Counted(Line):

@@ -26,7 +26,7 @@ from lightfed.models.composites.split import split
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import drawn
-from tests.small import fleet_of, random_data, run_round
+from tests.small import fleet_of, module_of, random_data, run_round
 
 SIZES = [9, 6, 12, 8]
 FEATURES, CLASSES = 6, 3
@@ -189,7 +189,7 @@ def test_fedkd_with_all_its_energy_is_not_compressed(
 def predictions(fed: Fleet, x: Tensor) -> list[Tensor]:
     found = []
     for client in range(len(SIZES)):
-        module = fed.algorithm.evaluated(fed, client)
+        module = module_of(fed, client)
         assert isinstance(module, L.LightningModule)
         with torch.no_grad():
             found.append(module.eval()(x))

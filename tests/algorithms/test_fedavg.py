@@ -18,7 +18,18 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
+from tests.small import (
+    Line,
+    data_of,
+    fit,
+    fleet_of,
+    has_global_model,
+    module_of,
+    random_data,
+    row_held,
+    run_round,
+    server_row,
+)
 
 RATE = 0.5
 
@@ -159,15 +170,14 @@ def test_a_client_is_evaluated_with_the_servers_weights_and_its_own_buffers() ->
     fleet = fleet_of([ClientGroup(2, Levels)], FedAvg(buffers="local"), levels_data())
     run_round(fleet, 0)
     assert isinstance(fleet.algorithm, FedAvg)
-    assert fleet.algorithm.evaluated(fleet, None) is None
+    assert not has_global_model(fleet)
     server = fleet.groups[0].layout.floats.views(fleet.algorithm.model.floats)
     for client, level in ((0, 1.0), (1, 5.0)):
-        module = fleet.algorithm.evaluated(fleet, client)
-        assert module is not None
+        module = module_of(fleet, client)
         state = module.state_dict()
         assert torch.equal(state["net.head.weight"], server["net.head.weight"])
         assert float(state["net.level"]) == level
-        layout, row = fleet.algorithm.client_row(fleet, client)
+        layout, row = row_held(fleet, client)
         assert float(layout.floats.views(row.floats)["net.level"]) == level
 
 
@@ -210,8 +220,7 @@ def test_dropped_statistics_leave_batch_normalisation() -> None:
         "net.norm.weight", "net.norm.bias", "net.head.weight", "net.head.bias",
     ]  # fmt: skip
     assert state.layout.integers.size == 0
-    module = fleet.algorithm.evaluated(fleet, None)
-    assert module is not None
+    module = module_of(fleet, None)
     module.eval()
     x = data.dataset.load("test").x
     net = module.get_submodule("net")

@@ -25,7 +25,7 @@ from lightfed.simulation.hierarchy import Phase
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
 from tests.mistakes import cloud_of, edited, of_class
-from tests.small import Line, data_of, fleet_of, run_round
+from tests.small import Line, data_of, fleet_of, has_global_model, module_of, row_held, run_round
 
 
 class Scripted(FedBCD):
@@ -55,7 +55,7 @@ def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> No
         assert metrics["bytes_up"] == metrics["bytes_down"] == 0.0
         assert "server_bytes" not in metrics
     assert torch.equal(rows(together), rows(alone))
-    assert algorithm.evaluated(together, None) is None  # nobody has trained a global model
+    assert not has_global_model(together)  # nobody has trained a global model
     assert torch.equal(servers(together), before)
     assert not torch.equal(rows(together)[0], before[0])
 
@@ -215,10 +215,10 @@ def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
         for device in range(4):
             found = layout.views(fed.row(device).floats)[key]
             torch.testing.assert_close(found, expected[device], rtol=1e-5, atol=1e-6)
-        mean = layout.views(algorithm.models.of(0).floats)[key]
+        mean = layout.views(algorithm.clouds.of(0).floats)[key]
         torch.testing.assert_close(mean, weights @ expected, rtol=1e-5, atol=1e-6)
     counts = [int(fed.row(k).integers[0]) for k in range(4)]
-    assert int(algorithm.models.of(0).integers[0]) == max(counts) > 2
+    assert int(algorithm.clouds.of(0).integers[0]) == max(counts) > 2
     trained = rows(fed)[:, : layout.span(6)]
     assert trained.abs().max() <= 0.01
 
@@ -228,7 +228,7 @@ def test_statistics_are_no_part_of_the_diagnostics() -> None:
     algorithm = FedBCD(3, 1, wait=1, server_lr=1.0, steps=(1, 1))
     fed = fleet(algorithm, model=Normed, optimizer=partial(SGD, lr=0.0))
     for n in range(3):
-        algorithm.models.of(n).floats[192:] = float(n)
+        algorithm.clouds.of(n).floats[192:] = float(n)
     metrics = run_round(fed, 0)
     assert fed.groups[0].layout.floats.span(6) == 192
     assert metrics["consensus"] == metrics["server_gap"] == 0.0
@@ -278,7 +278,7 @@ def test_the_first_servers_start_from_their_mean() -> None:
     algorithm = Scripted(script, servers=3, active=1, wait=2, gamma=1.0, server_lr=0.5)
     fed = fleet_of([ClientGroup(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-9))
     for n, z in enumerate([4.0, 100.0, 8.0]):
-        algorithm.models.of(n).floats[0] = z
+        algorithm.clouds.of(n).floats[0] = z
         fed.row(n).floats[0] = 2.0 * n
     metrics = run_round(fed, 0)
     # w = 6; z_0 = 6 - (6 - 0) / 2, z_2 = 6 - (6 - 4) / 2; the gap is over all three, before that.
@@ -297,7 +297,7 @@ def test_rounds_of_a_given_mixing_by_hand() -> None:
     fed = fleet_of([ClientGroup(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
     z, x = torch.tensor([4.0, 8.0, 16.0]), torch.tensor([1.0, 2.0, 3.0])
     for n in range(3):
-        algorithm.models.of(n).floats[0] = float(z[n])
+        algorithm.clouds.of(n).floats[0] = float(z[n])
         fed.row(n).floats[0] = float(x[n])
     for t in range(3):
         w = torch.tensor(ring) @ z
@@ -313,10 +313,10 @@ def test_the_server_rate_falls_in_the_compatibility_mode() -> None:
     for compatibility in (False, True):
         algorithm = FedBCD(1, 1, server_lr=0.5, compatibility=compatibility)
         fed = fleet_of([ClientGroup(1, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
-        algorithm.models.of(0).floats[0] = 1.0
+        algorithm.clouds.of(0).floats[0] = 1.0
         for t in (0, 5000):
             run_round(fed, t)
-        left[compatibility] = algorithm.models.of(0).floats[0].item()
+        left[compatibility] = algorithm.clouds.of(0).floats[0].item()
     assert left[False] == 0.25
     assert left[True] == pytest.approx(0.5 * (1 - 0.5 * 0.9999**5000), rel=1e-5)
 
@@ -368,16 +368,24 @@ def test_models_that_are_tested_and_deployed() -> None:
     def first(row: Tensor) -> Tensor:
         return next(iter(layout.floats.views(row).values())).flatten()
 
-    assert algorithm.global_models == 3
-    for n in range(3):
-        assert torch.equal(values(algorithm.evaluated_server(fed, n)), first(servers(fed)[n]))
-    assert torch.equal(values(algorithm.evaluated(fed, None)), first(servers(fed)[0]))
+    whole, own = (algorithm.models(fed, "global", []), algorithm.models(fed, "local", range(6)))
+    assert whole is not None
+    assert own is not None
+    assert list(whole.clients) == [0, 1, 2]
+    assert not whole.shared
+    assert not own.shared
+    assert torch.equal(whole.read([0, 1, 2]).floats, servers(fed))
+    assert torch.equal(own.read(range(6)).floats, servers(fed).repeat_interleave(2, 0))
+    assert torch.equal(values(module_of(fed, None)), first(servers(fed)[0]))
     for device in range(6):
-        assert torch.equal(values(algorithm.evaluated(fed, device)), first(rows(fed)[device]))
-        assert torch.equal(algorithm.client_row(fed, device)[1].floats, rows(fed)[device])
+        assert torch.equal(values(module_of(fed, device)), first(rows(fed)[device]))
+        assert torch.equal(row_held(fed, device)[1].floats, rows(fed)[device])
     sync = FedBCD(3, 1)
-    fleet(sync)
-    assert sync.global_models == 1
+    fed = fleet(sync)
+    assert all(
+        rows is not None and rows.shared
+        for rows in (sync.models(fed, "global", []), sync.models(fed, "local", range(6)))
+    )
 
 
 @pytest.mark.usefixtures("unchecked_data")

@@ -64,6 +64,6 @@ def test_the_equations_of_the_paper(cloud: tuple[FedBCD, int], local: Local, see
         rows = np.stack([fleet.row(k).floats[:2].numpy() for k in range(devices)])
         np.testing.assert_allclose(rows, oracle.x, rtol=0, atol=1e-5)
         models = [
-            algorithm.models.of(n).floats[:2].numpy() for n in range(algorithm.hierarchy.servers)
+            algorithm.clouds.of(n).floats[:2].numpy() for n in range(algorithm.hierarchy.servers)
         ]
         np.testing.assert_allclose(np.stack(models), oracle.z, rtol=0, atol=1e-5)

@@ -81,7 +81,7 @@ def test_the_pull_by_hand() -> None:
             [ClientGroup(3, Line)], algorithm, nothing(3),
             optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=box),
         )  # fmt: skip
-        algorithm.models.of(0).floats[0] = 4.0
+        algorithm.clouds.of(0).floats[0] = 4.0
         for device, x in enumerate([6.0, 12.0, 5.0]):
             fed.row(device).floats[0] = x
         metrics = run_round(fed, 0)
@@ -100,7 +100,7 @@ def test_a_box_holds_between_pulls_beyond_z() -> None:
     fed = fleet_of(
         [ClientGroup(1, Line)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1, momentum=0.0)
     )
-    algorithm.models.of(0).floats[0] = 1.0
+    algorithm.clouds.of(0).floats[0] = 1.0
     run_round(fed, 0)
     assert fed.row(0).floats[0].item() == -0.5
 
@@ -188,7 +188,7 @@ def test_statistics_are_of_the_active_devices() -> None:
     for name in ("net.layers.0.running_mean", "net.layers.0.running_var"):
         stored = torch.stack([layout.views(fed.row(i).floats)[name] for i in active])
         expected = weights @ stored / weights.sum()
-        found = layout.views(algorithm.models.of(0).floats)[name]
+        found = layout.views(algorithm.clouds.of(0).floats)[name]
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -203,7 +203,7 @@ def test_frozen_parameters_are_not_projected_by_the_pull() -> None:
     run_round(fed, 0)
     layout = fed.groups[0].layout.floats
     assert layout.views(fed.row(0).floats)["frozen"].tolist() == [7.0] * 3
-    assert layout.views(algorithm.models.of(0).floats)["frozen"].tolist() == [7.0] * 3
+    assert layout.views(algorithm.clouds.of(0).floats)["frozen"].tolist() == [7.0] * 3
 
 
 @pytest.mark.parametrize(

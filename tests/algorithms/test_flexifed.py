@@ -31,7 +31,16 @@ from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
-from tests.small import fit, fleet_of, random_data, run_round, server_row
+from tests.small import (
+    fit,
+    fleet_of,
+    has_global_model,
+    module_of,
+    random_data,
+    row_held,
+    run_round,
+    server_row,
+)
 
 STRATEGIES: list[Callable[..., FlexiFed]] = [BasicCommon, ClusteredCommon, MaxCommon, ClusteredFL]
 slow = partial(SGD, lr=0.05)
@@ -365,12 +374,11 @@ def test_a_network_whose_layers_have_no_order_is_named() -> None:
 
 def test_clients_are_tested_on_their_own_rows_and_there_is_no_global_model() -> None:
     fleet = flexi_fleet(MaxCommon())
-    assert fleet.algorithm.evaluated(fleet, None) is None
-    module = fleet.algorithm.evaluated(fleet, 3)
-    assert module is not None
+    assert not has_global_model(fleet)
+    module = module_of(fleet, 3)
     expected = tensors_of(fleet, 3)
     for name, value in module.get_submodule("net").state_dict().items():
         assert torch.equal(value, expected[name])
-    layout, row = fleet.algorithm.client_row(fleet, 3)
+    layout, row = row_held(fleet, 3)
     assert layout == fleet.groups[1].layout
     assert torch.equal(row.floats, fleet.row(3).floats)

@@ -69,7 +69,7 @@ def test_golden_run(name: str) -> None:
             torch.testing.assert_close(fleet.row(device).floats, expected, rtol=0, atol=1e-6)
         for server in range(SERVERS):
             expected = row_of(vectors, f"r{t}/para_server/{server}", layout)
-            found = algorithm.models.of(server).floats
+            found = algorithm.clouds.of(server).floats
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 

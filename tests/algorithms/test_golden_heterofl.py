@@ -1,6 +1,7 @@
 """Local training and static statistics of HeteroFL's released code (golden/heterofl)."""
 
 import json
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -132,19 +133,17 @@ class Static:
         load_row(self.fleet.groups[0], self.algorithm.model.floats, self.tensors, "params")
         self.algorithm.evaluation_start(self.fleet)
 
-    def module(self, client: int | None) -> L.LightningModule:
+    def bound(self, client: int | None) -> AbstractContextManager[L.LightningModule]:
         """The global model on the global test set, or on a client's data."""
-        whole = client is None
-        algorithm, fed = self.algorithm, self.fleet
-        module = algorithm.evaluated(fed, None) if whole else algorithm.local(fed, client)
-        assert module is not None
-        assert not module.training
-        return module
+        kind, clients = ("global", []) if client is None else ("local", [client])
+        rows = self.algorithm.models(self.fleet, kind, clients)  # type: ignore[arg-type]
+        return rows.bound(rows.clients[0])
 
 
 def test_static_statistics_are_the_released_codes() -> None:
     static = Static()
-    state = static.module(None).state_dict()
+    with static.bound(None) as module:
+        state = module.state_dict()
     checked = [n for n in static.tensors if n.startswith("sbn/") and "running" in n]
     assert len(checked) == 8
     for name in checked:
@@ -155,16 +154,19 @@ def test_static_statistics_are_the_released_codes() -> None:
 def test_evaluation_is_the_released_codes() -> None:
     static = Static()
     x, y = static.tensors["x"][:12], static.tensors["y"][:12]
-    scores = static.module(None)(x)
+    with static.bound(None) as module:
+        scores = module(x)
     assert_close(scores, static.tensors["eval/score"], 5e-6)
     assert_close(F.cross_entropy(scores, y), static.tensors["eval/loss"])
-    assert_close(static.module(1)(x), static.tensors["eval_masked_1_4/score"], 5e-6)
+    with static.bound(1) as module:
+        assert_close(module(x), static.tensors["eval_masked_1_4/score"], 5e-6)
 
 
 def test_evaluation_leaves_the_server_as_it_was() -> None:
     static = Static()
     before = static.algorithm.model.floats.clone()
-    static.module(None)(static.tensors["x"])
+    with static.bound(None) as module:
+        module(static.tensors["x"])
     static.algorithm.evaluation_start(static.fleet)
     assert torch.equal(static.algorithm.model.floats, before)
     assert not any("running" in name for name in static.algorithm.state_dict())

@@ -21,7 +21,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.utils.errors import UserError
-from tests.small import data_of, fit, fleet_of, run_round, server_row
+from tests.small import data_of, fit, fleet_of, module_of, row_held, run_round, server_row
 
 conv = partial(Conv, hidden=(6, 8))
 
@@ -123,7 +123,7 @@ def test_elements_that_nobody_covers_keep_their_value(mask: bool) -> None:
 
 def test_a_narrow_client_is_sent_the_leading_channels() -> None:
     fleet, before, _ = two_levels()
-    row = fleet.algorithm.client_row(fleet, 1)
+    row = row_held(fleet, 1)
     for name, value in row[0].floats.views(row[1].floats).items():
         expected = model_of(fleet)[name][tuple(slice(n) for n in value.shape)]
         assert torch.equal(value, expected), name
@@ -254,8 +254,7 @@ def test_a_last_batch_of_one_sample_does_not_end_the_run() -> None:
     groups = [ClientGroup(1, Flat, level="a"), ClientGroup(1, Flat, level="b")]
     fleet = fleet_of(groups, algorithm, images([6, 5]))
     algorithm.evaluation_start(fleet)
-    module = algorithm.evaluated(fleet, None)
-    assert module is not None
+    module = module_of(fleet, None)
     state = module.state_dict()
     assert state["net.layers.2.running_var"].isfinite().all()
 
@@ -275,8 +274,7 @@ def test_statistics_do_not_depend_on_global_random_state() -> None:
     for seed in (1, 2):
         torch.manual_seed(seed)
         algorithm.evaluation_start(fleet)
-        module = algorithm.evaluated(fleet, None)
-        assert module is not None
+        module = module_of(fleet, None)
         found.append({k: v.clone() for k, v in module.state_dict().items() if "running" in k})
     assert len(found[0]) == 4
     for name, value in found[0].items():

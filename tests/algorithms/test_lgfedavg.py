@@ -18,7 +18,16 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
-from tests.small import fit, fleet_of, random_data, run_round, server_row
+from tests.small import (
+    fit,
+    fleet_of,
+    has_global_model,
+    module_of,
+    random_data,
+    row_held,
+    run_round,
+    server_row,
+)
 
 SIZES = [5, 7, 4]
 CLIENTS = len(SIZES)
@@ -112,10 +121,9 @@ def test_a_client_is_tested_with_its_own_layers_and_the_servers() -> None:
         run_round(fleet, t)
     kept, server = [row_of(fleet, k) for k in range(CLIENTS)], server_of(fleet)
     *local, _, _, _, _ = server
-    assert fleet.algorithm.evaluated(fleet, None) is None
+    assert not has_global_model(fleet)
     for client in range(CLIENTS):
-        module = fleet.algorithm.evaluated(fleet, client)
-        assert module is not None
+        module = module_of(fleet, client)
         for name, value in module.get_submodule("net").state_dict().items():
             assert torch.equal(value, (kept[client] if name in local else server)[name]), name
 
@@ -240,10 +248,10 @@ def test_different_networks_share_the_layers_that_agree(weights: Any) -> None:
         assert torch.allclose(value.double(), mean, atol=1e-7)
     for row, old in zip(rows, before, strict=True):
         assert all(not torch.equal(value, old[name]) for name, value in row.items())
-    assert fleet.algorithm.evaluated(fleet, None) is None
+    assert not has_global_model(fleet)
     for client in range(CLIENTS):
-        assert fleet.algorithm.evaluated(fleet, client) is not None
-        now = own_row(fleet, client)
+        layout, row = row_held(fleet, client)
+        now = layout.floats.views(row.floats)
         for name, value in now.items():
             received = name in names[client]
             expected = server[names[client].index(name)] if received else rows[client][name]
@@ -270,9 +278,9 @@ def test_all_layers_of_the_smaller_network_may_be_global() -> None:
     fleet = other_shapes(LGFedAvg(3), mlp, partial(MLP, hidden=(4, 6, 5)))
     run_round(fleet, 0)
     assert model_of(fleet).layout.floats.entries[0].shape == (6, 4)
-    module = fleet.algorithm.evaluated(fleet, 0)
-    assert module is not None
-    for value, mine in zip(server_of(fleet).values(), own_row(fleet, 0).values(), strict=True):
+    layout, row = row_held(fleet, 0)
+    own = layout.floats.views(row.floats).values()
+    for value, mine in zip(server_of(fleet).values(), own, strict=True):
         assert torch.equal(value, mine)
 
 

@@ -13,7 +13,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
-from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
+from tests.small import Line, data_of, fit, fleet_of, random_data, row_held, run_round
 
 SIZES = [5, 7, 4]
 CLIENTS = len(SIZES)
@@ -36,7 +36,7 @@ def rows_after(changed: int | None, groups: list[ClientGroup]) -> list[Tensor]:
 
 
 def row_of(fleet: Fleet, client: int) -> Tensor:
-    return fleet.algorithm.client_row(fleet, client)[1].floats
+    return row_held(fleet, client)[1].floats
 
 
 @pytest.mark.parametrize(

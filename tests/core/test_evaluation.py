@@ -32,7 +32,7 @@ from lightfed.results.units import lower_is_better
 from lightfed.runs.environment import environment
 from lightfed.topology.topology import Ring
 from tests.core.noisy import Noisy
-from tests.small import data_of, fit, fleet_of, random_data
+from tests.small import data_of, fit, fleet_of, module_of, random_data
 
 CLIENTS = 12
 
@@ -205,8 +205,7 @@ def test_batches_of_any_size_give_the_mean_over_the_whole_test_set(
     model = Federation(FedAvg(), [ClientGroup(2, partial(MLP, hidden=(5,)))], optimizer=optimizer)
     trainer = fit(model, data, tmp_path, rounds=2)
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
-    module = model.fleet.bind_model(model.algorithm.model)  # type: ignore[arg-type]
-    module.eval()
+    module = module_of(model.fleet, None)
     test = data.dataset.load("test")
     with torch.no_grad():
         logits = module(test.x)

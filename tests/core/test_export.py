@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed import Algorithm, Fleet
+from lightfed import Algorithm, Fleet, ModelKind, Rows
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
@@ -25,7 +26,7 @@ from lightfed.models.networks.cnn import Conv
 from lightfed.testing.digest import fit
 from lightfed.utils.errors import DiskError, UserError
 from tests.conformance.cases import CASES, CLIENTS, Case
-from tests.small import SGD_HALF, random_data
+from tests.small import SGD_HALF, random_data, row_held
 from tests.small import fit as small_fit
 
 
@@ -115,7 +116,7 @@ def test_a_module_of_ones_own_loads_all_of_its_weights(algorithm: Any, tmp_path:
         own, weights = OwnModule(), load_file(file)
         own.load_state_dict(weights)
         assert torch.equal(own.other.weight, own.net.weight)
-        row = made.fleet.algorithm.client_row(made.fleet, "1" in file.stem)[1].floats
+        row = row_held(made.fleet, "1" in file.stem)[1].floats
         assert own.weight.sum() != 4
         assert torch.isclose(sum(p.sum() for p in own.parameters()), row.sum())
 
@@ -138,9 +139,7 @@ def test_a_full_disk_at_the_end_is_one_line(
 
 
 class Own(Algorithm):
-    """As a user writes one: stateless, and it only says what is tested."""
-
-    shown = True
+    """As a user writes one: stateless, with nothing said of tests."""
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -153,13 +152,11 @@ class Own(Algorithm):
         fed.train(clients, t)
         fed.merge(clients, into=self.model)
 
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return fed.bind_model(self.model) if self.shown else None
-
 
 class Untested(Own):
-    shown = False
+    @override
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        return None
 
 
 def test_a_client_of_an_own_algorithm_exports_what_is_tested(tmp_path: Path) -> None:
@@ -175,8 +172,8 @@ class OwnHeads(Own):
     stateful = True
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return None if client is None else fed.bind_with(self.model, client)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        return None if kind == "global" else fed.rows(clients, given=self.model)
 
 
 def test_a_stateful_client_exports_what_is_tested_not_what_it_keeps(tmp_path: Path) -> None:
@@ -193,7 +190,7 @@ class UntestedHeads(Untested):
 def test_an_export_of_clients_without_a_model_is_refused_before_the_first_round(
     algorithm: type[Algorithm], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="gives client 0 no model to export"):
+    with pytest.raises(UserError, match="gives client 0 no model; return one from its `models`"):
         exported(replace(CASES["fedavg"], algorithm=algorithm), tmp_path)
     assert not (tmp_path / "run" / "metrics.csv").exists()
 

@@ -34,7 +34,7 @@ from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 from tests.core.spy import data, federation, lr_schedule, state_of
-from tests.small import data_of, fit, fleet_of, random_data, run_round
+from tests.small import data_of, fit, fleet_of, random_data, row_held, run_round
 
 LR, MOMENTUM, EPOCHS = 0.2, 0.9, 2
 SIZES = [10, 6, 12, 7]
@@ -122,7 +122,7 @@ def test_figures_are_those_of_sessions_from_what_the_server_has(
     mu = fed.algorithm.mu if isinstance(fed.algorithm, FedProx) else 0.0
     expected = []
     for client in range(fed.clients):
-        layout, row = fed.algorithm.client_row(fed, client)
+        layout, row = row_held(fed, client)
         group = groups[fed.home_group(client)]
         net = group.build(source, position=0, seed=0).net
         assert isinstance(net, nn.Module)

@@ -1,6 +1,6 @@
 """Mistakes in an algorithm of a user's own that would silently train something else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
+from lightfed.state.rows import ModelKind
 from lightfed.utils.errors import UserError
 from tests.small import SGD_HALF, fit, random_data
 
@@ -52,6 +53,22 @@ class Bare(FedAvg):
         self.beta = 0.9
 
 
+class Former(FedAvg):
+    """Written for a version before `models`."""
+
+    def evaluated(self, fed: Fleet, client: int | None) -> None:
+        """Nothing."""
+
+
+class Stores(FedAvg):
+    """Keeps something of its own under the name of a method."""
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        self.models = nn.ModuleList([fed.new_model()])  # type: ignore[assignment]
+
+
 class Named(FedAvg):
     """Trains clients by numbers of its own."""
 
@@ -80,7 +97,7 @@ class Untested(Standalone):
         """Nothing."""
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> None:
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> None:
         """Nothing."""
 
 
@@ -105,6 +122,8 @@ MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
     "a constructor": (Bare, r"Bare does not call super\(\).__init__\(\)"),
     "a client": (lambda: Named(0, 2), "names client 2 of 2; give numbers from 0"),
     "a negative client": (lambda: Named(0, -1), "names client -1 of 2"),
+    "a former method": (Former, "Former defines evaluated, .*`models"),
+    "its own models": (Stores, "Stores has an attribute `models`; rename it"),
     "a gradient": (Returns, "change the gradient in place"),
 }
 

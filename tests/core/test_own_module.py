@@ -18,7 +18,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
-from tests.small import data_of, fleet_of, run_round
+from tests.small import data_of, fleet_of, row_held, run_round
 
 STEPS = 4
 
@@ -93,7 +93,7 @@ def assert_trains_as_outside(configure: Callable[[Two], Any], shape: tuple[int, 
     twin = Two(configure)
     twin.load_state_dict(state.module.state_dict())
     run_round(fleet, 0)
-    layout, row = fleet.algorithm.client_row(fleet, 0)
+    layout, row = row_held(fleet, 0)
     found = layout.floats.views(row.floats)
     train(twin, configure(twin))
     for name, parameter in twin.named_parameters():

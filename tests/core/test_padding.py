@@ -18,7 +18,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.networks.cnn import Conv
 from lightfed.state.server_model import ServerModel
-from tests.small import data_of, fleet_of, run_round
+from tests.small import data_of, fleet_of, row_held, run_round
 
 SGD_PLAIN = partial(SGD, lr=0.1)
 SGD_FULL = partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
@@ -72,5 +72,5 @@ def test_a_row_taken_for_export_has_zero_padding() -> None:
     fed = fleet(HeteroFL(), SGD_FULL, "float64", "ac")
     run_round(fed, 0)
     for client in range(2):
-        layout, row = fed.algorithm.client_row(fed, client)
+        layout, row = row_held(fed, client)
         assert not padding(row.floats, layout.floats.live()).any()

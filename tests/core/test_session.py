@@ -28,7 +28,7 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.runs.export import state_dict
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.rng import derive_seed, torch_generator
-from tests.small import fit, random_data
+from tests.small import fit, random_data, row_held
 
 SEED = 5
 Batch = tuple[Tensor, Tensor]
@@ -104,7 +104,7 @@ def seed_dropout(t: int, client: int) -> None:
 
 
 def trained(federation: Federation, client: int = 0) -> dict[str, Tensor]:
-    return state_dict(*federation.algorithm.client_row(federation.fleet, client))
+    return state_dict(*row_held(federation.fleet, client))
 
 
 def assert_state(module: nn.Module, found: dict[str, Tensor], prefix: str = "") -> None:

@@ -15,7 +15,6 @@ from math import exp
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -74,7 +73,3 @@ class DepthFL(Algorithm):
     @override
     def session_start(self, s: SessionContext) -> None:
         s.module.net.consistency = exp(-5 * (1 - min(s.round, 300) / 300) ** 2)  # c_t
-
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule | None:
-        return fed.bind_model(self.model) if client is None else None

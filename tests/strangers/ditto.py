@@ -6,7 +6,6 @@ Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Person
     min_v  F_k(v) + lambda / 2 ||v - w||^2,   w the model that FedAvg sends this round
 """
 
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
@@ -52,7 +51,3 @@ class Ditto(Algorithm):
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
         return None if self._anchor is None else Proximal(self._anchor, self.lam)
-
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
-        return fed.bind_model(self.model) if client is None else fed.bind(client)

@@ -10,12 +10,13 @@ is a server step. Clients start at a step: one that sends early waits for the ne
 BatchNorm statistics are means over the buffer.
 """
 
+from collections.abc import Sequence
+
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed import Algorithm, Fleet, ServerModel
+from lightfed import Algorithm, Fleet, ModelKind, Rows, ServerModel
 from lightfed.local.hooks import SessionContext
 from lightfed.simulation.clock import VirtualClock, check_waits, device_delays
 from lightfed.simulation.delays import Delay, Exponential
@@ -25,7 +26,6 @@ class FedBuff(Algorithm):
     """Asynchronous averaging with a buffer of K updates, on a virtual clock."""
 
     stateful = True  # a client's update is under way for several rounds
-    moments = ("trained",)
     model: ServerModel
     version: Tensor  # (N,) s_k; -1 for an update that was lost
     momentum: Tensor  # (P,) b
@@ -76,5 +76,7 @@ class FedBuff(Algorithm):
         self.deltas[s.client] = s.received - s.parameters
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
-        return fed.bind_model(self.model)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        if kind == "aggregated":  # clients hold the server's model
+            return fed.server_rows(self.model, clients)
+        return super().models(fed, kind, clients)

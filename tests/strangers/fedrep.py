@@ -7,11 +7,13 @@ In the paper a head is private. In the released code (lgcollins/FedRep) the serv
 too, and a client that takes part for the first time starts from that mean: `private=False`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed import Algorithm, Fleet, Phase, ServerModel
+from lightfed import Algorithm, Fleet, ModelKind, Phase, Rows, ServerModel
 
 
 class FedRep(Algorithm):
@@ -69,8 +71,7 @@ class FedRep(Algorithm):
         self.seen[clients] = True
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None):  # type: ignore[no-untyped-def]
-        if client is None:
-            return None
-        fed.load(self.model, client, tensors=self.body)
-        return fed.bind(client)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        if kind in ("global", "local"):
+            return None  # the server has no head
+        return fed.rows(clients, given=self.model, tensors=self.body)

@@ -10,7 +10,6 @@ Clients are drawn uniformly, as in the released code. BatchNorm statistics are m
 F_k^q.
 """
 
-from lightning.pytorch import LightningModule
 from typing_extensions import override
 
 from lightfed import Algorithm, Fleet, ServerModel
@@ -47,7 +46,3 @@ class QFFL(Algorithm):
         h = sum(L * scales[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
         if h > 0:
             w.copy_(before + step / h * (w - before))
-
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
-        return fed.bind_model(self.model)

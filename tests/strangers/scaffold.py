@@ -4,12 +4,13 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled 
 Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378. Option II.
 """
 
+from collections.abc import Sequence
+
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed import Algorithm, Fleet, ServerModel
+from lightfed import Algorithm, Fleet, ModelKind, Rows, ServerModel
 from lightfed.local.hooks import SessionContext
 
 
@@ -17,7 +18,6 @@ class Scaffold(Algorithm):
     """Clients step along g_i - c_i + c."""
 
     stateful = True
-    moments = ("trained",)
     model: ServerModel  # x
     c: Tensor
 
@@ -64,5 +64,7 @@ class Scaffold(Algorithm):
         self.controls[s.client], self.changes[s.client] = new, new - old
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
-        return fed.bind_model(self.model)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        if kind == "aggregated":  # clients hold the server's model
+            return fed.server_rows(self.model, clients)
+        return super().models(fed, kind, clients)

@@ -12,7 +12,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
-from tests.small import fleet_of, random_data, run_round
+from tests.small import fleet_of, module_of, random_data, run_round
 from tests.strangers.depthfl import DepthFL, DepthNet
 from tests.strangers.golden import MATRIX, Recorded
 
@@ -54,8 +54,7 @@ def test_the_recorded_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for t, _ in run.rounds(monkeypatch, first):
         expected = run.row(f"r{t}/server")
         torch.testing.assert_close(algorithm.model.floats, expected, rtol=0, atol=3e-6)
-    module = algorithm.evaluated(run.fleet, None)
-    assert module is not None
+    module = module_of(run.fleet, None)
     ensemble, expected = module(run.tensors["data/0/x"][:6]), run.tensors["final/ensemble"]
     torch.testing.assert_close(ensemble, expected, rtol=0, atol=5e-6)
 

@@ -6,7 +6,7 @@ the participants and becomes the mean of their trained copies.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import lightning.pytorch as L
 from torch import nn
@@ -15,8 +15,8 @@ from typing_extensions import override
 from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_module import ClientModule
-from lightfed.local.hooks import Moment
 from lightfed.models.build import DataSpec, build_network
+from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 
 PREFIX = "net.shared."
@@ -28,7 +28,7 @@ class PersonalShared(Algorithm):
     """A private and a shared network; `composite` defines how they train together."""
 
     stateful = True
-    moments: tuple[Moment, ...] = ("trained",)
+    moments: tuple[Moment, ...] = ("trained", "aggregated")
     holds = "its own parts with the shared network"
     model: ServerModel  # the shared network
 
@@ -57,9 +57,11 @@ class PersonalShared(Algorithm):
         client.net = self.composite(client.net, shared, data)
 
     @override
-    def aggregated(self, fed: Fleet, client: int) -> L.LightningModule | None:
-        """The client's own parts with the server's shared network."""
-        return fed.bind_with(self.model, client)
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
+        """A client's row is as trained; aggregated it has the server's shared network."""
+        if kind == "aggregated" and "trained" in self.moments:
+            return fed.rows(clients, given=self.model)
+        return super().models(fed, kind, clients)
 
     @override
     def setup(self, fed: Fleet) -> None:

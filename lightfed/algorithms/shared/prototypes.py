@@ -100,12 +100,9 @@ class ByClass(Algorithm):
         self._values[s.client], self._seen[s.client] = upload.values, upload.seen
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        if client is None:
-            return None
-        module = fed.bind(client)
-        self._client_of(module).receive(self.common)
-        return module
+    def evaluation_start(self, fed: Fleet) -> None:
+        for state in fed.groups:
+            self._client_of(state.module).receive(self.common)
 
     @staticmethod
     def _client_of(module: L.LightningModule) -> ClassClient:

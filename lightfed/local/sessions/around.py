@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import reported
-from lightfed.local.hooks import SESSION_HOOKS, Hooks, Moment, SessionContext, SessionFleet
+from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
@@ -17,7 +17,7 @@ from lightfed.local.packs.session import LaneReport
 from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops
-from lightfed.state.rows import Row
+from lightfed.state.rows import Moment, Row, Rows
 from lightfed.utils.errors import UserError, reason, require, tracebacks
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
@@ -110,14 +110,24 @@ class AroundSessions:
         for moment, reports in self.tests.items():
             self.tests[moment] = [r for r in reports if r.client not in clients]
 
-    def finetune(self, client: int, row: Row) -> L.LightningModule:
-        """The client's module, bound to a copy of a row after an unreported session."""
-        fleet, state = self._fleet, self._fleet.groups[self._fleet.home_group(client)]
+    def finetune(self, client: int, row: Row) -> Report:
+        """Test a client after an unreported session on a copy of a row.
+
+        There are no samples if the session raises.
+        """
+        state = self._fleet.groups[self._fleet.home_group(client)]
         state.live.restore()
-        s = self._begin(client, state, state.borrow(row), -1)
-        # The same draws in every evaluation: metrics of two rounds differ only by their models.
-        state.session.train(s.row, self._work(s, "finetune-"))
-        return fleet.algorithm.tested(s)
+        try:
+            s = self._begin(client, state, state.borrow(row), -1)
+            # The same draws in every evaluation: metrics of two rounds differ only by their models.
+            state.session.train(s.row, self._work(s, "finetune-"))
+        except UserError:
+            raise
+        except Exception as error:  # as in a round
+            return Report(client, 0, error=self.abandon(client, state, error))
+        report = self._test_in_session(s, "trained", "personal")
+        state.live.restore()
+        return report
 
     def gradient(self, client: int, row: Row, t: int) -> Tensor:
         """(P,) the gradient of one training batch at a row, in eval mode; 0 if there is none.
@@ -196,29 +206,38 @@ class AroundSessions:
         client = s.client
         if client not in self._fleet.plan.tested.get(moment, ()):
             return
-        report = self.test(client, self._fleet.algorithm.tested(s), moment)
+        report = self._test_in_session(s, moment, moment)
         report.stored = self._fleet.stored_bytes(client)
         self.tests[moment].append(report)
 
-    def test(self, client: int, module: L.LightningModule, purpose: str = "personal") -> Report:
-        """Test a module on a client's test split.
+    def _test_in_session(self, s: SessionContext, moment: Moment, purpose: str) -> Report:
+        """Test the model that is in a session."""
+        fleet = self._fleet
+        fleet.session = s
+        try:
+            rows = fleet.algorithm.models(fleet, moment, [s.client])
+            return Report(s.client, 0) if rows is None else self.test(s.client, rows, purpose)
+        finally:
+            fleet.session = None
+
+    def test(self, client: int, rows: Rows, purpose: str = "personal") -> Report:
+        """Test a client's model on its test split.
 
         A module's draws in evaluation (tokens to mask) are named (seed, purpose, client), so that
         they are the same on any rank. If its `validation_step` raises, no sample is tested.
         """
-        if module.training:
-            module.eval()
-        self._seed(f"{purpose}-evaluation", -1, client)
-        batches = self._fleet.data.test_batches(client)
-        session = self.session_of(module)
-        try:
-            with self._timings.part("evaluation"):
-                report = session.evaluate(batches, client=client)
-        except UserError:
-            raise
-        except Exception as error:
-            session.forget()
-            return Report(client, 0, error=reason(error))
+        with rows.bound(client) as module:
+            self._seed(f"{purpose}-evaluation", -1, client)
+            batches = self._fleet.data.test_batches(client)
+            session = self.session_of(module)
+            try:
+                with self._timings.part("evaluation"):
+                    report = session.evaluate(batches, client=client)
+            except UserError:
+                raise
+            except Exception as error:
+                session.forget()
+                return Report(client, 0, error=reason(error))
         report.metrics = reported(report.metrics)
         return report
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightfed.local.hooks import Moment, SessionFleet
+from lightfed.local.hooks import SessionFleet
 from lightfed.local.session import Report
-from lightfed.state.rows import Row
+from lightfed.state.rows import Moment, Row
 
 
 @dataclass

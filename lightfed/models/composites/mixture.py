@@ -85,14 +85,15 @@ class MixtureClient(nn.Module):
         batch: (B, ...) inputs of any values, to determine the feature sizes.
 
     Attributes:
-        gate_sums: sums the gate's weights by class over the calls of `figures`; None to disable.
+        gate_sums: (C, 3) float64 buffer: `figures` adds the gate's weights by class, and the
+            numbers of samples; None to disable.
 
     Raises:
         UserError: key "shared"; the extractors give different numbers of features.
     """
 
     clipped_apart = ("shared", "gate")
-    gate_sums: ClassSums | None = None
+    gate_sums: Tensor | None
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class MixtureClient(nn.Module):
         found = f"its extractor gives {common} features, but the client's gives {own}"
         require(own == common, "shared", found, "use extractors with the same number of features")
         self.extractor, self.head, self.shared, self.gate = extractor, head, shared, gate
+        self.register_buffer("gate_sums", None, persistent=False)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ class MixtureClient(nn.Module):
         """The mean weight of the shared expert in a batch, "gate_general", for labels (B,)."""
         weights = self.gate(x)
         if self.gate_sums is not None:
-            self.gate_sums.add(y, weights)
+            class_sums(self.gate_sums).add(y, weights)
         return {"gate_general": weights[:, 0].mean()}
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -133,3 +135,8 @@ class MixtureClient(nn.Module):
         A ValueError for a single sample in training, which normalisation rejects.
         """
         return {"mixture": F.cross_entropy(self(x), y)}
+
+
+def class_sums(gate_sums: Tensor) -> ClassSums:
+    """A view of (C, 3): sums of the gate's weights, and numbers of samples."""
+    return ClassSums(gate_sums[:, :2], gate_sums[:, 2])
