@@ -30,6 +30,7 @@ from lightfed.local.optimizer import Clipping
 from lightfed.local.packs.rules import Packs, SideBySide
 from lightfed.local.session import Autocast, Runtime
 from lightfed.local.session_setup import OptimizerFactory, client_stepper, single_optimizer
+from lightfed.local.sessions.rank_sessions import Waves
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.rows import ModelLayout, Row
 
@@ -176,9 +177,9 @@ def fleet_of(
     return fleet
 
 
-def run_round(fleet: Fleet, t: int) -> dict[str, float]:
+def run_round(fleet: Fleet, t: int, waves: Waves | None = None) -> dict[str, float]:
     """One round of the fleet's algorithm; its metrics."""
-    fleet.open_round()
+    fleet.open_round(waves=waves)
     fleet.algorithm.round(fleet, t)
     return fleet.close_round()
 

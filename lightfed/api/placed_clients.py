@@ -168,8 +168,9 @@ class PlacedClients:
     def pays_to_move(self, sessions: Mapping[int, int | None]) -> list[tuple[int, int]]:
         """Stateful clients that had better change places before a round, in pairs.
 
-        Blocks of clients that train side by side move as a whole. None unless their groups have been timed. The same on every rank. A session has so many
-        batches; None for as many as configured.
+        Blocks of clients that train side by side move as a whole. None unless their groups have
+        been timed. The same on every rank. A session has so many batches; None for as many as
+        configured.
         """
         if self.rates.of(self.groups_of(sessions)) is None:
             return []

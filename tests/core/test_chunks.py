@@ -50,15 +50,13 @@ def test_two_steps_a_round_are_on_the_chunk_of_the_round() -> None:
 def batches(fleet: Fleet, t: int) -> list[list[int]]:
     """Of each client the sizes of the batches that its session of round t has seen."""
     found: list[list[int]] = []
-    training = fleet.training
 
     def waves(mine: list[int], _: int, run: RunClient) -> list[PendingReport]:
         reports = [run(client) for client in mine]
         found.extend(report.sizes for report in reports)
         return reports
 
-    training.waves = waves
-    run_round(fleet, t)
+    run_round(fleet, t, waves)
     return found
 
 
