@@ -68,8 +68,8 @@ class Training(AroundSessions):
     @property
     def side_by_side(self) -> dict[str, int | str]:
         """How many clients of a group train at once, or why they do not, by its name."""
-        groups = self._fleet.groups
-        return {s.name: s.packing.reason or s.packing.most for s in groups}
+        found = {s.name: s.packing.reason or s.packing.most for s in self._fleet.groups}
+        return {name: how for name, how in found.items() if how != 1}
 
     def start(self, waves: Waves | None) -> None:
         """Begin a round. `waves` calls `run` for the clients of this rank, in order."""
