@@ -8,6 +8,7 @@ import torch
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext, SessionFleet
+from lightfed.local.packs.rules import unknown
 from lightfed.local.packs.session import LaneReport, PackResult, PackSession, PackWork
 from lightfed.local.session import Known, Work
 from lightfed.local.sessions.around import AroundSessions
@@ -30,9 +31,10 @@ class PackRunner:
         """The packs that train side by side, of clients of this rank; others are alone."""
         fleet, plans = self._fleet, self._sessions.plans
         groups = dict(zip(clients, fleet.groups_of(clients), strict=True))
+        ready = [g for g in {*groups.values()} & self.trainers.keys() if not self._has_changed(g)]
         members: dict[Any, list[int]] = {}
         for client, group in groups.items():
-            if group in self.trainers:
+            if group in ready:
                 shape = plans.shape(client, t, even=fleet.groups[group].packing.even)
                 members.setdefault((fleet.pack_of(client), *shape), []).append(client)
         return [
@@ -40,6 +42,12 @@ class PackRunner:
             for pack in members.values()
             if len(pack) >= fleet.groups[groups[pack[0]]].packing.least
         ]
+
+    def _has_changed(self, group: int) -> bool:
+        """Whether a callback has frozen parameters, or has changed the kinds of known layers."""
+        state = self._fleet.groups[group]
+        frozen = not all(p.requires_grad for p in state.live.trainable)
+        return frozen or (state.packing.known and bool(unknown(state.module)))
 
     def run(self, clients: Sequence[int], t: int) -> dict[int, PackReport] | None:
         """Train a pack; None if its clients have to be trained one after the other.

@@ -1,6 +1,7 @@
 """Optimiser steps of K clients at once, on stacked (K, *shape) parameters."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class StackedOptimizer:
         rate: float | None = None,
     ) -> None:
         self._kind: Any = type(optimizer)
+        known = signature(self._kind.__init__).parameters
+        self._defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
         places = {id(p): i for i, p in enumerate(parameters)}
         self._groups: list[tuple[dict[str, Any], list[int]]] = []
         for group in optimizer.param_groups:
@@ -78,7 +81,8 @@ class StackedOptimizer:
                 {**options, "params": [self.leaves[i] for i in places]}
                 | {"lr": self.rate(options["lr"], lr)}
                 for options, places in self._groups
-            ]
+            ],
+            **self._defaults,
         )
         if momenta is not None and self._kind is optim.SGD:
             for leaf, momentum in zip(self.leaves, momenta, strict=True):
