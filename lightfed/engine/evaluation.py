@@ -9,13 +9,12 @@ The kinds, each with its own name:
     finetuned   the server's model after a session, on the client's test split
 
 A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
-several clients at once (`lightfed.local.row_tests`). The global test set has the
+several clients at once (`lightfed.local.packs.row_tests`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
 """
 
-import logging
 from collections import UserList
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
@@ -24,11 +23,12 @@ import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.api.prediction import deployed
+from lightfed.distributed.placement import split
 from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.client_module import reported
 from lightfed.local.local_work import ClientData
 from lightfed.local.logbook import needs_whole
-from lightfed.local.row_tests import Piece, RowTests, at_once
+from lightfed.local.packs.row_tests import Piece, RowTests, at_once
 from lightfed.local.session import Report
 from lightfed.results.units import lower_is_better
 from lightfed.state.rows import ModelKind, Moment, Rows
@@ -40,8 +40,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
 
-
-log = logging.getLogger(__name__)
 
 # A job is a client, one of these two, or the number of clients plus the position of a piece.
 GLOBAL = -1
@@ -151,11 +149,7 @@ class Evaluation:
         if not fleet.algorithm.stateful:
             members = sorted(members, key=lambda k: len(self._data.test_index(k)))
             return [members[i : i + most] for i in range(0, len(members), most)]
-        first = sum(state.group.count for state in fleet.groups[:group])
-        packs: dict[int, list[int]] = {}
-        for client in members:
-            packs.setdefault((client - first) // most, []).append(client)
-        return list(packs.values())
+        return split(members, fleet.blocks.of)
 
     def _alone(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of others."""
@@ -207,7 +201,8 @@ class Evaluation:
         if job == IDLE:
             return
         if job >= self._fleet.clients:
-            self._run_piece(*self._pieces[job - self._fleet.clients])
+            key, piece = self._pieces[job - self._fleet.clients]
+            self._together[key].run(piece, self._rows[key])
             return
         if job == GLOBAL:
             self._run_global(self._rows["global", 0])
@@ -218,17 +213,6 @@ class Evaluation:
                 self._run_client(kind, job)
         if "finetuned" in self._kinds:
             self._reports["finetuned"].append(self._run_finetuned(job))
-
-    def _run_piece(self, key: tuple[Kind, int], piece: Piece) -> None:
-        """Run a piece of a test of several clients, or what it does not allow, one by one."""
-        try:
-            self._together[key].run(piece, self._rows[key])
-        except Exception as error:
-            if isinstance(error, UserError) or isinstance(piece, slice):
-                raise
-            log.warning("clients are tested one after the other", exc_info=error)
-            for client in piece[0]:
-                self._run_client(key[0], client)
 
     def _run_client(self, kind: Kind, client: int) -> None:
         """Test a client's model of a kind, if there is one."""

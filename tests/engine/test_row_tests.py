@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -22,10 +21,11 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.placement import Blocks
 from lightfed.engine.evaluation import Evaluation
-from lightfed.local import row_tests
 from lightfed.local.client_group import ClientGroup, GroupState
 from lightfed.local.client_module import ClientModule
+from lightfed.local.packs import row_tests
 from lightfed.local.session import LocalSession, Report
 from lightfed.models import MLP, Conv
 from lightfed.topology.topology import Ring
@@ -45,25 +45,11 @@ def images(sizes: Sequence[int]) -> FederatedDataModule:
     return data_of(x, y, parts, classes=3, batch_size=5)
 
 
-class InPlace(nn.Module):
-    """Writes into activations, and drops some in training."""
-
-    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(input_shape[0], 16), nn.Linear(16, num_classes)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.inner(x)
-        h += torch.relu_(h.clone())
-        return self.outer(F.dropout(h, 0.3, self.training, inplace=True))
-
-
 class Smooth(ClientModule):
     """A module of a user's."""
 
     def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
-        super().__init__(InPlace(num_classes, input_shape), num_classes=num_classes)
+        super().__init__(MLP(num_classes, input_shape, hidden=(9,)), num_classes=num_classes)
 
 
 mlp = partial(MLP, hidden=(40, 30))
@@ -80,7 +66,6 @@ CASES: dict[str, dict[str, Any]] = {
     "own bn": {"model": conv, "data": images, "algorithm": Standalone},
     "local bn": {"model": conv, "data": images, "algorithm": partial(FedAvg, buffers="local")},
     "gn": {"model": gn, "data": images, "algorithm": Standalone},
-    "in place": {"model": InPlace, "algorithm": Standalone},
     "heterofl": {"algorithm": HeteroFL},
     "heterofl ln": {"model": partial(conv, norm="ln"), "data": images, "algorithm": HeteroFL},
     "heterofl bn": {"model": conv, "data": images, "algorithm": HeteroFL},
@@ -113,8 +98,6 @@ def fleet(name: str, **more: Any) -> Fleet:
         test_offsets=np.cumsum([0, *TESTED]),
     )
     run_round(made, 0)
-    for state in made.groups:
-        vars(state).pop("side_by_side", None)
     return made
 
 
@@ -127,6 +110,13 @@ def evaluate(made: Fleet, **settings: Any) -> Found:
     for job in evaluation.jobs:
         evaluation.run(job)
     return evaluation.finish()  # type: ignore[return-value]
+
+
+def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int = 2) -> None:
+    """From now on so many clients are tested at once, in packs of `few` at least."""
+    patch.setattr(GroupState, "side_by_side", most)
+    patch.setattr(row_tests, "_FEW", few)
+    made.blocks = Blocks([state.group.count for state in made.groups], [most] * len(made.groups))
 
 
 @pytest.fixture
@@ -152,8 +142,7 @@ def test_metrics_are_those_of_one_client_at_a_time(
     assert {-1} < set(alone) or made.algorithm.stateful
     alone.clear()
     for side, few in ((len(SIZES), 2), (3, 2), (3, 9)):
-        monkeypatch.setattr(GroupState, "side_by_side", side)
-        monkeypatch.setattr(row_tests, "_FEW", few)
+        side_by_side(made, side, monkeypatch, few=few)
         found, theirs = evaluate(made)
         assert not alone
         assert found == pytest.approx(metrics, rel=2e-6)
@@ -172,17 +161,22 @@ class Told(MLP):
         return {"mean": x.mean()}
 
 
-class Odd(MLP):
-    """Looks at values, which `vmap` cannot, when it is tested."""
+class Mixes(MLP):
+    """Looks at other samples of a batch."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        found = super().forward(x)
-        return found if self.training or float(found.sum()) < 1e6 else 0 * found
+        return super().forward(x - x.mean(0))
 
 
 @pytest.mark.parametrize(
-    "more", [{"model": Smooth}, {"model": Told}, {"model": Odd, "algorithm": Standalone}]
+    "more",
+    [
+        {"model": Smooth},
+        {"model": Told},
+        {"model": Mixes, "algorithm": Standalone},
+        {"model": conv, "data": images, "algorithm": partial(FedAvg, buffers="drop")},
+    ],
 )
 def test_what_cannot_be_tested_at_once_is_tested_one_client_at_a_time(
     more: dict[str, Any], alone: list[int], monkeypatch: pytest.MonkeyPatch
@@ -191,8 +185,7 @@ def test_what_cannot_be_tested_at_once_is_tested_one_client_at_a_time(
     expected = evaluate(made)
     everyone = sorted(set(alone))
     alone.clear()
-    monkeypatch.setattr(GroupState, "side_by_side", len(SIZES))
-    monkeypatch.setattr(row_tests, "_FEW", 2)
+    side_by_side(made, len(SIZES), monkeypatch, few=2)
     assert evaluate(made) == expected
     assert sorted(set(alone)) == everyone
 
@@ -210,7 +203,7 @@ def test_samples_that_clients_share_are_tested_once(
         return given(client, index)
 
     monkeypatch.setattr(made.data, "test_samples", counted)
-    monkeypatch.setattr(GroupState, "side_by_side", 3)
+    side_by_side(made, 3, monkeypatch)
     evaluate(made, kinds=["local" if name == "fedbcd" else "personal"])
     groups = [TESTED[:4], TESTED[4:]] if "hetero" in name else [TESTED]
     assert 0 < len(asked) < sum(TESTED)
@@ -221,8 +214,7 @@ def test_samples_that_clients_share_are_tested_once(
 def test_pieces_do_not_depend_on_the_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results of two ranks, one after the other, have the bits of one rank."""
     made = fleet(name)
-    monkeypatch.setattr(GroupState, "side_by_side", 3)
-    monkeypatch.setattr(row_tests, "_FEW", 2)
+    side_by_side(made, 3, monkeypatch, few=2)
     kinds = ("personal", "global")
     expected = evaluate(made, kinds=kinds)[1]["personal"]
     homes = {k: k // 3 % 2 for k in range(len(SIZES))}  # a pack has one home
@@ -244,8 +236,7 @@ def test_a_limit_of_jobs_tests_fewer_samples_and_calls_none_of_the_others_wrong(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = fleet(name)
-    monkeypatch.setattr(GroupState, "side_by_side", 3)
-    monkeypatch.setattr(row_tests, "_FEW", 2)
+    side_by_side(made, 3, monkeypatch, few=2)
     evaluation = Evaluation(made, made.data, kinds=("global", "local", "personal"))
     jobs = list(evaluation.jobs)
     assert len(jobs) > 1

@@ -170,6 +170,12 @@ def unknown(module: L.LightningModule) -> str:
     if not has_known_loss(module):
         return f"{type(module).__name__} has a training step of its own"
     net: Any = module.net
+    frozen = not all(p.requires_grad for p in module.parameters())
+    return strange(net) or ("it has frozen parameters" if frozen else shared(module))
+
+
+def strange(net: nn.Module) -> str:
+    """Which layer of a network is not known; empty if all are."""
     for name, part in net.named_modules():
         kind = type(part)
         if kind not in LAYERS and not vars(kind).get("packs", False):
@@ -178,9 +184,7 @@ def unknown(module: L.LightningModule) -> str:
             return f"{name or 'the network'} has hooks"
         if isinstance(part, _BatchNorm) and part.momentum is None:
             return f"{name} has no momentum"
-    if not all(p.requires_grad for p in module.parameters()):
-        return "it has frozen parameters"
-    return shared(module)
+    return ""
 
 
 def shared(module: nn.Module) -> str:

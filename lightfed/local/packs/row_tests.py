@@ -11,10 +11,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import stacked
 from lightfed.local.client_module import ClientModule
+from lightfed.local.packs.rules import strange
 from lightfed.local.session import Autocast, Report
 from lightfed.state.rows import Rows
 from lightfed.utils.memory import sent
@@ -39,8 +41,11 @@ class TestData(Protocol):
 
 
 def at_once(module: nn.Module) -> bool:
-    """Whether a module's metrics are the accuracy and the cross-entropy of `ClientModule`."""
-    return type(module) is ClientModule and not hasattr(module.net, "figures")
+    """Whether all layers are known, mix no samples, and the metrics are those of `ClientModule`."""
+    if type(module) is not ClientModule or hasattr(module.net, "figures") or strange(module.net):
+        return False
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    return all(norm.running_mean is not None for norm in norms)
 
 
 class RowTests:
@@ -86,11 +91,11 @@ class RowTests:
         cheap = int(_FLOPS // flops) if flops else 0
         self._most = max(data.eval_batch_size, min(_AT_ONCE, cheap))
 
-    def pieces(self, rank: int, world: int, home: Callable[[int], int] | None) -> list[Piece]:
+    def pieces(self, rank: int, world: int, home: Callable[[int], int] | None) -> Sequence[Piece]:
         """What a rank runs; `home` gives the rank of a client, None if any rank can test any."""
         if self._one:
-            starts = range(0, len(self._samples), self._most)
-            return [slice(start, start + self._most) for start in starts][rank::world]
+            starts = range(0, len(self._samples), self._most)[rank::world]
+            return [slice(start, start + self._most) for start in starts]
         packs = [pack for pack in self._packs if len(pack) >= _FEW]
         apart = [k for pack in self._packs if len(pack) < _FEW for k in pack]
         if home is None:
@@ -113,19 +118,14 @@ class RowTests:
                 self._run_one(module, piece)
             return
         clients, together = piece
-        try:
-            if together:
-                self._run_many(clients, rows)
-                return
-            for client, module in zip(clients, rows.each(clients), strict=True):
-                first, end = self._spans[client]
-                for start in range(first, end, self._most):
-                    self._run_one(module, slice(start, min(start + self._most, end)))
-            rows.live.forget_views()  # of copies of rows
-        except Exception:
-            for client in clients:
-                self._found[:, slice(*self._spans[client])] = 0
-            raise
+        if together:
+            self._run_many(clients, rows)
+            return
+        for client, module in zip(clients, rows.each(clients), strict=True):
+            first, end = self._spans[client]
+            for start in range(first, end, self._most):
+                self._run_one(module, slice(start, min(start + self._most, end)))
+        rows.live.forget_views()  # of copies of rows
 
     def _run_one(self, module: nn.Module, part: slice) -> None:
         """Test a model on some samples."""
