@@ -110,10 +110,6 @@ class Row:
     def clone(self) -> "Row":
         return Row(self.floats.clone(), self.integers.clone())
 
-    def first(self, count: int) -> "Row":
-        """The first rows of a block, as a block."""
-        return Row(self.floats[:count], self.integers[:count])
-
     def repeated(self, count: int) -> "Row":
         """A block of equal rows, all of them views of this one."""
         return Row(self.floats.expand(count, -1), self.integers.expand(count, -1))

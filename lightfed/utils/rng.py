@@ -7,14 +7,11 @@ random state, and a client's draws depend neither on the rank that trains it nor
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
-from typing_extensions import override
 
 
 def derive_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:
@@ -78,48 +75,3 @@ def torch_states(device: torch.device) -> list[bytes]:
 def python_states() -> bytes:
     """The states of the generators of Python and numpy, which no pack seeds for its clients."""
     return pickle.dumps((random.getstate(), np.random.get_state()))
-
-
-class Streams(Protocol):
-    """Random numbers of K clients, each from a stream of its own."""
-
-    def bernoulli_(self, out: Tensor, p: float) -> Tensor:
-        """Fill (K, ...) with ones, with probability p, and zeros."""
-
-    def uniform_(self, out: Tensor) -> Tensor:
-        """Fill (K, ...) with numbers in [0, 1)."""
-
-    def part(self, places: Sequence[int], real: int | None = None) -> "Streams":
-        """The streams of some clients, the first `real` (None: all) of which go on from here."""
-
-
-Draws = Callable[[], Streams]  # called when something is drawn
-
-
-def streams(seeds: Sequence[int], device: torch.device) -> Streams:
-    """Streams of clients with these seeds."""
-    return _TorchStreams([torch.Generator(device).manual_seed(seed) for seed in seeds])
-
-
-class _TorchStreams(Streams):
-    """A generator for each client: the draws of torch for one client."""
-
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        self._generators = generators
-
-    @override
-    def bernoulli_(self, out: Tensor, p: float) -> Tensor:
-        for part, generator in zip(out, self._generators, strict=True):
-            part.bernoulli_(p, generator=generator)
-        return out
-
-    @override
-    def uniform_(self, out: Tensor) -> Tensor:
-        for part, generator in zip(out, self._generators, strict=True):
-            part.uniform_(generator=generator)
-        return out
-
-    @override
-    def part(self, places: Sequence[int], real: int | None = None) -> Streams:
-        found = [self._generators[place] for place in places[:real]]
-        return _TorchStreams(found + [torch.Generator() for _ in places[len(found) :]])

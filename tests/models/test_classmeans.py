@@ -13,11 +13,16 @@ from tests.small import GOLDEN
 CPU = torch.device("cpu")
 
 
+def none(classes: int, size: int) -> ClassSums:
+    """Without any vector."""
+    return ClassSums(torch.zeros(classes, size).double(), torch.zeros(classes).double())
+
+
 @settings(deadline=None, max_examples=20)
 @given(y=st.lists(st.integers(0, 4), max_size=20), batch=st.integers(1, 7))
 def test_sums_over_batches_give_the_mean_of_all_samples(y: list[int], batch: int) -> None:
     labels, values = torch.tensor(y, dtype=torch.int64), random(len(y), 3)
-    sums = ClassSums.none(5, 3, device=CPU)
+    sums = none(5, 3)
     for some, of in zip(labels.split(batch), values.split(batch), strict=True):
         sums.add(some, of)
     means = sums.means()
@@ -33,7 +38,7 @@ def test_sums_over_batches_give_the_mean_of_all_samples(y: list[int], batch: int
 
 def test_sums_are_exact_under_autocast() -> None:
     values, y = 1 + 1e-3 * random(64, 3), torch.zeros(64, dtype=torch.int64)
-    sums = ClassSums.none(1, 3, device=CPU)
+    sums = none(1, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sums.add(y, values)
     torch.testing.assert_close(sums.means().values[0], values.mean(0), rtol=1e-6, atol=0)
@@ -41,7 +46,7 @@ def test_sums_are_exact_under_autocast() -> None:
 
 def test_gathering_keeps_no_graph() -> None:
     values = random(4, 3).requires_grad_()
-    sums = ClassSums.none(2, 3, device=CPU)
+    sums = none(2, 3)
     sums.add(torch.tensor([0, 1, 1, 0]), values)
     assert not sums.means().values.requires_grad
 

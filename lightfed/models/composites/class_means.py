@@ -43,14 +43,6 @@ class ClassSums:
     def __init__(self, sums: Tensor, counts: Tensor) -> None:
         self._sums, self._counts = sums, counts
 
-    @classmethod
-    def none(cls, classes: int, size: int, *, device: torch.device) -> "ClassSums":
-        """Without any vector."""
-        return cls(
-            torch.zeros(classes, size, dtype=torch.float64, device=device),
-            torch.zeros(classes, dtype=torch.float64, device=device),
-        )
-
     @torch.no_grad()
     def add(self, y: Tensor, values: Tensor) -> None:
         """Add a batch of values (B, D) with labels (B,)."""
