@@ -251,7 +251,7 @@ class RunFolder:
         try:
             before = yaml.safe_load((self.path / CONFIG).read_text())
             keys = changed(before, json.loads(json.dumps(config, default=str)))
-        except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError):  # edited
+        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # edited
             keys = {}
         return [*known, *([{"round": rounds} | keys] if keys else [])]
 

@@ -24,6 +24,7 @@ from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import FULL, DiskError, UserError, repair, require, tracebacks
+from lightfed.utils.keys import COLUMNS
 from lightfed.utils.stopwatch import Part
 
 _KEPT = " and run the same command again; a checkpoint that is there is complete"
@@ -198,18 +199,20 @@ class RunLogger(Logger):
         """Merge into the row of round `step` + 1; an evaluation without a run writes none.
 
         Without a step it is the row of the round that ends next, or of the last one. A UserError if
-        a metric has the name of the column that numbers the rows.
+        a callback has logged another value of one of lightfed's own columns.
         """
         if not self.claimed:
             return
-        fix = "log it under another name"
-        require("round" not in metrics, "trainer.logger", "a metric of the name round", fix)
         plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in metrics.items()}
         if step is None:
             self._waiting |= plain
             return
         number = step + 1
         row = self._rounds.setdefault(number, {"round": number})
+        for name in COLUMNS.keys() & plain.keys() & row.keys():
+            found = f"{plain[name]} and {row[name]} for {name}, a column of lightfed's own tables"
+            fix = "log the metric under another name"
+            require(plain[name] == row[name], "trainer.logger", found, fix)
         new = {k: v for k, v in plain.items() if k != "epoch" and row.get(k) != v}
         row.update(new)
         self._metrics.add_columns(row)

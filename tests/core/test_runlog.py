@@ -89,13 +89,15 @@ def test_a_row_holds_what_was_logged_in_its_round(tmp_path: Path) -> None:
     assert environment == {"name": "run", "seed": 3}
 
 
-def test_a_metric_cannot_replace_the_number_of_the_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["round", "seconds"])
+def test_a_metric_cannot_replace_a_column_of_the_table(name: str, tmp_path: Path) -> None:
     logger = logger_of(tmp_path)
     logger.start({}, finished_rounds=0)
-    with pytest.raises(UserError, match=r"trainer\.logger: a metric of the name round"):
-        logger.log_metrics({"round": 7.0}, 0)
-    log_round(logger, 1, loss=2.0)
-    assert rows_of(logger.folder / "metrics.csv") == [{"round": "1", "loss": "2.0"}]
+    log_round(logger, 1, loss=2.0, seconds=3.0)
+    with pytest.raises(UserError, match=rf"trainer\.logger: 7\.0 and \S+ for {name}, a column"):
+        logger.log_metrics({name: 7.0}, 0)
+    row = {"round": "1", "loss": "2.0", "seconds": "3.0"}
+    assert rows_of(logger.folder / "metrics.csv") == [row]
 
 
 def test_what_a_user_logs_as_with_other_loggers_is_kept(tmp_path: Path) -> None:
