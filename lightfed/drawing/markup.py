@@ -8,7 +8,6 @@ change. Every text is escaped. `parts()` has the macros of templates/parts.html.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DIGITS = 5  # of a number in a chart
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number in a table, and whether it is the best of those it is compared with."""
-
-    text: str
-    best: bool = False
 
 
 @cache

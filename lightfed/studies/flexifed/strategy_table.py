@@ -9,15 +9,15 @@ import pandas as pd
 from pandas import DataFrame
 from rich.console import Console
 
-from lightfed.drawing.markup import Cell, parts
+from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import fits, print_line, print_table
 from lightfed.results.groups import runs_of
 from lightfed.results.intervals import resolution, resolution_text
-from lightfed.results.settings import Item, gathered
+from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, is_share, spread_text
 from lightfed.studies.flexifed.strategies import Setting, Study
-from lightfed.studies.flexifed.trials import BASELINE, STRATEGIES
+from lightfed.studies.flexifed.trials import BASELINE
 
 NAME_LETTERS = 20  # in a line of the terminal
 SPARE = ("target", "rounds", "mean", "speed")
@@ -56,27 +56,15 @@ class StrategyTable:
         return self._table(rows)
 
     def markup(self) -> list[str]:
-        """The paper's table by strategy and version, and one of settings with a single strategy."""
+        """For the page: a row per setting and strategy."""
         part = parts()
-        found = [part.heading("Strategies by version")]
-        alike = [setting for setting in self.settings if len(setting.trials) > 1]
-        if alike:
-            names = [n for n in STRATEGIES.values() if any(n in s.trials for s in alike)]
-            groups = [(name, (*self.versions, "speed")) for name in names]
-            rows = [
-                (setting.name, [cell for name in names for cell in self._group(setting, name)])
-                for setting in alike
-            ]
-            found.append(part.table_of_groups("data and family", groups, rows))
-        alone = [
+        rows = [
             (setting.name, *self._row(setting, name, spread=True))
             for setting in self.settings
             for name in setting.trials
-            if len(setting.trials) == 1
         ]
-        if alone:
-            found += [part.heading("Settings with one strategy"), part.table(self._table(alone))]
-        return [*found, *(part.paragraph(text, "small") for text in self.notes(best="in colour"))]
+        notes = (part.paragraph(text, "small") for text in self.notes())
+        return [part.heading("Strategies by version"), part.table(self._table(rows)), *notes]
 
     def csv(self) -> str:
         """A line per setting, strategy and version, and one for all clients; unknown is empty."""
@@ -97,8 +85,8 @@ class StrategyTable:
         every = (*trial.score(topic.metric), target, pace.rounds, pace.speed, steps)
         yield (*first, "mean", "", len(runs), *every)
 
-    def notes(self, *, best: str) -> list[str]:
-        """How to read a table; `best` says how the best are marked, such as "with a star"."""
+    def notes(self) -> list[str]:
+        """How to read the table."""
         metrics = dict.fromkeys(study.topic.metric for study in self.studies)
         names = " and ".join(readable(m) + (" in %" if is_share(m) else "") for m in metrics)
         families = {study.topic.family: study.topic.versions for study in self.studies}
@@ -107,7 +95,7 @@ class StrategyTable:
         return [
             f"Final {names}: each client's model on its own test samples, mean over the clients "
             "with the sample deviation over seeds. The best strategy of a setting and version "
-            f"is marked {best}.",
+            "has a star.",
             f"V1 and so on: {versions}.",
             f"Speed: the first evaluated round in which {BASELINE} reached the target over that of "
             "the strategy, in the mean over all clients; a dash where it was not reached. "
@@ -138,27 +126,13 @@ class StrategyTable:
         rounds = setting.pace(name, self.asked).rounds
         return (
             name,
-            *self._filled([score(version) for version in setting.topic.versions], NOTHING),
+            *map(score, setting.topic.versions),
+            *[NOTHING] * (len(self.versions) - len(setting.topic.versions)),  # a smaller family
             score(None),
             text(setting.target(self.asked)),
             NOTHING if math.isnan(rounds) else f"{rounds:.0f}",
             self._speed(setting, name),
         )
-
-    def _group(self, setting: Setting, name: str) -> list[Cell]:
-        """The cells of one strategy: each version, then its speed."""
-        cells = []
-        if trial := setting.trials.get(name):
-            metric = setting.topic.metric
-            for version in setting.topic.versions:
-                text = _short(metric, *trial.score(metric, version))
-                cells.append(Cell(text, name in setting.best(version)))
-        speed = self._speed(setting, name) if trial else NOTHING
-        return [*self._filled(cells, Cell(NOTHING)), Cell(speed)]
-
-    def _filled(self, cells: Sequence[Item], nothing: Item) -> list[Item]:
-        """With empty cells for versions that a family lacks."""
-        return [*cells, *[nothing] * (len(self.versions) - len(cells))]
 
     def _speed(self, setting: Setting, name: str) -> str:
         speed = setting.pace(name, self.asked).speed
@@ -171,12 +145,5 @@ def print_strategies(console: Console, strategies: StrategyTable) -> None:
     if not fits(console, content.drop(columns=[*SPARE])):
         content = strategies.text(spread=False)
     print_table(console, content, left=(0, 1), spare=SPARE)
-    for text in strategies.notes(best="with a star"):
+    for text in strategies.notes():
         print_line(console, text)
-
-
-def _short(metric: str, mean: float, std: float) -> str:
-    """With one decimal, as in the paper: there may be twenty columns."""
-    if not is_share(metric) or math.isnan(mean):
-        return spread_text(metric, mean, std)
-    return f"{100 * mean:.1f}" + ("" if math.isnan(std) else f" +- {100 * std:.1f}")
