@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import write_figures, write_file, write_table
@@ -26,6 +25,7 @@ from lightfed.results.tables import (
 from lightfed.results.units import time_left_text
 from lightfed.studies.dispfl.similarity import similarity_figures
 from lightfed.studies.figures import figures_of_run
+from lightfed.utils.keys import flat
 
 FILES = "report"  # folder of figures and tables that were asked for
 ROUNDS_SHOWN = 10
@@ -92,7 +92,10 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
         rounds=rounds_table(run, newest=ROUNDS_SHOWN)
         .set_index("round")
         .T.reset_index(names="round"),
-        environment=flattened(run.environment),
+        environment=[
+            (key, value if isinstance(value, str) else json.dumps(value))
+            for key, value in flat(run.environment)
+        ],
     )
 
 
@@ -115,14 +118,3 @@ def _notes(run: Run, outcome: Outcome, *, live: bool) -> list[str]:
         *([] if run.finished or live else [unfinished]),
         *([personal] if personal else []),
     ]
-
-
-def flattened(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """`{"a": {"b": 1}}` -> `[("a.b", "1")]`; values other than text become JSON."""
-    items = []
-    for key, value in environment.items():
-        if isinstance(value, Mapping):
-            items += [(f"{key}.{name}", text) for name, text in flattened(value)]
-        else:
-            items.append((key, value if isinstance(value, str) else json.dumps(value)))
-    return items
