@@ -55,14 +55,14 @@ def digests(config: Mapping[str, Any], contents: Contents) -> dict[str, str]:
     its arguments are other ones in every run of an experiment, so of these only the form counts.
     A scheme of the package has no digest: a report may compare what differs in its arguments alone.
     """
-    found = {}
+    found, seeded = {}, False  # parts of samples that a seed draws are drawn by it, too
     for name, whole, form in (
         ("dataset", contents.samples, contents.form),
         ("partition", contents.parts, "seeded"),
     ):
         values = dict(flat(config[name], f"data.{name}"))
         stated = {key: value for key, value in values.items() if key_of(key).role == "result"}
-        seeded = any(key_of(key).role == "seed" for key in values)
+        seeded = seeded or any(key_of(key).role == "seed" for key in values)
         text = json.dumps(stated, sort_keys=True, default=str)
         if whole:
             found[name] = _digest(text.encode(), (form if seeded else whole).encode())

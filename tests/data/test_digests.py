@@ -55,7 +55,7 @@ class Drawn(Dataset):
     def load(self, split: Split) -> Samples:
         draws = torch.Generator().manual_seed(self.seed)
         x = self.scale * torch.randn(12, 3, generator=draws)
-        return Samples(x, torch.arange(12) % 2)
+        return Samples(x, torch.randint(2, (12,), generator=draws))
 
 
 class Halves(Partitioner):
@@ -73,7 +73,13 @@ class Halves(Partitioner):
     @override
     def split(self, labels: np.ndarray, *, rng: np.random.Generator, **_: Any) -> list[np.ndarray]:
         every = (np.arange(len(labels)) * self.order.step + rng.integers(9)) % len(labels)
-        return [np.sort(part) for part in np.split(every, 2)]
+        ordered = every[np.argsort(labels[every], kind="stable")]
+        return [np.sort(part) for part in np.split(ordered, 2)]
+
+
+def test_parts_of_samples_that_a_seed_draws_are_no_other_partition() -> None:
+    first, second = (of(Drawn(seed), Halves(5), seed=seed) for seed in (0, 1))
+    assert first == second
 
 
 def of(dataset: Dataset, partition: Partitioner | None = None, *, seed: int = 0) -> dict[str, str]:
