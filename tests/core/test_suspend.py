@@ -135,15 +135,16 @@ def test_what_is_in_the_journal_is_believed(
     assert shard.is_file()
     changed = rows[0]["tensors"]["floats"].clone().add_(1.0)
 
-    go_on = Training.go_on
+    read = journal.read
 
-    def changing(training: Training, call: int, sessions: Any) -> None:
-        if sessions:
-            sessions[0]["tensors"]["floats"] = changed
-        go_on(training, call, sessions)
+    def changing(*args: Any, **how: Any) -> Any:
+        found = read(*args, **how)
+        if found is not None:
+            found[1][0]["tensors"]["floats"] = changed
+        return found
 
     whole = run(tmp_path / "whole")
-    monkeypatch.setattr(Training, "go_on", changing)
+    monkeypatch.setattr(journal, "read", changing)
     assert run(tmp_path, ckpt_path="last") != whole
 
 

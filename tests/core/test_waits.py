@@ -15,8 +15,8 @@ COLLECTIVES = {
     "heterofl": [SESSIONS, ADDED],
     # Elements under the masks, the rows, and then the sessions.
     "dispfl": [ADDED, "an exchange of rows", SESSIONS],
-    # Two tests of clients side by side; where a checkpoint goes, which is written beside training.
-    "whole": [SESSIONS, ADDED, ADDED, ADDED, "a gather", "a broadcast"],
+    # Tests; where a checkpoint goes, which is written beside training.
+    "whole": [SESSIONS, ADDED, "a gather", "a broadcast"],
 }
 
 

@@ -21,6 +21,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import RoundPlan
 from lightfed.local.optimizer import Params
 from lightfed.local.sessions import attributes
 from lightfed.utils.errors import UserError
@@ -153,14 +154,14 @@ def assert_as_outside(
     make: Callable[[], Net], factory: Any, lr: float | None = None, factor: float = 1.0
 ) -> None:
     ours = fleet(make, factory)
-    ours.training.lr = lr
+    ours.plan = RoundPlan(lr=lr)
     start = {n.removeprefix("net."): v for n, v in ours.groups[0].module.state_dict().items()}
     states = [copy.deepcopy(start) for _ in range(CLIENTS)]
     for t in range(ROUNDS):
         run_round(ours, t)
         states = [outside(make, factory, k, state, factor) for k, state in enumerate(states)]
     for client, state in enumerate(states):
-        layout, row = ours.algorithm.client_row(ours, client)
+        layout, row = ours.groups[0].layout, ours.row(client)
         found = layout.floats.views(row.floats) | layout.integers.views(row.integers)
         assert found.keys() == {f"net.{name}" for name in state}
         for name, value in state.items():

@@ -34,7 +34,12 @@ CASES = {
     "fedavg": (Case(FedAvg, mlp), alone),
     "heterofl": (Case(HeteroFL, partial(Conv, hidden=(4, 8)), "abcde"), alone),
     "dispfl": (
-        Case(partial(DisPFL, TimeVarying(3), rounds=9), mlp, federation={"fraction": 1.0}), alone,
+        # Side by side, so few clients have one home.
+        Case(
+            partial(DisPFL, TimeVarying(3), rounds=9), mlp,
+            federation={"fraction": 1.0, "side_by_side": "off"},
+        ),
+        alone,
     ),
     "whole": (Case(FedAvg, mlp), {}),
 }  # fmt: skip
