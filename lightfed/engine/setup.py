@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +31,6 @@ from lightfed.models.image_format import (
 from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.lightning_private import is_overridden
 
 log = logging.getLogger(__name__)
 
@@ -76,23 +74,11 @@ def attach_sessions(
         _choose_formats(fleet, always=data.channels_last is True)
 
 
-# Hooks that see single sessions, which packs do not have.
-_SESSION_HOOKS = ("on_train_batch_start", "on_train_batch_end")
-
-
 def packing_of(
     packs: Packs, optimizer: OptimizerFactory | None, trainer: RunTrainer
 ) -> Callable[[Any, GroupState], Packing]:
-    """What decides how the clients of a group train side by side.
-
-    Under `auto` they do not if a user's callback acts between sessions: it may change the network.
-    """
+    """What decides how the clients of a group train side by side."""
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
-    for callback in trainer.callbacks:
-        stock_one = type(callback).__module__.startswith(("lightning.", "lightfed."))
-        acts = any(is_overridden(name, callback, Callback) for name in _SESSION_HOOKS)
-        if acts and not stock_one:
-            packs = replace(packs, alone=f"{type(callback).__name__} acts between sessions")
 
     def of(fleet: Any, state: GroupState) -> Packing:
         def make(module: Any) -> Optimizer | str:

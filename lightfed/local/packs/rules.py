@@ -80,7 +80,6 @@ class Packs:
     Attributes:
         side_by_side: clients of a pack, auto or off.
         memory: MiB for the rows, gradients and activations of a pack.
-        alone: why `auto` packs nothing; empty if it does.
 
     Raises:
         UserError: a number below 2, or no memory.
@@ -88,7 +87,6 @@ class Packs:
 
     side_by_side: SideBySide = "auto"
     memory: int = 256
-    alone: str = ""
 
     def __post_init__(self) -> None:
         if self.side_by_side is False:  # a bare off in YAML
@@ -119,7 +117,7 @@ class Packs:
             name = type(fleet.algorithm).__name__
             return Packing(reason=f"{name} does not declare side_by_side for its session hooks")
         auto = self.side_by_side == "auto"
-        why = self.alone or unknown(state.module) or _unprofitable(fleet, state) if auto else ""
+        why = unknown(state.module) or _unprofitable(fleet, state) if auto else ""
         found = why or self._found(fleet, state, make, context)
         if isinstance(found, Packing):
             return found
