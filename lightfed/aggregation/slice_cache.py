@@ -123,11 +123,6 @@ class Coverages:
                     positions = order(view.shape[axis]).to(view.device)
                     view.copy_(view.index_select(axis, positions))
 
-    def is_whole(self, model: ServerModel, group: int, parts: Parts) -> bool:
-        """Whether the parts of a server model are all that a row of a group holds."""
-        own, covered = self._layouts[group], self.coverage(model, parts).elements.get(group)
-        return covered == own.floats.numel and (parts.integers or not own.integers.numel)
-
     def take(self, model: ServerModel, group: int, parts: Parts, row: Row) -> None:
         """Copy what a group covers of a model's parts into its rows; errors as of `fitting`."""
         self.fitting(model, group, parts).take(model.floats, group, row.floats)

@@ -40,11 +40,6 @@ class FedProx(FedAvg):
             log.warning("FedProx with mu = 0 is FedAvg")
         self.mu = mu
 
-    @property
-    @override
-    def received_pull(self) -> float:
-        return self.mu
-
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
         # grad h_k = grad F_k + mu (w - w_t)

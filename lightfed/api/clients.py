@@ -68,25 +68,18 @@ class Clients(PlacedClients):
         groups = set(self.groups_of(clients))
         return self.groups[groups.pop()].store.view(clients) if len(groups) == 1 else None
 
-    def deliver(self, clients: Collection[int]) -> bool:
-        """Write what servers have sent into the rows of clients of this rank.
-
-        Returns whether all of them have received the same whole row.
-        """
+    def deliver(self, clients: Collection[int]) -> None:
+        """Write what servers have sent into the rows of clients of this rank."""
         waiting: dict[tuple[int, int], tuple[Message, list[int]]] = {}
         receiving = [client for client in clients if client in self._inbox]
         for client, group in zip(receiving, self.groups_of(receiving), strict=True):
             message = self._inbox.pop(client)
             waiting.setdefault((id(message), group), (message, []))[1].append(client)
-        same = False
         for (_, group), (message, receivers) in waiting.items():
             store = self.groups[group].store
             block = store.view(receivers)
             for rows in [store.row(k) for k in receivers] if block is None else [block]:
                 self._write(message, group, rows)
-            everyone = len(receivers) == len(clients)
-            same = everyone and self._coverages.is_whole(message.model, group, message.parts)
-        return same
 
     def _write(self, message: Message, group: int, row: Row) -> None:
         """Write what a server has sent into rows of a group."""

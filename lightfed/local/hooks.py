@@ -51,11 +51,6 @@ class SessionContext:
     step: int = 0
     proximal: Proximal | None = None
 
-    def move(self, row: Row) -> None:
-        """Go on with another row of the same values."""
-        self.row = row
-        self.__dict__.pop("parameters", None)
-
     @property
     def module(self) -> L.LightningModule:
         """The group's live module."""
@@ -154,15 +149,6 @@ class Hooks(Recorded, nn.Module, ABC):
             gradient: (P,) in the order of the row; 0 for parameters that the loss does not use.
         """
 
-    @property
-    def received_pull(self) -> float:
-        """How strongly `local_gradient` pulls to the model received, if that is all it does.
-
-        It adds this times (w - received). 0 if it does anything else. A class that overrides
-        `local_gradient` has to override this too.
-        """
-        return 0.0
-
     def evaluation_start(self, fed: Any) -> None:
         """Called before an evaluation, on every rank."""
 
@@ -216,7 +202,7 @@ class SessionFleet(Protocol):
 
     def mine(self, clients: Sequence[int]) -> list[int]: ...
     def row(self, client: int) -> Row: ...
-    def deliver(self, clients: Collection[int]) -> bool: ...
+    def deliver(self, clients: Collection[int]) -> None: ...
     def state(self, client: int) -> GroupState: ...
     def group_of(self, client: int) -> int: ...
     def groups_of(self, clients: Iterable[int]) -> list[int]: ...

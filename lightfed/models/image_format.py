@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 _VECTOR = 8  # channels: a CPU's kernels take fewer of a pixel one by one
@@ -65,42 +63,6 @@ def channels_first(module: nn.Module, images: tuple[Tensor]) -> tuple[Tensor]:
     (x,) = images
     # Not x.contiguous(), which leaves images of one channel as they are.
     return (x.flatten(1).view(x.shape),)
-
-
-def columns_of(images: Tensor, *how: Any) -> Tensor:
-    """What K clients' kernels meet in images (K, B, C, H, W): (K, C * kernel, B * places).
-
-    `how` are kernel, dilation, padding and stride, pairs as of `F.unfold`.
-    """
-    if images.device.type != "cpu":
-        found: Tensor = _Columns.apply(images, *how)
-        return found
-    patches = F.unfold(images.flatten(0, 1), *how)
-    return patches.unflatten(0, images.shape[:2]).transpose(1, 2).flatten(2)
-
-
-class _Columns(torch.autograd.Function):
-    """`columns_of` in one copy: on a card `F.unfold` takes a launch for each image.
-
-    Its derivative is that of `F.unfold`, which takes one.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, *how: Any) -> Tensor:
-        ctx.shape, ctx.how = images.shape, how
-        kernel, dilation, (rows, columns), stride = how
-        windows = F.pad(images, (columns, columns, rows, rows))
-        for axis, size, apart, step in zip((3, 4), kernel, dilation, stride, strict=True):
-            windows = windows.unfold(axis, (size - 1) * apart + 1, step)[..., ::apart]
-        # (K, B, C, places, kernel), places and kernel of two axes each
-        return windows.permute(0, 2, 5, 6, 1, 3, 4).flatten(1, 3).flatten(2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        clients, batch, _, *size = ctx.shape
-        patches = grads[0].unflatten(2, (batch, -1)).transpose(1, 2).flatten(0, 1)
-        images = F.fold(patches, size, *ctx.how).unflatten(0, (clients, batch))
-        return images, *[None] * len(ctx.how)
 
 
 class ChannelsLast:

@@ -64,14 +64,6 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def torch_states(device: torch.device) -> list[bytes]:
-    """The states of the generators that `seed_default_generators` seeds."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    return [generator.get_state().numpy().tobytes() for generator in generators]
-
-
 def python_states() -> bytes:
     """The states of the generators of Python and numpy, which no pack seeds for its clients."""
     return pickle.dumps((random.getstate(), np.random.get_state()))

@@ -18,13 +18,12 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.image_format import channels_first, columns_of, suits_channels_last
+from lightfed.models.image_format import channels_first, suits_channels_last
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.vgg import VGG
 from lightfed.utils.errors import UserError
-from tests.pretend import DEVICE, pretended_device
 from tests.small import data_of, fit
 
 
@@ -174,30 +173,3 @@ def test_its_values_stay() -> None:
     (found,) = channels_first(MLP(), (images,))
     assert torch.equal(found, images)
     assert found.is_contiguous()
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(
-    "how",
-    [
-        ((3, 3), (1, 1), (1, 1), (1, 1)),
-        ((3, 2), (2, 1), (1, 0), (2, 1)),
-        ((5, 5), (1, 1), (2, 2), (3, 3)),
-        ((1, 1), (1, 1), (0, 0), (1, 1)),
-    ],
-)
-def test_columns_on_a_card_have_the_bits_of_unfold(
-    how: tuple[Any, ...], last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(1))
-    if last:
-        x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-    x.requires_grad_()
-    expected = columns_of(x, *how)
-    [theirs] = torch.autograd.grad(expected.square().sum(), x)
-    with pretended_device(monkeypatch):
-        there = x.detach().to(DEVICE).requires_grad_()
-        found = columns_of(there, *how)
-        [ours] = torch.autograd.grad(found.square().sum(), there)
-    assert torch.equal(found.here, expected)  # type: ignore[attr-defined]
-    assert torch.equal(ours.here, theirs)  # type: ignore[attr-defined]
