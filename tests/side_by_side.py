@@ -24,7 +24,6 @@ import yaml
 from lightfed.cli import command_line
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
-from lightfed.engine.setup import attach_sessions
 from lightfed.local.client_group import GroupState, group_names
 from lightfed.local.sessions.rank_sessions import Training
 from lightfed.previews.plan import packs_text
@@ -69,7 +68,9 @@ def lines_of(config: Path, files: Path, clients: str | None) -> list[str]:
 
     def note(self: PreviewTrainer, model: Federation, datamodule: Any, **_: Any) -> None:
         groups: Any = Groups(model, self, datamodule)
-        attach_sessions(groups, datamodule, self, model.optimizer, model.packed, evaluated=False)
+        decide = model.packing_of(self)
+        for state in groups.groups:
+            state.packing = decide(groups, state)
         found.extend(packs_text(groups.training.side_by_side)[0].removeprefix("packs").split("\n"))
 
     text = yaml.safe_load(config.read_text())

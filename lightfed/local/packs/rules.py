@@ -149,12 +149,11 @@ class Packs:
             if client_bytes(module, state, fleet.data) * AUTO > self.memory * _MEBI:
                 return f"{AUTO} clients take more than model.pack_memory, {self.memory} MiB"
             return Packing(AUTO, _FEW if state.store.device.type == "cpu" else 2, even)
-        why = differs(module, state, fleet.data, context)
-        if not why:
-            self._check_memory(
-                most := int(self.side_by_side), client_bytes(module, state, fleet.data)
-            )
-        return why or Packing(most, even=even, known=not unknown(module))
+        known, most = not unknown(module), int(self.side_by_side)
+        if not known and (why := differs(module, state, fleet.data, context)):
+            return why
+        self._check_memory(most, client_bytes(module, state, fleet.data))
+        return Packing(most, even=even, known=known)
 
     def _check_memory(self, most: int, one: float) -> None:
         fits = int(self.memory * _MEBI / one)
