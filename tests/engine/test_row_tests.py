@@ -29,7 +29,8 @@ from lightfed.local.packs import row_tests
 from lightfed.local.session import LocalSession, Report
 from lightfed.models import MLP, Conv
 from lightfed.topology.topology import Ring
-from tests.small import data_of, fleet_of, random_data, run_round
+from tests.pretend import DEVICE, pretended_device
+from tests.small import CPU, data_of, fleet_of, random_data, run_round
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]
 TESTED = [0, 1, 3, 17, 40, 5, 9]  # the first client has no test sample
@@ -75,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def fleet(name: str, **more: Any) -> Fleet:
+def fleet(name: str, *, device: torch.device = CPU, **more: Any) -> Fleet:
     """Trained for a round, one client at a time."""
     case = (
         {"model": mlp, "data": partial(random_data, batch_size=5), "algorithm": FedAvg}
@@ -88,7 +89,12 @@ def fleet(name: str, **more: Any) -> Fleet:
     if "hetero" in name:
         groups = [ClientGroup(4, model), ClientGroup(3, model, rate=0.5)]
     made = fleet_of(
-        groups, case["algorithm"](), data, optimizer=partial(SGD, lr=0.1), side_by_side="off"
+        groups,
+        case["algorithm"](),
+        data,
+        optimizer=partial(SGD, lr=0.1),
+        side_by_side="off",
+        device=device,
     )
     rng = np.random.default_rng(1)
     parts = [rng.permutation(len(data.test))[:size] for size in TESTED]
@@ -256,3 +262,20 @@ def test_a_limit_of_jobs_tests_fewer_samples_and_calls_none_of_the_others_wrong(
     whole, parts = sums(jobs), [sums([job]) for job in jobs]
     for key, expected in whole.items():
         np.testing.assert_allclose(sum(part.get(key, 0.0) for part in parts), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "standalone", "heterofl"])
+def test_nothing_is_read_from_a_device_before_the_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pretended_device(monkeypatch) as reads:
+        made = fleet(name, device=DEVICE)
+        side_by_side(made, 3, monkeypatch)
+        evaluation = Evaluation(made, made.data, kinds=("local", "personal"))
+        evaluation.start()
+        reads.clear()
+        for job in evaluation.jobs:
+            evaluation.run(job)
+        assert reads == []
+        evaluation.finish()
+    assert reads
