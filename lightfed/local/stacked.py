@@ -1,11 +1,23 @@
 """Models of K clients at once: their tensors stacked as (K, *shape), one forward pass for all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+
+# Those of torch.func.vmap, whose calls take twice as long as the steps of a small network.
+from torch._C._functorch import (
+    _add_batch_dim,
+    _remove_batch_dim,
+    get_unwrapped,
+    maybe_get_bdim,
+    maybe_get_level,
+)
+from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
+from torch.utils._pytree import tree_map_only
 
 from lightfed.state.rows import ModelLayout, Row
 
@@ -64,15 +76,60 @@ def forward(
     Returns:
         its outputs, (K, ...) each.
     """
-    same = {prefix + name: value for name, value in (shared or {}).items()}
+    lazy_load_decompositions()
+    tensors = {prefix + name: value for name, value in values.items()}
+    tensors |= {prefix + name: value for name, value in (shared or {}).items()}
+    clients = len(next(iter(values.values())))
+    with vmap_increment_nesting(clients, randomness) as level:
+        placed, layers = [], _linear_layers(module, tensors, level)
+        try:
+            for name, value in tensors.items():
+                path, _, last = name.rpartition(".")
+                part = module.get_submodule(path)
+                home: dict[str, Any] = part._buffers if last in part._buffers else part._parameters
+                own = name.removeprefix(prefix) in values
+                placed.append((home, last, home[last], name.removeprefix(prefix)))
+                home[last] = _add_batch_dim(value, 0, level) if own else value
+            mine = {name: home[last] for home, last, _, name in placed if name in values}
+            for layer, run in layers:
+                layer.__dict__["forward"] = run
+            given = tree_map_only(Tensor, lambda x: _add_batch_dim(x, 0, level), inputs)
+            found = module(*given)
+            for home, last, _, name in placed:
+                if name in mine and home[last] is not mine[name]:  # the module has put it there
+                    values[name] = _remove_batch_dim(home[last], level, clients, 0).detach()
+        finally:
+            for home, last, before, _ in placed:
+                home[last] = before
+            for layer, _ in layers:
+                layer.__dict__.pop("forward", None)
+        return tree_map_only(Tensor, lambda x: _remove_batch_dim(x, level, clients, 0), found)
 
-    def one(mine: Views, given: tuple[Any, ...]) -> tuple[Any, Views]:
-        before = {prefix + name: value for name, value in mine.items()}
-        after = before | same  # gets what the module puts in the place of a buffer
-        found = functional_call(module, after, given)
-        return found, {n: after[prefix + n] for n, x in mine.items() if after[prefix + n] is not x}
 
-    found, replaced = vmap(one, randomness=randomness)(values, inputs)
-    for name, value in replaced.items():
-        values[name] = value.detach()
+def _linear_layers(
+    module: nn.Module, tensors: Mapping[str, Tensor], level: int
+) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """Linear layers, and their forward passes for all clients by one product.
+
+    The rule of `vmap` takes twice the time for small layers; the bits are the same.
+    """
+    found: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+    for path, part in module.named_modules():
+        weight, bias = (tensors.get(f"{path}.{name}".lstrip(".")) for name in ("weight", "bias"))
+        if type(part) is nn.Linear and weight is not None and "forward" not in vars(part):
+            found.append((part, partial(_linear, weight, bias, level)))
     return found
+
+
+def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tensor:
+    """What a linear layer returns for every client, of a batched input."""
+    if maybe_get_level(x) != level or x.dim() != 2:
+        mine = (None if t is None else _add_batch_dim(t, 0, level) for t in (weight, bias))
+        return F.linear(x, *mine)
+    inner = get_unwrapped(x).movedim(maybe_get_bdim(x), 0)
+    transposed = weight.transpose(1, 2)
+    if bias is None:
+        found = torch.bmm(inner, transposed)
+    else:
+        found = torch.baddbmm(bias[:, None], inner, transposed)
+    return _add_batch_dim(found, 0, level)
