@@ -1,6 +1,6 @@
 """Models of K clients at once: their tensors stacked as (K, *shape), one forward pass for all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -54,12 +54,39 @@ def scatter(layout: ModelLayout, values: Mapping[str, Tensor], rows: Row) -> Non
         view.copy_(values[name])
 
 
+class Places:
+    """Where a module has some tensors, and its linear layers.
+
+    Args:
+        module: the module.
+        names: of parameters and buffers, without `prefix`.
+        prefix: of their names in the module.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str], prefix: str = "") -> None:
+        self.homes: list[tuple[str, dict[str, Any], str]] = []
+        for name in names:
+            path, _, last = (prefix + name).rpartition(".")
+            part = module.get_submodule(path)
+            self.homes.append(
+                (name, part._buffers if last in part._buffers else part._parameters, last)
+            )
+        known = {*names}
+        self.linear = [
+            (part, f"{path}.weight".lstrip("."), f"{path}.bias".lstrip("."))
+            for full, part in module.named_modules()
+            for path in [full.removeprefix(prefix)]
+            if type(part) is nn.Linear and "forward" not in vars(part)
+            if f"{path}.weight".lstrip(".") in known
+        ]
+
+
 def forward(
     module: nn.Module,
     values: Views,
     *inputs: Any,
     shared: Mapping[str, Tensor] | None = None,
-    prefix: str = "",
+    places: Places | None = None,
     randomness: str = "different",
 ) -> Any:
     """What `module(*inputs)` returns for each of K clients, in the module's mode.
@@ -70,59 +97,44 @@ def forward(
             replaced here.
         inputs: (K, ...) each.
         shared: buffers that are the same for all clients, and are only read.
-        prefix: of the names in the module.
+        places: of all these tensors; by default they are looked up.
         randomness: as of `torch.func.vmap`; draws are those of the default generator.
 
     Returns:
         its outputs, (K, ...) each.
     """
     lazy_load_decompositions()
-    tensors = {prefix + name: value for name, value in values.items()}
-    tensors |= {prefix + name: value for name, value in (shared or {}).items()}
+    tensors = values if shared is None else {**values, **shared}
+    places = places or Places(module, tensors)
     clients = len(next(iter(values.values())))
+    before = [home[last] for _, home, last in places.homes]
     with vmap_increment_nesting(clients, randomness) as level:
-        placed, layers = [], _linear_layers(module, tensors, level)
+        mine = {name: _add_batch_dim(value, 0, level) for name, value in values.items()}
         try:
-            for name, value in tensors.items():
-                path, _, last = name.rpartition(".")
-                part = module.get_submodule(path)
-                home: dict[str, Any] = part._buffers if last in part._buffers else part._parameters
-                own = name.removeprefix(prefix) in values
-                placed.append((home, last, home[last], name.removeprefix(prefix)))
-                home[last] = _add_batch_dim(value, 0, level) if own else value
-            mine = {name: home[last] for home, last, _, name in placed if name in values}
-            for layer, run in layers:
-                layer.__dict__["forward"] = run
+            for name, home, last in places.homes:
+                home[last] = mine[name] if name in mine else tensors[name]
+            for layer, weight, bias in places.linear:
+                if weight in values and (layer.bias is None or bias in values):
+                    run = partial(_linear, values[weight], values.get(bias), level)
+                    layer.__dict__["forward"] = run
             given = tree_map_only(Tensor, lambda x: _add_batch_dim(x, 0, level), inputs)
             found = module(*given)
-            for home, last, _, name in placed:
+            for name, home, last in places.homes:
                 if name in mine and home[last] is not mine[name]:  # the module has put it there
                     values[name] = _remove_batch_dim(home[last], level, clients, 0).detach()
         finally:
-            for home, last, before, _ in placed:
-                home[last] = before
-            for layer, _ in layers:
+            for (_, home, last), tensor in zip(places.homes, before, strict=True):
+                home[last] = tensor
+            for layer, *_ in places.linear:
                 layer.__dict__.pop("forward", None)
         return tree_map_only(Tensor, lambda x: _remove_batch_dim(x, level, clients, 0), found)
 
 
-def _linear_layers(
-    module: nn.Module, tensors: Mapping[str, Tensor], level: int
-) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Linear layers, and their forward passes for all clients by one product.
+def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tensor:
+    """What a linear layer returns for every client, of a batched input, by one product.
 
     The rule of `vmap` takes twice the time for small layers; the bits are the same.
     """
-    found: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-    for path, part in module.named_modules():
-        weight, bias = (tensors.get(f"{path}.{name}".lstrip(".")) for name in ("weight", "bias"))
-        if type(part) is nn.Linear and weight is not None and "forward" not in vars(part):
-            found.append((part, partial(_linear, weight, bias, level)))
-    return found
-
-
-def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tensor:
-    """What a linear layer returns for every client, of a batched input."""
     if maybe_get_level(x) != level or x.dim() != 2:
         mine = (None if t is None else _add_batch_dim(t, 0, level) for t in (weight, bias))
         return F.linear(x, *mine)

@@ -100,14 +100,20 @@ class PackForward:
                 modules with a known loss.
             randomness: as of `torch.func.vmap`.
         """
-        forward = partial(stacked.forward, shared=shared, randomness=randomness)
+        runs = self._module if self._classifies else self._step
+        if index == 0:  # a callback may have changed layers since the last session
+            prefix = "" if self._classifies else "module."
+            self._places = stacked.Places(runs, [*values, *shared], prefix)
+        forward = partial(
+            stacked.forward, runs, values, shared=shared, places=self._places, randomness=randomness
+        )
         with self._context():
             if self._classifies:
-                logits = forward(self._module, values, batch[0])
+                logits = forward(batch[0])
                 losses, logged = _cross_entropies(logits, batch[1], sizes), {}
             else:
                 self._step.index = index
-                losses, logged = forward(self._step, values, batch, prefix="module.")
+                losses, logged = forward(batch)
         grads = torch.autograd.grad(losses, leaves, torch.ones_like(losses), allow_unused=True)
         return losses.detach(), logged, list(grads)
 
