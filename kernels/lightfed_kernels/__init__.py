@@ -8,12 +8,11 @@ from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
 from lightfed_kernels.masks import apply_mask_, compress, expand, pack_mask, popcount, unpack_mask
 from lightfed_kernels.means import grouped_mean_, grouped_spread_, grouped_sum
-from lightfed_kernels.members import FIXED_LIMIT, FIXED_SCALE, Members
 from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice_take_
 from lightfed_kernels.neighbours import Neighbours
 from lightfed_kernels.segments import Segments, count_per_tensor
 from lightfed_kernels.select import prune_counts, prune_regrow, select_by_magnitude, select_random
-from lightfed_kernels.slices import SliceTable
+from lightfed_kernels.slices import FIXED_LIMIT, FIXED_SCALE, Members, SliceTable
 from lightfed_kernels.steps import aspg_step_
 
 __all__ = [

@@ -1,11 +1,16 @@
-"""The rows argument of all operations: checks, and a table of addresses for kernels.
+"""The rows argument of all operations: checks, addresses for kernels, and where they run.
 
 `rows` is a matrix (clients, P), a sequence of rows (P,), or both. The elements of a row are
 contiguous and start at a multiple of 16 bytes, so that a kernel can move 16 bytes at a time.
+Triton runs on CUDA tensors, torch elsewhere; `backend` is the only decision point.
 """
 
+import os
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from operator import attrgetter
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +19,7 @@ from torch import Tensor
 from lightfed_kernels.layout import ALIGNMENT
 
 Rows = Tensor | Sequence[Tensor]
+Backend = Literal["triton", "torch"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -38,18 +44,26 @@ def count_rows(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in tensors)
 
 
-def check_row(name: str, row: Tensor, *, size: int | None = None) -> None:
-    """Check a row (P,) or matrix of rows (clients, P), and P if it is known.
+def check_row(
+    name: str, row: Tensor, *, size: int | None = None, like: Tensor | None = None
+) -> None:
+    """Check a row (P,) or matrix of rows (clients, P), P if it is known, and the dtype of `like`.
 
     Raises:
         ValueError: names the argument, what was found and what is allowed.
-        TypeError: of an unsupported dtype.
+        TypeError: of an unsupported dtype, or another one.
     """
     if row.dtype not in DTYPES:
         raise TypeError(
             f"{name}: {short(row.dtype)} rows; {', '.join(map(short, DTYPES))} are supported"
         )
-    check_elements(name, row)
+    if like is not None and row.dtype != like.dtype:
+        raise TypeError(
+            f"{name}: {short(row.dtype)} after {short(like.dtype)}; "
+            "the rows of a call have one dtype"
+        )
+    if row.dim() not in (1, 2) or not row.is_contiguous():
+        check_elements(name, row)
     if size is not None and row.shape[-1] != size:
         raise ValueError(f"{name}: rows of {row.shape[-1]} elements; {size} are needed")
     if row.shape[-1] % ALIGNMENT:
@@ -87,12 +101,8 @@ def check_elements(name: str, tensor: Tensor) -> None:
 def check_rows(name: str, tensors: Sequence[Tensor], *, size: int | None = None) -> None:
     """`check_row` for each, and check that all have one dtype."""
     for position, tensor in enumerate(tensors):
-        check_row(name if len(tensors) == 1 else f"{name}[{position}]", tensor, size=size)
-        if tensor.dtype != tensors[0].dtype:
-            raise TypeError(
-                f"{name}[{position}]: {short(tensor.dtype)} after {short(tensors[0].dtype)}; "
-                "the rows of a call have one dtype"
-            )
+        where = name if len(tensors) == 1 else f"{name}[{position}]"
+        check_row(where, tensor, size=size, like=tensors[0])
 
 
 def check_words(name: str, words: Tensor, *, size: int) -> None:
@@ -175,3 +185,41 @@ def check_grid(name: str, programs: int) -> None:
 
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def backend(*tensors: Tensor) -> Backend:
+    """The implementation for these tensors.
+
+    `LIGHTFED_KERNELS` overrides the choice: `torch` runs the torch path on any device; `triton`
+    runs the kernels on CPU tensors too, where Triton interprets them (`TRITON_INTERPRET=1`, set
+    before Triton is imported).
+
+    Raises:
+        ValueError: an unknown value, or `triton` if the kernels cannot run.
+    """
+    choice = os.environ.get("LIGHTFED_KERNELS", "auto")
+    cuda = all(map(attrgetter("is_cuda"), tensors))
+    if choice == "auto":
+        return "triton" if cuda and _triton_is_there() else "torch"
+    if choice == "torch":
+        return "torch"
+    if choice != "triton":
+        raise ValueError(f"LIGHTFED_KERNELS: {choice!r} is not one of auto, triton, torch")
+    if not _triton_is_there():
+        raise ValueError("LIGHTFED_KERNELS=triton: Triton is not installed; use torch")
+    if not cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            "LIGHTFED_KERNELS=triton: these tensors are not on a CUDA device; set "
+            "TRITON_INTERPRET=1 to interpret the kernels, or use auto"
+        )
+    return "triton"
+
+
+def checking() -> bool:
+    """Whether inputs are also checked on the device, which synchronises with it."""
+    return os.environ.get("LIGHTFED_KERNELS_CHECK") == "1"
+
+
+@cache
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels import _rows
 from lightfed_kernels._masked_mean_cpu import by_chunks
 from lightfed_kernels._memory import check_apart
 from lightfed_kernels.layout import ALIGNMENT
@@ -150,7 +150,7 @@ def _masked_mean(
     check_apart(("out", [out]), ("rows", rows))
     if index.numel() == 0:
         out.zero_()
-    elif _dispatch.backend(out, *rows) == "triton":
+    elif _rows.backend(out, *rows) == "triton":
         from lightfed_kernels.gpu.masked_mean import launch
 
         launch(out, row_table, masks, receivers, first, index, weights, over_neighbours)
@@ -176,7 +176,7 @@ def _replace(
     """Replace the first rows by the means, one block of columns after the other."""
     check_apart(("rows", [out]))
     means = out.new_empty(len(out), width)
-    if _dispatch.backend(out, *rows) == "triton":
+    if _rows.backend(out, *rows) == "triton":
         from lightfed_kernels.gpu.masked_mean import launch
 
         launch(means, _rows.addresses("rows", rows), masks, receivers, *how, into=out)

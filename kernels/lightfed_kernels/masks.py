@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels import _rows
 from lightfed_kernels._bits import as_bytes, as_integers, count_ones, ones_in, select_table, view
 from lightfed_kernels.layout import ALIGNMENT
 
@@ -48,7 +48,7 @@ def popcount(words: Tensor) -> Tensor:
     Can be captured in a CUDA graph.
     """
     _check_words(words)
-    if words.numel() and _dispatch.backend(words) == "triton":
+    if words.numel() and _rows.backend(words) == "triton":
         from lightfed_kernels.gpu.masks import tile_counts
 
         return tile_counts(_matrix(words)).sum(-1).view(words.shape[:-1])
@@ -102,7 +102,7 @@ def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tenso
     _check_nnz("values", values.shape[0], words)
     if values.numel() == 0:
         return out.zero_()
-    if _dispatch.backend(out, values, words) == "triton":
+    if _rows.backend(out, values, words) == "triton":
         from lightfed_kernels.gpu.masks import launch_expand
 
         launch_expand(out, values, words)
@@ -140,7 +140,7 @@ def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
 def _pack_into(words: Tensor, mask: Tensor) -> Tensor:
     if words.numel() == 0:
         return words
-    if _dispatch.backend(words, mask) == "triton":
+    if _rows.backend(words, mask) == "triton":
         from lightfed_kernels.gpu.masks import launch_pack
 
         launch_pack(_matrix(words), _matrix(mask))
@@ -153,7 +153,7 @@ def _pack_into(words: Tensor, mask: Tensor) -> Tensor:
 def _unpack_into(mask: Tensor, words: Tensor) -> Tensor:
     if words.numel() == 0:
         return mask
-    if _dispatch.backend(mask, words) == "triton":
+    if _rows.backend(mask, words) == "triton":
         from lightfed_kernels.gpu.masks import launch_unpack
 
         launch_unpack(_matrix(mask), _matrix(words))
@@ -171,7 +171,7 @@ def _unpack_into(mask: Tensor, words: Tensor) -> Tensor:
 def _compress_into(values: Tensor, row: Tensor, words: Tensor) -> Tensor:
     if values.numel() == 0:
         return values
-    if _dispatch.backend(row, words) == "triton":
+    if _rows.backend(row, words) == "triton":
         from lightfed_kernels.gpu.masks import launch_compress
 
         launch_compress(values, row, words)
@@ -191,7 +191,7 @@ def _compress_into(values: Tensor, row: Tensor, words: Tensor) -> Tensor:
 def _apply_mask(rows: Tensor, words: Tensor) -> None:
     if rows.numel() == 0:
         return
-    if _dispatch.backend(rows, words) == "triton":
+    if _rows.backend(rows, words) == "triton":
         from lightfed_kernels.gpu.masks import launch_apply
 
         launch_apply(_matrix(rows), _matrix(words))
@@ -231,7 +231,7 @@ def _check_words(words: Tensor) -> None:
 
 
 def _check_nnz(name: str, given: int, words: Tensor) -> None:
-    if words.is_cuda and not _dispatch.checking():
+    if words.is_cuda and not _rows.checking():
         return
     found = int(count_ones(words.cpu()))
     if found != given:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels import _rows
-from lightfed_kernels._dispatch import backend
 from lightfed_kernels._means_torch import mean_torch, spread_torch, sum_torch
 from lightfed_kernels._memory import check_apart
+from lightfed_kernels._rows import backend
 from lightfed_kernels.groups import Groups
 
 

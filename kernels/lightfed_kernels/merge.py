@@ -12,26 +12,31 @@ client. With float64 that requires whole weights, and addends of one element tha
 about 2^18 in magnitude.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lightfed_kernels._dispatch import backend, checking
 from lightfed_kernels._rows import (
     Rows,
     as_list,
+    backend,
     check_one_device,
     check_row,
-    check_rows,
+    checking,
     each_row,
     to_device,
 )
-from lightfed_kernels._slices_torch import finish_torch, merge_torch, sum_torch, take_torch
 from lightfed_kernels.layout import ALIGNMENT
-from lightfed_kernels.members import FIXED_LIMIT, Members, checked_levels
-from lightfed_kernels.slices import SliceTable
+from lightfed_kernels.slices import FIXED_LIMIT, Members, SliceTable, checked_levels
+
+# Elements of a piece on a CPU: 1 MiB of float64 sums, which stay in its cache.
+CHUNK = 131072
 
 
 def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
@@ -53,11 +58,10 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
             f"members: {len(members.sizes)} of {members.clients} clients are local; "
             "slice_sum and slice_finish_ merge over processes"
         )
-    sources = _sources(rows, members.sizes, members.order, fixed=fixed)
     table = members.table
     check_row("out", out, size=table.target.size)
+    sources = _sources(rows, members.sizes, members.order, like=out, fixed=fixed)
     check_one_device(out=out, rows=sources, members=table.tensors)
-    check_rows("rows", [out, *sources])
     weights = members.shares if fixed else members.weights
     tiles = table.tiles(out.dtype, members.widest[0])
     _merge(out, sources, *tiles, _tables(members), weights, fixed)
@@ -126,9 +130,8 @@ def slice_take_(row: Tensor, outs: Rows, table: SliceTable, levels: Sequence[int
     ranks = [table.ranks[level] for level in checked_levels(levels, table)]
     order = sorted(range(len(ranks)), key=lambda i: ranks[i])
     sizes = [table.sources[level].size for level in levels]
-    given = _sources(outs, sizes, order, name="outs")
     check_row("row", row, size=table.target.size)
-    check_rows("outs", [row, *given])
+    given = _sources(outs, sizes, order, like=row, name="outs")
     check_one_device(row=row, outs=given, table=table.tensors)
     if not given:
         return
@@ -143,16 +146,19 @@ def _sources(
     sizes: Sequence[int],
     order: Sequence[int],
     *,
+    like: Tensor | None = None,
     fixed: bool = False,
     name: str = "rows",
 ) -> list[Tensor]:
-    """The rows of participating clients, in the order of the tables; all rows are checked."""
+    """The rows of participating clients, in the order of the tables.
+
+    All rows are checked; they have the dtype of `like`, or of the first.
+    """
     given = each_row(as_list(rows))
     if len(given) != len(sizes):
         raise ValueError(f"{name}: {len(given)} rows; {len(sizes)} clients are local")
     for position, (row, size) in enumerate(zip(given, sizes, strict=True)):
-        check_row(f"{name}[{position}]", row, size=size)
-    check_rows(name, given)
+        check_row(f"{name}[{position}]", row, size=size, like=given[0] if like is None else like)
     if fixed and checking():
         for position in sorted(order):
             row = given[position]
@@ -179,6 +185,166 @@ def _tables(members: Members) -> list[Tensor]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of one tensor: rows from a0 and columns [c0, c1) of its axes (A, B, C).
+
+    It has all columns or lies in a single row, so it is contiguous in a row of the target.
+
+    Attributes:
+        begin, end: its place in a row of the target.
+        shape: (rows, B, columns).
+        single: whether A and B are 1.
+        labelled: whether its rows are labels.
+        levels: of every level offset, a, b, c, and the part of the piece that it covers: () for
+            all, None for nothing.
+    """
+
+    begin: int
+    end: int
+    shape: tuple[int, int, int]
+    single: bool
+    labelled: bool
+    a0: int
+    c0: int
+    c1: int
+    levels: Sequence[tuple[list[int], tuple[slice, ...] | None]]
+
+    def of(self, row: Tensor) -> Tensor:
+        """This part of a row of the target."""
+        return row[self.begin : self.end].view(self.shape)
+
+    def source(self, row: Tensor, source: list[int]) -> Tensor:
+        """The elements of a client's row in this part."""
+        offset, a, b, c = source
+        if self.single and a * b == 1:
+            return row[offset + self.c0 : offset + min(self.c1, c)].view(1, 1, -1)
+        view = row[offset : offset + a * b * c].view(a, b, c)
+        return view[self.a0 : self.a0 + self.shape[0], :, self.c0 : self.c1]
+
+
+def _pieces(tensors: Tensor, levels: Tensor, chunk: int) -> Iterator[_Piece]:
+    sources = levels.transpose(0, 1).tolist()
+    for (offset, a, b, c, labelled), own in zip(tensors.tolist(), sources, strict=True):
+        if a * b * c == 0:
+            continue
+        # One row: pieces of equal length.
+        columns = -(-c // -(-c // chunk)) if a * b == 1 else c
+        rows = a if labelled else max(1, chunk // (b * columns))
+        for a0 in range(0, a, rows):
+            for c0 in range(0, c, columns):
+                shape = min(rows, a - a0), b, min(columns, c - c0)
+                covered: list[tuple[list[int], tuple[slice, ...] | None]] = []
+                for source in own:
+                    top, left = min(source[1] - a0, shape[0]), min(source[3] - c0, shape[2])
+                    part = (slice(0, top), slice(0, source[2]), slice(0, left))
+                    whole = (top, source[2], left) == shape
+                    some = top > 0 and source[2] > 0 and left > 0
+                    covered.append((source, () if whole else part if some else None))
+                at, one = offset + a0 * b * c + c0, a * b == 1
+                end, c1 = at + prod(shape), c0 + shape[2]
+                yield _Piece(at, end, shape, one, bool(labelled), a0, c0, c1, covered)
+
+
+def _chunk(device: torch.device) -> int:
+    """On an accelerator, pieces would only add launches."""
+    return CHUNK if device.type == "cpu" else 2**62
+
+
+class _Local:
+    """The local clients, by level."""
+
+    def __init__(
+        self, rows: Sequence[Tensor], first: Tensor, weights: Tensor, label_words: Tensor
+    ) -> None:
+        starts, scales = first.tolist(), weights.tolist()
+        self.label_words = label_words
+        self.levels = [
+            [(k, rows[k], scales[k]) for k in range(begin, end)] for begin, end in pairwise(starts)
+        ]
+
+    def add(self, piece: _Piece, sums: Tensor) -> None:
+        """Add a_m x_m of every client m, wide levels first."""
+        for (source, where), clients in zip(piece.levels, self.levels, strict=True):
+            if where is None or not clients:
+                continue
+            part = sums[where] if where else sums
+            for k, row, scale in clients:
+                values = piece.source(row, source)
+                if piece.labelled:
+                    index = _label_index(self.label_words[k], part.shape[0])
+                    part.index_add_(0, index, _scaled(values.index_select(0, index), scale, part))
+                elif part.dtype == torch.int64:
+                    part.add_(_scaled(values, scale, part))
+                else:
+                    part.add_(values, alpha=scale)
+
+
+def _scaled(values: Tensor, scale: float, like: Tensor) -> Tensor:
+    scaled = values.double() * scale
+    return scaled.round_().to(torch.int64) if like.dtype == torch.int64 else scaled
+
+
+def _label_index(words: Tensor, rows: int) -> Tensor:
+    """The labels of a client below a bound, ascending."""
+    bits = words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device) & 1
+    return bits.flatten()[:rows].nonzero().flatten()
+
+
+class _Counts:
+    """The weight that covers an element, of the clients of all processes."""
+
+    def __init__(self, totals: Tensor, label_totals: Tensor) -> None:
+        *self.totals, self.unit = totals.tolist()
+        self.label_totals = label_totals
+
+    def covers(self, piece: _Piece) -> bool:
+        return any(
+            total > 0.0 and where is not None
+            for (_, where), total in zip(piece.levels, self.totals, strict=True)
+        )
+
+    def finish(self, piece: _Piece, sums: Tensor, out: Tensor) -> None:
+        """Out = sums / weight where at least one client covers."""
+        mean = sums.double() * self.unit if sums.dtype == torch.int64 else sums
+        weight = self._uniform(piece)
+        if weight is not None:
+            out.copy_(mean.div_(weight) if mean is not sums else mean / weight)
+            return
+        weights = self._weights(piece, out.device)
+        if bool((weights > 0).all()):
+            out.copy_(mean / weights)
+            return
+        covered = weights > 0
+        mean = mean / weights.masked_fill_(~covered, 1.0)
+        out.copy_(torch.where(covered, mean.to(out.dtype), out))
+
+    def _uniform(self, piece: _Piece) -> float | None:
+        """The weight of a piece, if it is the same for all its elements."""
+        if piece.labelled:
+            return None
+        weight = 0.0
+        for (_, where), total in zip(piece.levels, self.totals, strict=True):
+            if where is not None and total > 0.0:
+                if where:
+                    return None
+                weight += total
+        return weight
+
+    def _weights(self, piece: _Piece, device: torch.device) -> Tensor:
+        weights = torch.zeros(piece.shape, dtype=torch.float64, device=device)
+        each = zip(piece.levels, self.totals, strict=True)
+        for level, ((_, where), total) in enumerate(each):
+            if where is None or total == 0.0:
+                continue
+            part = weights[where] if where else weights
+            if piece.labelled:
+                part += self.label_totals[level, : part.shape[0], None, None]
+            else:
+                part += total
+        return weights
+
+
 @torch.library.custom_op("lightfed::slice_merge", mutates_args=("out",))
 def _merge(
     out: Tensor,
@@ -193,8 +359,20 @@ def _merge(
         from lightfed_kernels.gpu.slices import merge
 
         merge("merge", out, out, rows, (flat, rest), tables, weights, fixed=fixed)
-    else:
-        merge_torch(out, rows, tables, weights, fixed=fixed)
+        return
+    tensors, levels, first, _, totals, label_words, label_totals = tables
+    local = _Local(rows, first, weights, label_words)
+    counts = _Counts(totals, label_totals)
+    scratch = torch.empty(0, dtype=torch.int64 if fixed else torch.float64, device=out.device)
+    for piece in _pieces(tensors, levels, _chunk(out.device)):
+        if not counts.covers(piece):
+            continue
+        size = prod(piece.shape)
+        if scratch.numel() < size:
+            scratch.resize_(size)
+        sums = scratch[:size].view(piece.shape).zero_()
+        local.add(piece, sums)
+        counts.finish(piece, sums, piece.of(out))
 
 
 @torch.library.custom_op("lightfed::slice_sum", mutates_args=("partial",))
@@ -211,8 +389,11 @@ def _sum(
 
         fixed = partial.dtype == torch.int64
         merge("sum", rows[0], partial, rows, (flat, rest), tables, weights, fixed=fixed)
-    else:
-        sum_torch(partial, rows, tables, weights)
+        return
+    tensors, levels, first, _, _, label_words, _ = tables
+    local = _Local(rows, first, weights, label_words)
+    for piece in _pieces(tensors, levels, _chunk(partial.device)):
+        local.add(piece, piece.of(partial))
 
 
 @torch.library.custom_op("lightfed::slice_finish", mutates_args=("out",))
@@ -229,8 +410,20 @@ def _finish(
 
         tiles, fixed = (flat, rest), partial.dtype == torch.int64
         merge("finish", out, partial, (), tiles, tables, tables[4], fixed=fixed, start=start)
-    else:
-        finish_torch(out, partial, tables, start)
+        return
+    tensors, levels, _, _, totals, _, label_totals = tables
+    counts, stop = _Counts(totals, label_totals), start + len(partial)
+    for piece in _pieces(tensors, levels, _chunk(out.device)):
+        begin, end = piece.begin, piece.end
+        first, last = max(begin, start), min(end, stop)
+        if first >= last or not counts.covers(piece):
+            continue
+        sums, mean = partial[first - start : last - start], out[begin:end]
+        if last - first < end - begin:  # the piece is finished on a copy
+            sums, mean = F.pad(sums, (first - begin, end - last)), mean.clone()
+        counts.finish(piece, sums.view(piece.shape), mean.view(piece.shape))
+        if last - first < end - begin:
+            out[first:last] = mean[first - begin : last - begin]
 
 
 @torch.library.custom_op("lightfed::slice_take", mutates_args=("outs",))
@@ -247,8 +440,19 @@ def _take(
         from lightfed_kernels.gpu.slices import take
 
         take(row, outs, (flat, rest), tensors, levels, first)
-    else:
-        take_torch(row, outs, tensors, levels, first)
+        return
+    starts = first.tolist()
+    present = [level for level in range(len(starts) - 1) if starts[level] < starts[level + 1]]
+    # With one client every element is read once, so whole tensors are copied.
+    chunk = _chunk(row.device) if len(outs) > 1 else 2**62
+    used = levels[present]
+    for piece in _pieces(tensors, used, chunk):
+        whole = piece.of(row)
+        for level, (source, where) in zip(present, piece.levels, strict=True):
+            if where is not None:
+                values = whole[where] if where else whole
+                for out in outs[starts[level] : starts[level + 1]]:
+                    piece.source(out, source).copy_(values)
 
 
 for _operator in (_merge, _sum, _finish, _take):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels import _rows
 from lightfed_kernels.layout import ALIGNMENT, TILE, Layout, word_bounds
 from lightfed_kernels.masks import popcount
 
@@ -97,7 +97,7 @@ def _count_per_tensor(counts: Tensor, words: Tensor, bounds: Tensor, tiles: Tens
     check_padding("words", words, bounds)
     if words.numel() == 0:
         counts.zero_()
-    elif _dispatch.backend(counts, words) == "triton":
+    elif _rows.backend(counts, words) == "triton":
         from lightfed_kernels.gpu.select import launch_count
 
         launch_count(counts, words, tiles)
@@ -120,7 +120,7 @@ def check_padding(name: str, words: Tensor, bounds: Tensor) -> None:
 
     CUDA tensors are checked only under LIGHTFED_KERNELS_CHECK=1, because that waits for the device.
     """
-    if words.is_cuda and not _dispatch.checking():
+    if words.is_cuda and not _rows.checking():
         return
     ends = bounds.sum(1).numpy()
     ends = ends[ends % ALIGNMENT != 0]

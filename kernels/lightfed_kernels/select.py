@@ -10,7 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels import _rows
 from lightfed_kernels._select_torch import Order, select
 from lightfed_kernels.segments import Segments, check_mask, check_padding
 
@@ -174,7 +174,7 @@ def _choose(
     """Write `out`; how many were taken of every tensor."""
     if words.numel() == 0:
         return torch.zeros_like(counts)
-    if _dispatch.backend(words, counts) == "triton":
+    if _rows.backend(words, counts) == "triton":
         from lightfed_kernels.gpu.select import launch_select
 
         return launch_select(out, words, counts, tiles, order, free=free, toggle=toggle)
@@ -217,7 +217,7 @@ def _check_seed(name: str, seed: int) -> None:
 def _check_values(name: str, words: Tensor, counts: Tensor, bounds: Tensor) -> None:
     """Check the numbers; on a GPU only under LIGHTFED_KERNELS_CHECK=1, because that waits."""
     check_padding(name, words, bounds)
-    if words.is_cuda and not _dispatch.checking():
+    if words.is_cuda and not _rows.checking():
         return
     if (counts < 0).any():
         tensor = int(torch.nonzero(counts < 0)[0])

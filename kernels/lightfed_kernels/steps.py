@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels import _rows
-from lightfed_kernels._dispatch import backend
 from lightfed_kernels._memory import check_apart
+from lightfed_kernels._rows import backend
 from lightfed_kernels._steps_torch import aspg_torch
 
 

@@ -19,8 +19,7 @@ from lightfed_kernels import (
     slice_merge_,
     slice_take_,
 )
-from lightfed_kernels._dispatch import backend, checking
-from lightfed_kernels._rows import addresses, check_grid, resident
+from lightfed_kernels._rows import addresses, backend, check_grid, checking, resident
 
 from tests.kernels.backends import INTERPRETED
 

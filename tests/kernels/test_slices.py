@@ -17,7 +17,7 @@ from lightfed_kernels import (
     slice_sum,
     slice_take_,
 )
-from lightfed_kernels._dispatch import backend
+from lightfed_kernels._rows import backend
 from lightfed_kernels.merge import _merge, _tables, _take
 from lightfed_kernels.reference import slices as reference
 from lightfed_kernels.slices import TILE
@@ -166,7 +166,7 @@ def test_the_bits_do_not_depend_on_how_the_work_is_cut(
 
     whole = everything()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightfed_kernels._slices_torch.CHUNK", size)
+        patch.setattr("lightfed_kernels.merge.CHUNK", size)
         if device.type == "cpu" and INTERPRETED:  # a compiled tile has 16 bytes a thread at least
             patch.setattr("lightfed_kernels.slices.TILE", size)
             patch.setattr("lightfed_kernels.gpu.slices.TILE", size)

@@ -12,10 +12,9 @@ from lightfed_kernels.bench.case import COMPILED, OFFICIAL, OURS, Bind, Case, Ru
 from lightfed_kernels.bench.cases.common import Source, listed, plural
 from lightfed_kernels.bench.models import CLASSES, RATES, Model
 from lightfed_kernels.layout import Layout
-from lightfed_kernels.members import Members
 from lightfed_kernels.merge import slice_merge_, slice_take_
 from lightfed_kernels.reference import slices as reference
-from lightfed_kernels.slices import SliceTable
+from lightfed_kernels.slices import Members, SliceTable
 
 OPERATIONS = ("slice_merge", "slice_take")
 
