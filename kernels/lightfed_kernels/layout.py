@@ -7,6 +7,7 @@ and padding is zero, always.
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -60,7 +61,7 @@ class Layout:
             offset += padded(prod(shape))
         return cls(tuple(entries), offset)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements that are not padding."""
         return sum(entry.numel for entry in self.entries)

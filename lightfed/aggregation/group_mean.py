@@ -21,7 +21,7 @@ from lightfed_kernels import (
 )
 from torch import Tensor
 
-from lightfed.aggregation.client_slices import Accumulate
+from lightfed.aggregation.coverage import Accumulate
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 
@@ -94,7 +94,7 @@ class GroupMeans:
     ) -> None:
         """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
-        Sums do not depend on order (see `client_slices`), so any number of ranks gives equal bits.
+        Sums do not depend on order (see `coverage`), so any number of ranks gives equal bits.
         The rows of this rank's participants are all on the device or all in host memory. `weights`
         a_u are those of the contributing participants, on all ranks; the others only receive.
         Tensors without contributors are unchanged.

@@ -9,7 +9,7 @@ import torch
 from lightfed_kernels import popcount
 from torch import Tensor
 
-from lightfed.aggregation.slice_cache import Coverages, Parts
+from lightfed.aggregation.coverage import Coverages, Parts
 from lightfed.api.placed_clients import PlacedClients
 from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import Row, Rows

@@ -9,10 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightfed.aggregation.client_slices import Accumulate
+from lightfed.aggregation.coverage import Accumulate, Parts
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
-from lightfed.aggregation.slice_cache import Parts
 from lightfed.aggregation.weights import whole
 from lightfed.api.clients import Clients, Message
 from lightfed.api.failures import Outcomes

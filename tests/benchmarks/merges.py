@@ -22,7 +22,7 @@ from figures import Figure, machine, spread
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.client_slices import Coverage
+from lightfed.aggregation.coverage import Coverage
 from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
 from lightfed.testing.ranks import start_job, wait

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.client_slices import Accumulate, Coverage
+from lightfed.aggregation.coverage import Accumulate, Coverage
 from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
 from lightfed.testing.ranks import start_job, wait

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.client_slices import Accumulate, Coverage
+from lightfed.aggregation.coverage import Accumulate, Coverage
 from lightfed.distributed.collectives import Ranks
 
 Shape = tuple[int, ...]

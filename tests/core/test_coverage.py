@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from lightfed_kernels import FIXED_SCALE, Layout
 from torch import Tensor
 
-from lightfed.aggregation import client_slices as module
-from lightfed.aggregation.client_slices import Accumulate, Coverage
+from lightfed.aggregation import coverage as module
+from lightfed.aggregation.coverage import Accumulate, Coverage
 from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
 from tests.core import threads

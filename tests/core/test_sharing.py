@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.client_slices import Accumulate
+from lightfed.aggregation.coverage import Accumulate
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
