@@ -27,9 +27,8 @@ from lightfed_kernels import (
 from torch import Tensor
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.state.parts import NOTHING, integers_of, put_integers, shared
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.state.server_model import ServerModel
+from lightfed.state.server_model import NOTHING, ServerModel, integers_of, put_integers, shared
 from lightfed.utils.errors import UserError
 
 Accumulate = Literal["float64", "fixed"]

@@ -28,9 +28,8 @@ from lightfed.local.session import Report
 from lightfed.local.sessions.rank_sessions import Training, Waves
 from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept
-from lightfed.state.parts import part_of, with_prefix
 from lightfed.state.rows import Moment
-from lightfed.state.server_model import ServerModel
+from lightfed.state.server_model import ServerModel, part_of, with_prefix
 from lightfed.utils.errors import require
 
 __all__ = ["Fleet", "Weights"]
