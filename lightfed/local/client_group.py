@@ -16,8 +16,7 @@ from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.state.costs import forward_flops
 from lightfed.state.disk_rows import DiskRows
-from lightfed.state.row_store import RowStore
-from lightfed.state.rows import LiveModule, ModelLayout, Row
+from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.keys import LEVELS

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.state.row_store import RowStore
-from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.rows import ModelLayout, Row, RowStore
 from lightfed.utils.errors import DiskError, UserError, reason
 
 KEY = "model.store_folder"

@@ -2,8 +2,7 @@
 
 import torch
 
-from lightfed.state.row_store import RowStore
-from lightfed.state.rows import Row
+from lightfed.state.rows import Row, RowStore
 
 
 class Staging:

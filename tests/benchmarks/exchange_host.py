@@ -23,8 +23,7 @@ from lightfed_kernels.gpu import masked_mean, masks, select
 from lightfed.aggregation import gossip
 from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.cifar_resnet import ResNet18GN
-from lightfed.state.row_store import RowStore
-from lightfed.state.rows import ModelLayout
+from lightfed.state.rows import ModelLayout, RowStore
 from lightfed.topology.topology import TimeVarying, round_senders
 from tests.core.threads import on_ranks
 

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lightfed.state.row_store import RowStore
-from lightfed.state.rows import ModelLayout
+from lightfed.state.rows import ModelLayout, RowStore
 from tests.small import CPU
 
 
