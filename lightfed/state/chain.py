@@ -5,6 +5,9 @@ clients whose state differs from what the chain holds. Two chains take turns, so
 and the one before it share no file: if one is corrupt, the other is complete.
 """
 
+import math
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,6 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.state.host_copies import HostCopies
 
 LONGEST = 64  # checkpoints of a chain: a reader opens so many shards per rank
 _LARGEST = 2  # bytes of a chain, over those of all clients, at which a new one begins
@@ -158,3 +160,33 @@ def _digests(state: Saved) -> tuple[_Ints, _Ints]:
             digests[:] = [xxh3_64_intdigest(row, seed) for row in rows]
         sums[np.searchsorted(clients, some)] += digests
     return clients, sums
+
+
+class HostCopies:
+    """Copies of tensors in host memory that is used again and again.
+
+    The kernel's work for fresh memory takes several times as long as a copy.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[object, mmap.mmap] = {}
+
+    def empty(self, key: object, like: Tensor, rows: int) -> Tensor:
+        """(rows, ...) for a copy; it is valid until the next call with this key.
+
+        Args:
+            key: of the memory.
+            like: a tensor of the same type, (n, ...).
+            rows: its first dimension.
+        """
+        shape = (rows, *like.shape[1:])
+        size = math.prod(shape) * like.element_size()
+        if size == 0:
+            return like.new_empty(shape)
+        if key not in self._memory or len(self._memory[key]) < size:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(AttributeError, OSError):  # not on every system
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._memory[key] = memory
+        held = self._memory[key]
+        return torch.frombuffer(held, dtype=like.dtype, count=math.prod(shape)).view(shape)

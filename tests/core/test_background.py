@@ -22,8 +22,7 @@ from lightfed.runs.checkpoint import CLIENTS, load, newest_file, previous_of
 from lightfed.runs.saving import writing
 from lightfed.runs.saving.background import Background
 from lightfed.runs.saving.writing import Writing
-from lightfed.state.chain import Chains
-from lightfed.state.host_copies import HostCopies
+from lightfed.state.chain import Chains, HostCopies
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
 from tests.core.spy import Spy, data, federation, state_of

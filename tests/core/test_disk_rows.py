@@ -19,9 +19,8 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
 from lightfed.runs.checkpoint import CLIENTS, load
-from lightfed.state.chain import Changes
+from lightfed.state.chain import Changes, HostCopies
 from lightfed.state.disk_rows import KEY, DiskRows
-from lightfed.state.host_copies import HostCopies
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.testing.digest import digest
 from lightfed.utils.errors import DiskError, UserError
