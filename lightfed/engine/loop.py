@@ -14,8 +14,8 @@ from typing import Any
 import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.engine.connectors.notices import RoundNotices
 from lightfed.engine.federation import federation_of
+from lightfed.engine.round_report import RoundNotices
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.sessions.finished import Suspended

@@ -5,25 +5,28 @@ It uses Lightning's launchers and process groups, no DDP wrapper, and sharded at
 
 import atexit
 import os
+import socket
+import subprocess
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import lightning.pytorch as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.distributed import liveness, requeue, starting
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
+from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.distributed.slurm import check_launch
 from lightfed.distributed.starting import check_rank
-from lightfed.engine.connectors.meeting import MeetingStrategy
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving.checkpoints import Checkpoints
@@ -42,10 +45,11 @@ def _leave_at_exit() -> None:
     atexit.register(leave)
 
 
-class FederatedStrategy(MeetingStrategy):
+class FederatedStrategy(DDPStrategy):
     """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains its own clients.
 
-    All ranks compute the same server state, so nothing is wrapped or broadcast.
+    All ranks compute the same server state, so nothing is wrapped or broadcast. They meet in a
+    process group over a store on one interface; one that does not come is named.
 
     Attributes:
         ranks_per_device: number of ranks per GPU; set before the devices are known.
@@ -54,6 +58,8 @@ class FederatedStrategy(MeetingStrategy):
 
     strategy_name = "federated"
     ranks_per_device = 1
+    # Of the process: a trainer that fails before the ranks meet leaves it to the next one.
+    _listener: ClassVar[socket.socket | None] = None
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
         """Set how long ranks wait for each other; DDP's other settings do not apply.
@@ -156,6 +162,84 @@ class FederatedStrategy(MeetingStrategy):
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
                     logger.place.claim(self.ranks)
+
+    @override
+    def setup_distributed(self) -> None:
+        """Connect to the other ranks; a UserError if some do not connect or cannot be reached."""
+        self.set_world_ranks()
+        if self.world_size == 1:
+            return  # it needs neither a group nor a port
+        if self.num_nodes == 1:
+            sockets_on(interface_of(self._address, nodes=1))
+        try:
+            self._meet()
+            super().setup_distributed()
+        except (dist.DistError, OSError) as error:
+            starting.connected()  # what is to be said is said here
+            self._kill_launched()  # the others would keep waiting for this one
+            assert self.cluster_environment is not None
+            place = f"{self._address}:{self.cluster_environment.main_port}"
+            found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
+            fix = "start all of them, at an address and a free port that all nodes reach"
+            raise UserError("MASTER_ADDR", found, fix) from error
+
+    def _meet(self) -> None:
+        """Create the process group over a store on one interface; torch's store listens on all."""
+        if dist.is_initialized():
+            return
+        assert self.cluster_environment is not None
+        assert self._timeout is not None
+        meeting = self._address, self.cluster_environment.main_port
+        starting.limit_meeting(self._timeout.total_seconds(), self._kill_launched)
+        if starting.has_store():
+            return
+        listener = self._taken(meeting[1])  # the store's from here on
+        store = dist.TCPStore(
+            *meeting,
+            self.world_size,
+            is_master=listener is not None,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach() if listener else None,
+        )
+        dist.init_process_group(
+            self._get_process_group_backend(),
+            store=store,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout=self._timeout,
+            device_id=None if self.root_device.type == "cpu" else self.root_device,
+        )
+
+    @property
+    def _address(self) -> str:
+        """Address of rank 0, for the other ranks."""
+        assert self.cluster_environment is not None
+        return self.cluster_environment.main_address
+
+    def _interface(self) -> str:
+        """Interface of its node on which rank 0 listens."""
+        return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
+
+    def take_port(self, port: int = 0) -> int:
+        """Listen where ranks will meet, on one interface; the port, a free one for 0."""
+        ranks = self.num_nodes * self.num_processes
+        listener = FederatedStrategy._listener = listen(self._interface(), port, backlog=ranks)
+        return int(listener.getsockname()[1])
+
+    def _taken(self, port: int) -> socket.socket | None:
+        """What rank 0 listens by; None on other ranks."""
+        if self.global_rank == 0 and self._listener is None:
+            self.take_port(port)
+        found, FederatedStrategy._listener = self._listener, None
+        return found
+
+    def _launched(self) -> list[subprocess.Popen[bytes]]:
+        """Processes of other ranks started by this one."""
+        return getattr(self.launcher, "procs", [])
+
+    def _kill_launched(self) -> None:
+        """Kill ranks that do not exit by themselves, such as stopped ones."""
+        starting.end_launched(self._launched())
 
     def _relieve_observer(self) -> None:
         """Stop Lightning's monitor, which kills this process when a child ends, without a word.

@@ -15,7 +15,6 @@ from typing_extensions import override
 from lightfed.distributed import requeue
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
-from lightfed.engine.connectors.restoring import FlagSignals, Restores
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer
@@ -24,8 +23,9 @@ from lightfed.engine.strategy import FederatedStrategy
 from lightfed.report.live import LivePage
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.atomic_io import check_like, checked
 from lightfed.utils.errors import Interrupted, UserError
-from lightfed.utils.lightning_private import _PATH
+from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
 from lightfed.utils.signals import listening
@@ -286,3 +286,46 @@ class FederatedTrainer(RunTrainer):
         outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
         (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
         return found
+
+
+class FlagSignals(_SignalConnector):
+    """Leaves signals to lightfed.utils.signals, which only records them.
+
+    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
+    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
+    requeues the job.
+    """
+
+    @override
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+    @override
+    def teardown(self) -> None:
+        pass
+
+
+class Restores(_CheckpointConnector):
+    """Reports what a checkpoint lacks, or holds in another form, in one line."""
+
+    @override
+    def resume_start(self, *args: Any, **kwargs: Any) -> None:
+        super().resume_start(*args, **kwargs)
+        with checked(self._ckpt_path):
+            if found := self._loaded_checkpoint:
+                loops = {"fit_loop": self.trainer.fit_loop.state_dict()}
+                check_like(found, {"epoch": 0, "global_step": 0, "loops": loops}, "checkpoint")
+
+    @override
+    def _restore_modules_and_callbacks(self, *args: Any, **kwargs: Any) -> None:
+        with checked(self._ckpt_path):
+            super()._restore_modules_and_callbacks(*args, **kwargs)
+
+    @override
+    def restore_training_state(self) -> None:
+        with checked(self._ckpt_path):
+            super().restore_training_state()
+
+    @override
+    def restore_optimizers_and_schedulers(self) -> None:
+        """Do nothing: the rate is a function of the round, by the configuration of this run."""

@@ -29,6 +29,36 @@ Saved = dict[str, list[dict[str, Tensor]]]
 _Ints = NDArray[Any]
 
 
+class HostCopies:
+    """Copies of tensors in host memory that is used again and again.
+
+    The kernel's work for fresh memory takes several times as long as a copy.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[object, mmap.mmap] = {}
+
+    def empty(self, key: object, like: Tensor, rows: int) -> Tensor:
+        """(rows, ...) for a copy; it is valid until the next call with this key.
+
+        Args:
+            key: of the memory.
+            like: a tensor of the same type, (n, ...).
+            rows: its first dimension.
+        """
+        shape = (rows, *like.shape[1:])
+        size = math.prod(shape) * like.element_size()
+        if size == 0:
+            return like.new_empty(shape)
+        if key not in self._memory or len(self._memory[key]) < size:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(AttributeError, OSError):  # not on every system
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._memory[key] = memory
+        held = self._memory[key]
+        return torch.frombuffer(held, dtype=like.dtype, count=math.prod(shape)).view(shape)
+
+
 @dataclass(frozen=True)
 class Changes:
     """The clients that a checkpoint has to write.
@@ -160,33 +190,3 @@ def _digests(state: Saved) -> tuple[_Ints, _Ints]:
             digests[:] = [xxh3_64_intdigest(row, seed) for row in rows]
         sums[np.searchsorted(clients, some)] += digests
     return clients, sums
-
-
-class HostCopies:
-    """Copies of tensors in host memory that is used again and again.
-
-    The kernel's work for fresh memory takes several times as long as a copy.
-    """
-
-    def __init__(self) -> None:
-        self._memory: dict[object, mmap.mmap] = {}
-
-    def empty(self, key: object, like: Tensor, rows: int) -> Tensor:
-        """(rows, ...) for a copy; it is valid until the next call with this key.
-
-        Args:
-            key: of the memory.
-            like: a tensor of the same type, (n, ...).
-            rows: its first dimension.
-        """
-        shape = (rows, *like.shape[1:])
-        size = math.prod(shape) * like.element_size()
-        if size == 0:
-            return like.new_empty(shape)
-        if key not in self._memory or len(self._memory[key]) < size:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(AttributeError, OSError):  # not on every system
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            self._memory[key] = memory
-        held = self._memory[key]
-        return torch.frombuffer(held, dtype=like.dtype, count=math.prod(shape)).view(shape)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.connectors import notices
-from lightfed.engine.connectors.notices import RoundNotices
+from lightfed.engine import round_report
+from lightfed.engine.round_report import RoundNotices
 from lightfed.utils.stopwatch import PARTS
 from tests.core.threads import on_ranks
 from tests.small import CPU
@@ -43,9 +43,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The signals by thread; a thread is a rank."""
     found: dict[str, int] = {}
     here = threading.current_thread
-    monkeypatch.setattr(notices.signals, "asked", lambda: found.get(here().name))
+    monkeypatch.setattr(round_report.signals, "asked", lambda: found.get(here().name))
     fleet = SimpleNamespace(moved=2)
-    monkeypatch.setattr(notices, "federation_of", lambda run: SimpleNamespace(fleet=fleet))
+    monkeypatch.setattr(round_report, "federation_of", lambda run: SimpleNamespace(fleet=fleet))
     return found
 
 

@@ -1,1 +1,0 @@
-"""Connectors of Lightning that a federation replaces, and how its ranks meet."""
