@@ -20,7 +20,7 @@ from lightfed.distributed.slurm import check_tasks
 from lightfed.distributed.starting import check_variables
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
-from lightfed.runs.last_checkpoint import LastCheckpoint
+from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 
 Clips = Literal["norm", "value", "network"]

@@ -269,7 +269,8 @@ class FederatedLoop(lightning_private._FitLoop):
     def on_advance_end(self) -> None:
         super().on_advance_end()
         self.epoch_loop.forget_journal()
-        signal = self.epoch_loop.notices.round_ends()
+        moved = federation_of(self.trainer).fleet.moved
+        signal = self.epoch_loop.notices.round_ends(moved=moved)
         if signal and not self.done:
             self.epoch_loop.notices.run_ends()
             self.trainer.interrupt(signal)

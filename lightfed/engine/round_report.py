@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lightfed.api.fleet import Fleet
 from lightfed.engine.evaluation import Evaluation, Kind
-from lightfed.engine.federation import federation_of
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
 from lightfed.runs.environment import environment
@@ -218,13 +217,12 @@ class RoundNotices:
             logger.log_timings(self._round, means, moved=self._moved)
         self._seconds = {}
 
-    def round_ends(self) -> int:
-        """Report a round with the next gather; the same as `asked`."""
+    def round_ends(self, *, moved: int) -> int:
+        """Report a round, in which so many rows moved, with the next gather; as `asked`."""
         ranks = self._trainer.strategy.ranks
         if not self._said:  # nothing was gathered in this round
             ranks.gather([])
-        self._round = self._trainer.current_epoch
-        self._moved = federation_of(self._trainer).fleet.moved
+        self._round, self._moved = self._trainer.current_epoch, moved
         self._seconds = ranks.timings.take()
         if ranks.alone:  # nobody has to wait
             ranks.gather([])

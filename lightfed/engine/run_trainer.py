@@ -21,8 +21,8 @@ from lightfed.local.session_setup import step_schedule
 from lightfed.results.run import Known, Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.federation_state import config_digest
-from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
+from lightfed.runs.saving import NAME, LastCheckpoint
 from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.process import drop_output

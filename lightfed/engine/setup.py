@@ -28,8 +28,8 @@ from lightfed.models.image_format import (
     crashing,
     suits_channels_last,
 )
-from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
+from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)

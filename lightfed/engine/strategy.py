@@ -29,7 +29,7 @@ from lightfed.distributed.slurm import check_launch
 from lightfed.distributed.starting import check_rank
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.runs.saving.checkpoints import Checkpoints
+from lightfed.runs.saving import Checkpoints
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.memory import require_memory

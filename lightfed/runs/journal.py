@@ -13,8 +13,7 @@ from typing import Any
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.sessions.finished import Suspended
-from lightfed.runs import checkpoint
-from lightfed.runs.saving import writing
+from lightfed.runs import checkpoint, saving
 from lightfed.utils.atomic_io import check_like, checked
 
 FILE = "sessions.ckpt"
@@ -31,7 +30,7 @@ def write(
     rows = {client: done.state_dict() for client, done in suspended.finished.items()}
     content: dict[str, Any] = {"round": t, "call": suspended.call, "identity": dict(identity)}
     content[checkpoint.CLIENTS] = rows
-    writing.save(content, path, ranks, keep_previous=False)
+    saving.save(content, path, ranks, keep_previous=False)
 
 
 def read(

@@ -18,8 +18,7 @@ from typing import Any
 
 from lightfed.engine import federation
 from lightfed.engine.evaluation import Evaluation
-from lightfed.runs import checkpoint
-from lightfed.runs.saving import writing
+from lightfed.runs import checkpoint, saving
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.moves import shuffle
@@ -46,7 +45,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 def kill_in_write(number: int, share: float) -> None:
     """Make the `number`-th file of this rank's checkpoints the death of the job, part-written."""
     written = 0
-    whole = writing.write_atomically
+    whole = saving.write_atomically
 
     def torn(path: Path, write: Callable[[Any], object]) -> None:
         nonlocal written
@@ -63,7 +62,7 @@ def kill_in_write(number: int, share: float) -> None:
 
         whole(path, half)
 
-    writing.write_atomically = torn
+    saving.write_atomically = torn
 
 
 def kill_in_evaluation(number: int) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs.checkpoint import CLIENTS, load, shard_folder
-from lightfed.runs.saving.writing import save
+from lightfed.runs.saving import save
 from tests.small import CPU
 
 T = TypeVar("T")

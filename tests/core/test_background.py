@@ -17,11 +17,9 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.api.client_states import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.runs import last_checkpoint
+from lightfed.runs import saving
 from lightfed.runs.checkpoint import CLIENTS, load, newest_file, previous_of
-from lightfed.runs.saving import writing
-from lightfed.runs.saving.background import Background
-from lightfed.runs.saving.writing import Writing
+from lightfed.runs.saving import Background, Writing
 from lightfed.state.chain import Chains, HostCopies
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
@@ -86,7 +84,7 @@ def test_copies_that_do_not_fit_are_not_made(
     rows = {"floats": [{"clients": torch.arange(2), "values": torch.zeros(2, 5)}]}
     for free, fits in ((79.0, False), (80.0, True)):
         ours = Writing({CLIENTS: dict(rows)}, tmp_path / "x.ckpt", Ranks(CPU), chains=Chains())
-        monkeypatch.setattr(writing, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(saving, "free_memory", lambda free=free: free)
         assert ours.detach(Ranks(CPU)) is fits
 
 
@@ -120,14 +118,14 @@ def test_a_session_trains_while_the_checkpoint_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, waited = threading.Event(), list[bool]()
-    write = writing.write_atomically
+    write = saving.write_atomically
 
     def slow(path: Path, content: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             waited.append(trained.wait(timeout=20))
         write(path, content)
 
-    monkeypatch.setattr(writing, "write_atomically", slow)
+    monkeypatch.setattr(saving, "write_atomically", slow)
     spy = Spy(on_train_batch_end=lambda trainer: trainer.current_epoch and trained.set())
     fit(federation(), data(), tmp_path, rounds=2, callbacks=[spy])
     assert waited == [True, True]  # after each of the rounds
@@ -158,7 +156,7 @@ def test_checkpoints_come_every_few_minutes(
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(last_checkpoint, "time", clock)
+    monkeypatch.setattr(saving, "time", clock)
 
     def passes(trainer: FederatedTrainer) -> int:
         clock.now += 40.0
@@ -188,7 +186,7 @@ def full_from(count: int, write: Callable[[Path, Any], None]) -> Callable[[Path,
 def test_a_disk_that_is_full_in_the_background_ends_the_run_in_one_line(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "write_atomically", full_from(2, writing.write_atomically))
+    monkeypatch.setattr(saving, "write_atomically", full_from(2, saving.write_atomically))
 
     def until_it_failed(trainer: FederatedTrainer) -> None:
         while after == "the next round" and trainer.current_epoch == 2 and not failed(trainer):

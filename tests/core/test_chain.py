@@ -13,7 +13,7 @@ from torch import Tensor
 from lightfed.api.client_states import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs.checkpoint import CLIENTS, SHARDS, load, previous_of, shard_folder
-from lightfed.runs.saving.writing import save
+from lightfed.runs.saving import save
 from lightfed.state import chain
 from lightfed.state.chain import Chains, Saved
 from lightfed.utils.errors import UserError

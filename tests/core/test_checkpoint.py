@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import checkpoint
+from lightfed.runs import checkpoint, saving
 from lightfed.runs.checkpoint import (
     CLIENTS,
     load,
@@ -16,8 +16,7 @@ from lightfed.runs.checkpoint import (
     previous_of,
     remove,
 )
-from lightfed.runs.saving import writing
-from lightfed.runs.saving.writing import save
+from lightfed.runs.saving import save
 from lightfed.utils.errors import UserError
 from tests.core.checkpoints import names_in, tags_of, value_in, value_of, write
 from tests.small import CPU
@@ -138,7 +137,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     with monkeypatch.context() as later:
-        later.setattr(writing, "FORMAT", 4)
+        later.setattr(saving, "FORMAT", 4)
         write(path, 2.0)
     with pytest.raises(UserError, match="has format 4; this version of lightfed reads format 3"):
         load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older

@@ -20,7 +20,7 @@ from lightfed.runs import run_lock as fence
 from lightfed.runs.checkpoint import previous_of
 from lightfed.runs.run_lock import TakenOver
 from lightfed.runs.run_logger import RunLogger
-from lightfed.runs.saving.writing import save
+from lightfed.runs.saving import save
 from tests.core.checkpoints import content_of, together, value_of, write
 from tests.small import CPU, SGD_HALF, Line, fit, random_data
 

@@ -35,7 +35,7 @@ class Run:
 
     def end(self) -> int:
         self.current_epoch += 1
-        return self.notices.round_ends()
+        return self.notices.round_ends(moved=2)
 
 
 @pytest.fixture
@@ -44,8 +44,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found: dict[str, int] = {}
     here = threading.current_thread
     monkeypatch.setattr(round_report.signals, "asked", lambda: found.get(here().name))
-    fleet = SimpleNamespace(moved=2)
-    monkeypatch.setattr(round_report, "federation_of", lambda run: SimpleNamespace(fleet=fleet))
     return found
 
 

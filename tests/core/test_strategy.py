@@ -24,7 +24,7 @@ from lightfed.distributed import requeue, starting
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.runs.last_checkpoint import LastCheckpoint
+from lightfed.runs.saving import LastCheckpoint
 from lightfed.testing.processes import run_module
 from lightfed.testing.ranks import kept_port
 from lightfed.utils.errors import UserError
