@@ -8,11 +8,16 @@ from torch import Tensor
 
 from lightfed.data.batches import Batch, LastBatch, PackBatches, Plan, Resident, batch_sizes
 from lightfed.data.partition.draw import Partition
-from lightfed.data.portions import Portions
+from lightfed.utils.errors import require
+from lightfed.utils.rng import numpy_generator
 
 
 class ClientBatches:
-    """What clients own, train on and are tested on, gathered on demand."""
+    """What clients own, train on and are tested on, gathered on demand.
+
+    A round uses one of `chunks` of a client's samples outside the hold-out, the share that no
+    session trains on. Chunks and hold-outs are drawn by name when needed, and none is stored.
+    """
 
     partition_: Partition
     train: Resident
@@ -44,13 +49,34 @@ class ClientBatches:
 
         A UserError if a client would have no training sample.
         """
-        portions = Portions(self.partition_, seed=self._seed, chunks=self.chunks, hold_out=hold_out)
-        portions.check(batch_size=self.batch_size, last_batch=self.last_batch)
-        self._portions = portions
+        owned = np.diff(self.partition_.train_offsets)
+        sizes, which = np.unique(owned, return_inverse=True)
+        left = owned - np.array([_held(n, hold_out) for n in sizes.tolist()])[which]
+        self._check_portions(left, hold_out)
+        self._hold_out, self._trained = hold_out, left
+
+    def _check_portions(self, left: np.ndarray, hold_out: float) -> None:
+        """Refuse settings with which a client, which is named, would train on nothing."""
+        least = int(left.argmin())
+        owned = len(self.partition_.train(least))
+        found = f"{hold_out} is all of what client {least} holds: {_held(owned, hold_out)} of "
+        fix = "lower it, or deal more samples to every client"
+        key = "model.algorithm.init_args.hold_out"
+        require(left[least] > 0, key, f"{found}{owned} samples", fix)
+        sizes = left // self.chunks
+        found = f"{self.chunks}, but client {least} holds {left[least]} samples"
+        require(sizes.min() >= 1, "data.chunks", found, f"give at most {left[least]}")
+        found = (
+            f"{(sizes < self.batch_size).sum()} clients hold less than a batch of "
+            f"{self.batch_size} (the smallest {sizes.min()}) and would train on nothing"
+        )
+        fix = "lower data.batch_size or set last_batch: keep"
+        fits = self.last_batch != "drop" or sizes.min() >= self.batch_size
+        require(fits, "data.last_batch", found, fix)
 
     def num_samples(self, client: int) -> int:
         """Training samples of a client without the hold-out, n_k."""
-        return self._portions.trained(client)
+        return int(self._trained[client])
 
     def num_held_out(self, client: int) -> int:
         """Training samples in the hold-out of a client."""
@@ -59,15 +85,29 @@ class ClientBatches:
     @property
     def skipped_samples(self) -> int:
         """Samples that `last_batch` drops, of all clients in one pass over their chunks."""
-        return self._portions.skipped(batch_size=self.batch_size, last_batch=self.last_batch)
+        if self.last_batch != "drop":
+            return 0
+        _, first, clients = np.unique(self._trained, return_index=True, return_counts=True)
+        return sum(
+            same * (self._epoch(client, t) - sum(self.batch_sizes(client, t)))
+            for client, same in zip(first.tolist(), clients.tolist(), strict=True)
+            for t in range(self.chunks)
+        )
 
     def first_of_each_size(self, clients: slice) -> list[int]:
         """Of consecutive clients, the first with each number of training samples, ascending."""
-        return self._portions.first_of_each(clients)
+        _, first = np.unique(self._trained[clients], return_index=True)
+        return sorted((first + (clients.start or 0)).tolist())
 
     def epoch_sizes(self, client: int) -> range:
         """The possible sizes of a client's local epoch, which are those of its chunks."""
-        return self._portions.sizes(client)
+        least, rest = divmod(self.num_samples(client), self.chunks)
+        return range(least, least + (rest > 0) + 1)
+
+    def _epoch(self, client: int, t: int) -> int:
+        """Samples of a local epoch in round t; the first chunks may have one more."""
+        least, rest = divmod(int(self._trained[client]), self.chunks)
+        return least + (t % self.chunks < rest)
 
     def num_batches(self, client: int, t: int = 0) -> int:
         """Training batches of one local epoch in round t."""
@@ -75,12 +115,28 @@ class ClientBatches:
 
     def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]:
         """Their numbers of samples."""
-        samples = self._portions.size(client, t)
-        return batch_sizes(samples, self.batch_size, self.last_batch)
+        return batch_sizes(self._epoch(client, t), self.batch_size, self.last_batch)
+
+    def epoch_samples(self, client: int, t: int) -> np.ndarray:
+        """The samples that a client trains on in round t."""
+        own = self.partition_.train(client)
+        if self._hold_out:
+            own = np.delete(own, self._held_positions(client, len(own)))
+        if self.chunks == 1:
+            return own
+        order = numpy_generator(self._seed, "chunks", client=client).permutation(len(own))
+        return own[np.array_split(order, self.chunks)[t % self.chunks]]
+
+    def _held_positions(self, client: int, owned: int) -> np.ndarray:
+        """Positions of the hold-out among a client's samples, ascending; the same in all rounds."""
+        order = numpy_generator(self._seed, "hold-out", client=client).permutation(owned)
+        return np.sort(order[: _held(owned, self._hold_out)])
 
     def held_out_batches(self, client: int) -> Iterator[Batch]:
         """The hold-out of a client in a fixed order, not augmented."""
-        return self.train.epoch(self._portions.held_out(client), batch_size=self.batch_size)
+        own = self.partition_.train(client)
+        held = own[self._held_positions(client, len(own))]
+        return self.train.epoch(held, batch_size=self.batch_size)
 
     def client_plan(self, client: int, batch_size: int) -> Plan:
         """A client's training samples, each once, in a fixed order, not augmented.
@@ -113,7 +169,7 @@ class ClientBatches:
         last one.
         """
         return self.train.plan(
-            self._portions.samples(client, t),
+            self.epoch_samples(client, t),
             batch_size=self.batch_size,
             generator=augment,
             order=order,
@@ -167,3 +223,8 @@ class ClientBatches:
     def train_batch(self, i: int, batch_size: int) -> Batch:
         """Batch i of the training samples of all clients, each sample once, not augmented."""
         return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])
+
+
+def _held(owned: int, hold_out: float) -> int:
+    """Size of the hold-out of a client that owns so many samples: at least one, unless it is 0."""
+    return max(1, round(hold_out * owned)) if hold_out else 0

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.portions import Portions
 from lightfed.utils.errors import UserError
 from tests.small import CPU, Given, Tensors
 
@@ -124,5 +123,4 @@ def test_the_first_client_of_each_size_stands_for_the_others() -> None:
 
 def test_without_hold_out_and_chunks_a_portion_is_a_view() -> None:
     data = prepared(9, 9)
-    portions = Portions(data.partition_, seed=0)
-    assert np.shares_memory(portions.samples(0, 5), data.partition_.train_index)
+    assert np.shares_memory(data.epoch_samples(0, 5), data.partition_.train_index)
