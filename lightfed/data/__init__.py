@@ -6,6 +6,7 @@ without a module.
 
 # ruff: noqa: F401 - imported for others
 
+from lightfed.data.batches import ResidentSplit
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
@@ -22,4 +23,3 @@ from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quanti
 from lightfed.data.partition.draw import Partition, draw_partition
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
-from lightfed.data.resident import ResidentSplit

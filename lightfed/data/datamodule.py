@@ -9,14 +9,13 @@ import torch
 from lightning.pytorch import LightningDataModule
 from typing_extensions import override
 
-from lightfed.data.batches import LastBatch
+from lightfed.data.batches import LastBatch, Place, resident
 from lightfed.data.checks import loaded
 from lightfed.data.client_batches import ClientBatches
 from lightfed.data.datasets.dataset import Dataset, Task
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.digests import Contents
 from lightfed.data.partition import draw
-from lightfed.data.resident import Place, resident
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from lightfed.data.batches import ResidentSplit
 from lightfed.data.datasets.dataset import Samples
 from lightfed.data.datasets.logmel import NORMALISE, RATE, SHAPE, log_mel
-from lightfed.data.resident import ResidentSplit
 
 
 def hz_of_mel(mel: np.ndarray) -> np.ndarray:

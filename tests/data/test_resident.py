@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.batches import LastBatch
+from lightfed.data.batches import LastBatch, Place, ResidentSplit, _place, resident
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.language import Prose
 from lightfed.data.datasets.vision import Digits
-from lightfed.data.resident import Place, ResidentSplit, _place, resident
 
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))

@@ -21,9 +21,9 @@ from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from lightfed.data import Dirichlet, FederatedDataModule, FromTorch, Iid, Natural
+from lightfed.data.batches import ResidentFunctions
 from lightfed.data.datasets.dataset import Samples, Transform, moments
 from lightfed.data.datasets.transforms import Functions, transformed
-from lightfed.data.resident import ResidentFunctions
 from lightfed.utils.errors import UserError
 
 CPU = torch.device("cpu")
