@@ -136,8 +136,8 @@ def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tenso
     The rule of `vmap` takes twice the time for small layers; the bits are the same.
     """
     if maybe_get_level(x) != level or x.dim() != 2:
-        mine = (None if t is None else _add_batch_dim(t, 0, level) for t in (weight, bias))
-        return F.linear(x, *mine)
+        own = None if bias is None else _add_batch_dim(bias, 0, level)
+        return F.linear(x, _add_batch_dim(weight, 0, level), own)
     inner = get_unwrapped(x).movedim(maybe_get_bdim(x), 0)
     transposed = weight.transpose(1, 2)
     if bias is None:

@@ -316,7 +316,7 @@ class _Check:
         self._alone = deepcopy(module).train()
         self._layout = state.layout
         for copy in (self._together, self._alone):
-            copy.log = copy.log_dict = _ignore  # type: ignore[method-assign,assignment]
+            copy.log = copy.log_dict = _ignore  # type: ignore[method-assign]
         factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
         floats = state.initial.floats.repeat(_CLIENTS, 1)
         floats[:, : state.layout.floats.span(state.layout.parameters)] *= factors

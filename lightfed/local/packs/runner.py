@@ -68,10 +68,10 @@ class PackRunner:
             first = error
         self._sessions.forget_tests(clients)
         for client in clients:
-            error = self._alone(client, t)
+            found = self._alone(client, t)
             self._sessions.forget_tests([client])
-            if error is not None:
-                failed[client] = error
+            if found is not None:
+                failed[client] = found
         if failed:
             try:
                 return pack.run(failed)

@@ -160,7 +160,7 @@ class PackSession:
         result = PackResult(work.clients, sizes, rows.floats.new_zeros(sizes.shape), stopwatch)
         counts, values = (sizes > 0).sum(0).tolist(), dict(whole)
         values |= dict(zip(names, optimizer.leaves, strict=True))
-        chosen = range(len(names))
+        chosen: Sequence[int] = range(len(names))
         for step, (active, left) in enumerate(zip(counts, [*counts[1:], 0], strict=True)):
             if step in work.phases:
                 chosen = self._chosen(work.phases[step])
