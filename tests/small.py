@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.api.prediction import deployed
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.partitioner import Partitioner
@@ -218,13 +217,13 @@ def server_row(federation: Federation) -> Tensor:
 
 def row_held(fleet: Fleet, client: int) -> tuple[ModelLayout, Row]:
     """What a client deploys."""
-    rows = deployed(fleet, client)
+    rows = fleet.deployed(client)
     return rows.live.layout, rows.row(client)
 
 
 def module_of(fleet: Fleet, client: int | None) -> L.LightningModule:
     """The module with what a client deploys, or with the first of the global models."""
-    rows = deployed(fleet, client)
+    rows = fleet.deployed(client)
     with rows.bound(rows.clients[0]) as module:
         return module
 

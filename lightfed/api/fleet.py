@@ -1,81 +1,167 @@
-"""The clients of a federation as an algorithm sees them: participants, send, train, merge.
+"""The clients of a federation as an algorithm sees them: participants, send, train, merge."""
 
-Every rank runs the same algorithm on its own Fleet and holds its share of the clients. The methods
-of a Fleet hide the placement. `Messenger` has those that send and average, `Clients` those that
-look at single clients.
-"""
-
-import io
+import logging
 import math
 import pickle
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
-import numpy as np
+import lightning.pytorch as L
 import torch
-from lightfed_kernels import FIXED_LIMIT
+from lightfed_kernels import FIXED_LIMIT, apply_mask_, popcount
 from torch import Tensor
-from typing_extensions import override
 
-from lightfed.api import client_states
+from lightfed.aggregation.coverage import Accumulate, Coverages, Parts
+from lightfed.aggregation.gossip import Exchange, Over
+from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
+from lightfed.aggregation.weights import whole
+from lightfed.api.client_rows import ClientRows, by_client, pickled
 from lightfed.api.failures import Outcomes, Verdict, judge
-from lightfed.api.messenger import Messenger, Weights
-from lightfed.api.participants import participants
+from lightfed.api.places import Places, participants
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import Rates
+from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.client_metrics import weighted_means
-from lightfed.local.local_work import Phase, RoundPlan
+from lightfed.local.hooks import Hooks, SessionContext
+from lightfed.local.local_work import ClientData, LocalWork, Phase, RoundPlan
 from lightfed.local.session import Report
 from lightfed.local.sessions.rank_sessions import Training, Waves
 from lightfed.state.chain import Saved
-from lightfed.state.client_state import Kept
-from lightfed.state.rows import Moment
+from lightfed.state.client_state import Kept, KeptStates
+from lightfed.state.costs import Ledger
+from lightfed.state.rows import ModelLayout, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of, with_prefix
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 
-__all__ = ["Fleet", "Weights"]
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Weights = Literal["samples", "uniform"]
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles a view of a row without the rows of all other clients, whose memory it shares."""
+class Message(NamedTuple):
+    """A message from the server to a client on this rank, with the model's version."""
 
-    @override
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, Tensor):
-            return NotImplemented
-        return obj.detach().clone().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    model: ServerModel
+    parts: Parts
+    version: int
 
 
-class Fleet(Messenger):
-    """The clients in rounds, as an algorithm sees them; construction ends with its `setup`.
+class Fleet:
+    """The clients, numbered 0 .. N-1 in the order of the groups; what an algorithm is written in.
+
+    Every rank runs the same algorithm on its own Fleet and holds its share of the clients. The
+    methods of a Fleet hide the placement. Construction ends with the algorithm's `setup`.
 
     Args:
-        *args: client groups, algorithm and data, as `PlacedClients`.
+        groups: one architecture each.
+        algorithm: prepares the modules, and decides whether clients keep their rows.
+        data: the clients' samples.
+        ranks: of the run.
+        work: local work and sampling.
+        seed: of the whole run.
+        host_rows: keep client rows in host memory.
+        row_folder: keep them in files in this folder instead.
+        rates: session times that the run has measured before.
+        pack: decides how the clients of a group train side by side; by default they do not.
+        accumulate: how sums over clients are held.
+        exchange_buffer: bytes per rank for rows that clients exchange; None for what it has.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
-        **settings: as `Messenger` and `PlacedClients`.
 
     Attributes:
-        fruitless_rounds: number of rounds in a row, up to now, without a usable update.
+        clients: number of clients.
+        groups: the groups' modules and row stores.
+        places: where clients are.
+        client_rows: of this rank's clients.
+        kept: what these keep besides their rows.
+        ledger: bytes and FLOPs of all clients.
+        training: runs sessions.
+        session: under way, while its model is tested.
+        plan: of this round, or of the last one.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
-        plan: of this round, or of the last one.
+        fruitless_rounds: number of rounds in a row, up to now, without a usable update.
     """
 
     def __init__(
-        self, *args: Any, rounds: int | None = None, max_failed: int | None = None, **settings: Any
+        self,
+        groups: Sequence[ClientGroup],
+        algorithm: Hooks,
+        data: ClientData,
+        *,
+        ranks: Ranks,
+        work: LocalWork | None = None,
+        seed: int = 0,
+        host_rows: bool = False,
+        row_folder: Path | None = None,
+        rates: Rates | None = None,
+        pack: Callable[["Fleet", GroupState], Packing] | None = None,
+        accumulate: Accumulate = "float64",
+        exchange_buffer: int | None = None,
+        rounds: int | None = None,
+        max_failed: int | None = None,
     ) -> None:
-        super().__init__(*args, **settings)
+        self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
+        self.device, self.work = ranks.device, work or LocalWork()
+        self.host_rows = host_rows or row_folder is not None
+        self.clients = sum(group.count for group in groups)
+        self.accumulate, self.exchange_buffer = accumulate, exchange_buffer
         self.rounds, self.max_failed = rounds, max_failed
+        data.reserve(algorithm.hold_out)
+        build = partial(
+            GroupState,
+            seed=seed,
+            device=self.device,
+            host_rows=host_rows,
+            row_folder=row_folder,
+            prepare=algorithm.prepare_module,
+        )
+        self.groups = [
+            build(group, data, name=name, position=position)
+            for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
+        ]
+        for state in self.groups:
+            if pack is not None:
+                state.packing = pack(self, state)
+        self.places = Places(
+            self.groups,
+            data,
+            self.work,
+            keeps=algorithm.stateful,
+            ranks=ranks,
+            seed=seed,
+            rates=Rates() if rates is None else rates,
+        )
+        self.kept = KeptStates()
+        self.client_rows = ClientRows(self.groups, self.places, self.kept)
+        classes = data.num_classes
+        self._coverages = Coverages(
+            [state.layout for state in self.groups],
+            [state.name for state in self.groups],
+            label_rows=self.groups[0].output_layer(classes) if algorithm.label_rows else None,
+            depths=algorithm.depths,
+            method=type(algorithm).__name__,
+            device=self.device,
+        )
+        self._inbox: dict[int, Message] = {}
+        self._exchange: Exchange | None = None
+        self._outcomes = Outcomes()
+        self.ledger = Ledger(self.clients)
         self.fruitless_rounds = 0
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
+        self.session: SessionContext | None = None
         self.training = Training(self)
-        self.algorithm.setup(self)
-        own = "models" in {**vars(self.algorithm), **self.algorithm._modules}
-        found = f"{type(self.algorithm).__name__} has an attribute `models`"
+        algorithm.setup(self)
+        own = "models" in {**vars(algorithm), **algorithm._modules}
+        found = f"{type(algorithm).__name__} has an attribute `models`"
         require(not own, "model.algorithm", found, "rename it: a method of that name is a hook")
 
     def participants(self, t: int) -> list[int]:
@@ -85,7 +171,60 @@ class Fleet(Messenger):
     def assign(self, groups: Mapping[int, int]) -> None:
         """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""
         assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
-        self._assigned = dict(groups)
+        self.places.assign(groups)
+
+    def mine(self, clients: Sequence[int]) -> list[int]:
+        """The given clients that are on this rank, in order."""
+        return [k for k in clients if self.places.owner[k] == self.ranks.rank]
+
+    def group_of(self, client: int) -> int:
+        """The group of a client in this round."""
+        return self.places.groups[client]
+
+    def home_group(self, client: int) -> int:
+        """The configured group of a client, ignoring the round's assignment."""
+        return self.places.home_groups[client]
+
+    def pack_of(self, client: int) -> int:
+        """The number of what a client is placed with: in a pack, or alone."""
+        return self.places.packs[client]
+
+    def state(self, client: int) -> GroupState:
+        """The module and the rows of a client's group in this round."""
+        return self.groups[self.places.groups[client]]
+
+    def _open(self, clients: Sequence[int]) -> None:
+        """Assign ranks and slots to a round's participants, if they are stateless.
+
+        A UserError if one of them does not exist: a negative number would be another client's.
+        """
+        for client in clients:
+            if not 0 <= client < self.clients:
+                found = f"its round names client {client} of {self.clients}"
+                raise UserError("model.algorithm", found, "give numbers from 0")
+        if self.places.open(clients):
+            self.client_rows.open(clients)
+
+    def warn(self, text: str | None) -> None:
+        """Log a warning on one rank; does nothing for None."""
+        if text is not None and self.ranks.rank == 0:
+            log.warning("%s", text)
+
+    def one_layout(self, fix: str) -> ModelLayout:
+        """The layout of all clients; a UserError with this fix names two that differ."""
+        first = self.groups[0]
+        for state in self.groups:
+            found = f"groups {first.name} and {state.name} have different architectures"
+            require(state.layout == first.layout, "model.clients", found, fix)
+        return first.layout
+
+    def one_after_the_other(self, key: str, found: str, fix: str) -> None:
+        """Reject several ranks, which train clients in parallel."""
+        require(self.ranks.world == 1, key, f"{found}, on {self.ranks.world} ranks", fix)
+
+    def check_nested(self, model: ServerModel, group: int) -> None:
+        """Reject a group whose rows do not fit into a server model; names group and layer."""
+        self._coverages.fitting(model, group, Parts())
 
     def new_model(self, group: int = 0) -> ServerModel:
         """A server model in the layout of a group, with its initial values."""
@@ -139,8 +278,54 @@ class Fleet(Messenger):
 
         The rest of the row stays 0. Only covered values are stored. A dense client has no mask.
         """
-        self.masks = self.keep("mask")
-        return self.masks
+        self.kept.masks = self.keep("mask")
+        return self.kept.masks
+
+    def send(
+        self,
+        model: ServerModel,
+        clients: Sequence[int],
+        *,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Copy the covered part of a server model into the clients' rows.
+
+        A row on the device is written only when its session starts or it is read, so that the
+        written values are still in the cache during training.
+
+        Args:
+            model: of the server.
+            clients: receivers.
+            buffers: send BatchNorm statistics and other buffers too.
+            tensors: names of the tensors to send; all by default.
+            size: bytes on the wire, if the model is sent in another form.
+        """
+        self._open(clients)
+        parts = Parts.of(buffers=buffers, tensors=tensors)
+        covered = self._covered(model, clients, parts)
+        self.ledger.sent_down(clients, covered if size is None else size)
+        mine = self.mine(clients)
+        self.deliver(mine)  # an earlier message may cover more
+        self._inbox |= dict.fromkeys(mine, Message(model, parts, model.floats._version))
+        if self.host_rows:
+            self.deliver(mine)
+
+    def deliver(self, clients: Collection[int]) -> None:
+        """Write what servers have sent into the rows of clients of this rank."""
+        waiting: dict[tuple[int, int], tuple[Message, list[int]]] = {}
+        for client in clients:
+            if client in self._inbox:
+                message, group = self._inbox.pop(client), self.group_of(client)
+                waiting.setdefault((id(message), group), (message, []))[1].append(client)
+        for (_, group), (message, receivers) in waiting.items():
+            model, store = message.model, self.groups[group].store
+            as_sent = model.floats._version == message.version
+            assert as_sent, "the server model changed after sending"
+            block = store.view(receivers) if len(receivers) > 1 else None
+            for rows in [store.row(k) for k in receivers] if block is None else [block]:
+                self._coverages.take(model, group, message.parts, rows)
 
     def train(
         self,
@@ -169,7 +354,7 @@ class Fleet(Messenger):
             UserError: too many clients failed, or all.
         """
         self._open(clients)
-        waves = max(Counter(self._owner[k] for k in clients).values(), default=0)
+        waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
         training = self.training
         reports, tallies = training.sessions(
             clients, waves, t, tally or {}, steps=steps, phases=phases
@@ -178,8 +363,9 @@ class Fleet(Messenger):
         trained = [report.client for report in reports]
         flops = [3 * report.flops * report.samples + report.besides for report in reports]
         self.ledger.computed(trained, flops)
-        for report, group in zip(reports, self.groups_of(trained), strict=True):
-            self.rates.add(group, samples=report.samples, seconds=report.seconds)
+        for report in reports:
+            group = self.group_of(report.client)
+            self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
         verdict = self._judge(reports, t)
         self._outcomes.add(reports, verdict)
         good = [r for r in reports if verdict.usable[r.client]]
@@ -198,13 +384,364 @@ class Fleet(Messenger):
         verdict = judge(reports, t, limit=limit)
         if self.algorithm.stateful:
             for client in self.mine(verdict.not_finite):
-                client_states.reset(self, client)
+                self._reset(client)
         self.fruitless_rounds = verdict.check(
             t, allowed=self.max_failed, fruitless=self.fruitless_rounds
         )
         for warning in verdict.warnings:
             self.warn(warning)
         return verdict
+
+    def _reset(self, client: int) -> None:
+        """Reset a client of this rank to its initial values; of what it keeps, its mask remains."""
+        for kept in self.kept.values():
+            if kept is not self.kept.masks and kept.durable:
+                kept.pop(client, None)
+        self.algorithm.reset_client(self, client)
+        mask = self.kept.mask(client)
+        if mask is not None:
+            row = self.row(client).floats
+            apply_mask_(row, mask.to(row.device))
+
+    def usable(self, client: int) -> bool:
+        """Whether the client's session of this round gave a finite update."""
+        return bool(self._outcomes.contributing([client]))
+
+    def merge(
+        self,
+        clients: Sequence[int],
+        *,
+        into: ServerModel,
+        weights: Weights | Mapping[int, float] = "samples",
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+        sent: Collection[int] | None = None,
+        sizes: Mapping[int, int] | None = None,
+    ) -> list[int]:
+        """Coverage-weighted mean of the clients' rows; uncovered elements keep their old value.
+
+        Args:
+            clients: clients to merge.
+            into: the server model that is replaced by the mean.
+            weights: n_k, or 1 for all, or a weight of 0 or more per client, of any unit; fractions
+                are rounded to 2^-16 of the largest.
+            buffers: merge buffers too; integer ones become the largest of the clients'.
+            tensors: names of the tensors to merge; all by default.
+            sent: clients that send their rows; the server holds the others'. All by default.
+            sizes: bytes on the wire by client, if rows are sent in another form.
+
+        Returns:
+            the clients in the mean; updates of the others were not finite.
+        """
+        parts = Parts.of(buffers=buffers, tensors=tensors)
+        self.deliver([*self._inbox])
+        valid = self._outcomes.contributing(clients)
+        senders = self._outcomes.sending(clients if sent is None else sorted(sent))
+        covered = self._covered(into, senders, parts)
+        self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
+        if valid:
+            labels = self._coverages.coverage(into, parts).table.num_labels
+            here = [i for i, k in enumerate(valid) if self.places.owner[k] == self.ranks.rank]
+            mine = [valid[i] for i in here]
+            block = self.client_rows.view(mine)
+            self._coverages.merge_(
+                into,
+                parts,
+                [self.group_of(k) for k in valid],
+                here,
+                [self.row(k) for k in mine] if block is None else block,
+                weights=self._weights(weights, valid),
+                labels=[self._labels(k, labels) for k in valid] if labels else None,
+                accumulate=self.accumulate,
+                ranks=self.ranks,
+            )
+        return valid
+
+    @contextmanager
+    def reordered(self, model: ServerModel, order: Callable[[int], Tensor]) -> Iterator[None]:
+        """Send and merge other slices of a server model than the leading ones.
+
+        Within the context the units of every layer are in another order, so that the leading part
+        of it is a rolling window (FedRolex) or a random choice, the same for all clients. Axes that
+        no group narrows stay: inputs, classes. Layers are connected unit by unit, which a
+        flattened feature map is not.
+
+        Args:
+            model: of the server; in its own order again afterwards.
+            order: width of a layer -> (width,) the position of each unit in the model. Layers of
+                one width have one order, because residual connections add them.
+        """
+        self._coverages.reorder_(model, order)
+        try:
+            yield
+        finally:
+            self._coverages.reorder_(model, lambda width: order(width).argsort())
+
+    def average(
+        self,
+        values: Mapping[int, Tensor],
+        clients: Sequence[int],
+        *,
+        into: Tensor,
+        weights: Weights | Mapping[int, float] = "uniform",
+    ) -> list[int]:
+        """The weighted mean over clients of tensors that they keep, into one of the server.
+
+        The sum is in float64 over whole weights, so that it does not depend on placement. Bytes
+        are not counted; see `charge`.
+
+        Args:
+            values: of this rank's clients, by client, such as a `Kept`.
+            clients: whose tensors are in the mean; others' updates are left out as in `merge`.
+            into: the server's tensor, of the same shape; unchanged if no client is left.
+            weights: as in `merge`.
+
+        Returns:
+            those whose tensors are in the mean.
+        """
+        valid = self._outcomes.contributing(clients)
+        shares = dict(zip(valid, self._weights(weights, valid), strict=True))
+        total = torch.zeros_like(into, dtype=torch.float64)
+        for client in self.mine(valid):
+            total += shares[client] * values[client].to(total)
+        self.ranks.sum_(total)
+        if sum(shares.values()) > 0:
+            into.copy_(total / sum(shares.values()))
+        return valid
+
+    def charge(self, clients: Sequence[int], *, up: float = 0.0, down: float = 0.0) -> None:
+        """Count bytes that each of the clients sends and receives in addition to its row."""
+        self.ledger.sent_up(self._outcomes.sending(clients), up)
+        self.ledger.sent_down(clients, down)
+
+    def show(self, model: ServerModel, clients: Sequence[int]) -> None:
+        """Count the bytes of clients that read a server's model; their rows do not change."""
+        self.ledger.sent_down(clients, self._covered(model, clients, Parts()))
+
+    def relay(self, model: ServerModel, times: int) -> None:
+        """Count the bytes of servers that send a model to or from a coordinator or each other."""
+        size = 4 * model.layout.floats.numel + 8 * model.layout.integers.numel
+        self.ledger.sent_between_servers(times * size)
+
+    def exchange(
+        self,
+        senders: Mapping[int, Sequence[int]],
+        *,
+        masks: Mapping[int, Tensor] | None = None,
+        keep: Mapping[int, Tensor] | None = None,
+        over: Over = "covered",
+    ) -> None:
+        """Replace every listed client's row by the mean over itself and its senders.
+
+        All read the old rows; sums are in ascending order of the clients. Only for stateful
+        algorithms with one architecture.
+
+        Args:
+            senders: receiver -> its senders, without itself; the same on every rank.
+            masks: of this rank's clients: packed words (P / 32,) of a row's covered elements; None
+                for all.
+            keep: of this rank's receivers: elements of the mean that they keep; None for all.
+            over: divide by the number of rows that cover an element, or by that of all rows.
+        """
+        assert self.algorithm.stateful, "only clients that keep rows can exchange them"
+        if self._exchange is None:
+            layout = self.groups[0].layout
+            assert all(state.layout == layout for state in self.groups), "one architecture"
+            self._exchange = Exchange(
+                layout, self.ranks, owner=self.places.owner, buffer=self.exchange_buffer
+            )
+        mine = self.mine(range(self.clients))
+        self.deliver(mine)
+        block = self.client_rows.view(mine)
+        rows = dict(zip(mine, map(self.row, mine) if block is None else block.each(), strict=True))
+        sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over, block=block)
+        pairs = [(receiver, sender) for receiver in sorted(senders) for sender in senders[receiver]]
+        spent = [sizes[sender] for _, sender in pairs]
+        self.ledger.sent_up([sender for _, sender in pairs], spent)
+        self.ledger.sent_down([receiver for receiver, _ in pairs], spent)
+
+    def share(
+        self,
+        clients: Sequence[int],
+        shared: Sequence[SharedTensors],
+        *,
+        weights: Weights = "uniform",
+    ) -> None:
+        """Replace shared tensors by their mean over the clients that have them.
+
+        Stateful algorithms only. Clients with unusable updates receive but do not contribute.
+
+        Args:
+            clients: the participants.
+            shared: disjoint sets of tensors that they share.
+            weights: of the clients in the means: 1 for all, or n_k.
+        """
+        layouts = [state.layout for state in self.groups]
+        means = GroupMeans(shared, layouts, {k: self.home_group(k) for k in clients})
+        sending = self._outcomes.sending(clients)
+        self.ledger.sent_up(sending, [means.bytes(client) for client in sending])
+        self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
+        means.mean_(
+            {k: self.row(k) for k in self.mine(clients)},
+            weights={k: self._weight(weights, k) for k in self._outcomes.contributing(clients)},
+            ranks=self.ranks,
+            accumulate=self.accumulate,
+        )
+
+    def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
+        """Bytes of the parts of a server model that each client covers."""
+        groups = [self.group_of(k) for k in clients]
+        each = {g: self._coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
+        return [each[group] for group in groups]
+
+    def _weights(
+        self, weights: Weights | Mapping[int, float], clients: Sequence[int]
+    ) -> list[float]:
+        """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more."""
+        if not isinstance(weights, Mapping):
+            return [self._weight(weights, k) for k in clients]
+        given: Mapping[int, float] = {k: weights[k] for k in clients}
+        for client, weight in given.items():
+            found = f"a weight of {weight} for client {client}"
+            require(0 <= weight < math.inf, "model.algorithm", found, "give numbers of 0 or more")
+        if not all(isinstance(weight, Integral) for weight in given.values()):
+            given = whole(given)
+        return [float(given[k]) for k in clients]
+
+    def _weight(self, weights: Weights, client: int) -> float:
+        if weights == "samples":
+            return float(self.data.num_samples(client))
+        fix = "give 'samples', 'uniform' or a number for each client"
+        require(weights == "uniform", "model.algorithm", f"weights={weights!r}", fix)
+        return 1.0
+
+    def _labels(self, client: int, rows: int) -> list[int]:
+        """The label rows that a client contributes: those of its labels, and rows beyond labels."""
+        held: list[int] = self.data.labels(client).tolist()
+        surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
+        return [*held, *surplus]
+
+    def row(self, client: int) -> Row:
+        """The client's own row, on the device of the store; the client must be on this rank."""
+        if client in self._inbox:
+            self.deliver([client])
+        return self.state(client).store.row(client)
+
+    def _row_here(self, client: int) -> Row:
+        """The client's row on the device: its own, or a copy of a row on the host."""
+        row, state = self.row(client), self.state(client)
+        return row if state.staging is None else state.borrow(row)
+
+    def bind(self, client: int) -> L.LightningModule:
+        """The client's live module, bound to its own row, or to a copy of a row on the host.
+
+        The client must be on this rank.
+        """
+        return self.state(client).bind(self._row_here(client))
+
+    def load(
+        self,
+        model: ServerModel,
+        client: int,
+        *,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+    ) -> None:
+        """Copy the part of a server model (or of the given tensors) into the row of a client.
+
+        This is not a message: the ledger does not count it.
+        """
+        parts = Parts.of(buffers=buffers, tensors=tensors)
+        self._coverages.take(model, self.group_of(client), parts, self.row(client))
+
+    def rows(
+        self,
+        clients: Sequence[int],
+        *,
+        given: ServerModel | None = None,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+    ) -> Rows:
+        """The clients' own models; of a session under way, the model that is in it.
+
+        Args:
+            clients: of one group.
+            given: take the part that they cover from this model instead; what they keep is not
+                changed.
+            buffers: take its BatchNorm statistics and other buffers too.
+            tensors: names of the tensors to take; all by default.
+        """
+        s = self.session
+        state = self.state(clients[0]) if s is None else s.group
+        if given is None:
+            return Rows(state.live, clients, self._read)
+        parts, group = Parts.of(buffers=buffers, tensors=tensors), self.groups.index(state)
+
+        def read(some: Sequence[int]) -> Row:
+            rows = self._read(some)
+            rows = rows.clone() if len(some) > 1 else state.borrow(rows.each()[0]).repeated(1)
+            self._coverages.take(given, group, parts, rows)
+            return rows
+
+        return Rows(state.live, clients, read)
+
+    def _read(self, clients: Sequence[int]) -> Row:
+        """(K, P) and (K, Q) on the device: rows of one group's clients on this rank."""
+        if self.session is not None:
+            return self.session.row.repeated(1)
+        if len(clients) == 1:
+            return self._row_here(clients[0]).repeated(1)
+        self.deliver(clients)
+        block = self.state(clients[0]).store.block(clients)
+        return block if block.floats.device == self.device else block.to(self.device)
+
+    def server_rows(
+        self, models: ServerModel | Sequence[ServerModel], clients: Sequence[int]
+    ) -> Rows:
+        """What clients of one group cover of the server's model; they share one row.
+
+        Args:
+            models: of the server, or of each client's own server.
+            clients: none for whole models, as the global ones.
+        """
+        given = [models] if isinstance(models, ServerModel) else models
+        group = self.home_group(clients[0]) if clients else 0
+        state, shared = self.groups[group], all(model is given[0] for model in given)
+        whose = clients or range(len(given))
+        of = dict(zip(whose, given, strict=False))
+
+        def read(some: Sequence[int]) -> Row:
+            if shared or len(some) == 1:
+                return self._covered_row(of[some[0]] if not shared else given[0], group).repeated(1)
+            rows = [self._covered_row(of[client], group).clone() for client in some]
+            floats, integers = zip(*((row.floats, row.integers) for row in rows), strict=True)
+            return Row(torch.stack(floats), torch.stack(integers))
+
+        return Rows(state.live, whose, read, shared=shared)
+
+    def _covered_row(self, model: ServerModel, group: int) -> Row:
+        """The part of a server model that a group covers, in the group's layout, on the device."""
+        state = self.groups[group]
+        if state.layout == model.layout:
+            return model.row
+        row = state.borrow(state.initial)
+        self._coverages.take(model, group, Parts(), row)
+        return row
+
+    def deployed(self, client: int | None) -> Rows:
+        """The model that a client deploys between rounds, or the server's.
+
+        A UserError if the algorithm has no such model.
+        """
+        algorithm = self.algorithm
+        kind, clients = ("global", []) if client is None else (algorithm.moments[0], [client])
+        rows = algorithm.models(self, kind, clients)
+        if rows is None:
+            whose = "the server" if client is None else f"client {client}"
+            found = f"{type(algorithm).__name__} gives {whose} no model"
+            fix = "return one from its `models` to export, fine-tune or predict with"
+            raise UserError("model.algorithm", found, fix)
+        return rows
 
     def gradient(self, client: int, t: int) -> Tensor:
         """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
@@ -227,30 +764,16 @@ class Fleet(Messenger):
 
         They are copies, on one rank too: otherwise a view of a row would train on.
         """
-        file = io.BytesIO()
-        _Pickler(file).dump(dict(mine))
-        every = self.ranks.gather([file.getvalue()])
+        every = self.ranks.gather([pickled(dict(mine))])
         return dict(sorted(item for part in every for item in pickle.loads(part).items()))
 
-    def usable(self, client: int) -> bool:
-        """Whether the client's session of this round gave a finite update."""
-        return bool(self._outcomes.contributing([client]))
-
-    def states(self) -> Saved | None:
-        """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""
-        return client_states.saved(self) if self.algorithm.stateful else None
-
-    def load_states(self, shards: Sequence[Saved]) -> None:
-        """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
-        for shard in shards if self.algorithm.stateful else ():
-            states = client_states.by_client(shard)
-            for client in self.mine(list(states)):
-                client_states.restore(self, client, states[client])
-
-    def group_costs(self) -> Tensor:
-        """(groups, 3) bytes up, bytes down and FLOPs of each group's clients since the start."""
-        ends = np.cumsum([0] + [state.group.count for state in self.groups])
-        return torch.from_numpy(np.add.reduceat(self.ledger.totals, ends[:-1]))
+    def stored_bytes(self, client: int) -> int:
+        """Bytes that a client of this rank keeps; 0 for a stateless one."""
+        if not self.algorithm.stateful:
+            return 0
+        layout, mask = self.state(client).layout, self.kept.mask(client)
+        floats = layout.floats.numel if mask is None else int(popcount(mask))
+        return 4 * floats + 8 * layout.integers.numel + self.kept.bytes(client)
 
     def open_round(self, plan: RoundPlan | None = None, waves: Waves | None = None) -> None:
         """Begin a round. Its participants are open: this frees the rows of stateless clients.
@@ -259,15 +782,35 @@ class Fleet(Messenger):
         """
         self.plan = plan or self.plan
         self.training.start(waves)
-        self.metrics, self.tests, self._assigned = {}, {}, {}
-        self._outcomes, self.moved = Outcomes(), 0
+        self.metrics, self.tests, self._outcomes = {}, {}, Outcomes()
+        self.places.open_round()
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()
         if not self.algorithm.stateful:
-            self._owner, self._packs = {}, {}
             self._inbox.clear()
+
+    def move_for(self, t: int) -> None:
+        """Move rows that round t is expected to train, if that pays; called by every rank."""
+        if self.algorithm.stateful and not self.ranks.alone:
+            pairs = self.places.pays_to_move(self.algorithm.expected_sessions(self, t))
+            self.deliver([*self._inbox])
+            self.client_rows.move(pairs)
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
         return self.metrics | self.ledger.close_round()
+
+    def states(self) -> Saved | None:
+        """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""
+        if not self.algorithm.stateful:
+            return None
+        self.deliver([*self._inbox])
+        return self.client_rows.saved()
+
+    def load_states(self, shards: Sequence[Saved]) -> None:
+        """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
+        for shard in shards if self.algorithm.stateful else ():
+            states = by_client(shard)
+            for client in self.mine(list(states)):
+                self.client_rows.restore(client, states[client])

@@ -22,7 +22,6 @@ from typing import Literal, get_args
 import torch
 
 from lightfed.api.fleet import Fleet
-from lightfed.api.prediction import deployed
 from lightfed.distributed.placement import split
 from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.client_module import reported
@@ -149,7 +148,7 @@ class Evaluation:
         if not fleet.algorithm.stateful:
             members = sorted(members, key=lambda k: len(self._data.test_index(k)))
             return [members[i : i + most] for i in range(0, len(members), most)]
-        return split(members, fleet.blocks.of)
+        return split(members, fleet.places.blocks.of)
 
     def _alone(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of others."""
@@ -175,7 +174,7 @@ class Evaluation:
     ) -> tuple[list[int], list[tuple[tuple[Kind, int], Piece]]]:
         """The jobs of a rank, those of clients that are tested `alone`, and its pieces."""
         fleet, world = self._fleet, self._fleet.ranks.world
-        home = fleet.home if fleet.algorithm.stateful else None
+        home = fleet.places.owner.__getitem__ if fleet.algorithm.stateful else None
         jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
         if ("global", 0) in self._rows.keys() - self._together:
             jobs.insert(0, GLOBAL)
@@ -228,7 +227,7 @@ class Evaluation:
         """Test a client after an unreported session."""
         # Lightning evaluates in inference mode, where gradients cannot be computed.
         with torch.inference_mode(False), torch.enable_grad():
-            return self._fleet.training.finetune(client, deployed(self._fleet, client).row(client))
+            return self._fleet.training.finetune(client, self._fleet.deployed(client).row(client))
 
     def _run_global(self, rows: Rows) -> None:
         """Test servers' models on this rank's batches, or rank 0's on all."""
@@ -286,7 +285,7 @@ class Evaluation:
             if not fleet.algorithm.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]
                 continue
-            mine = [report for report in reports if fleet.home(report.client) == rank]
+            mine = [report for report in reports if fleet.places.owner[report.client] == rank]
             for report in mine if kind != "local" else ():
                 report.stored = fleet.stored_bytes(report.client)
             self._reports[kind] += mine

@@ -13,8 +13,6 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.api.moving import move_for
-from lightfed.api.prediction import predicted
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, setup
 from lightfed.engine.evaluation import Evaluation, Kind
@@ -31,6 +29,7 @@ from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.state.rows import Moment
 from lightfed.utils.atomic_io import checked
 from lightfed.utils.errors import UserError
+from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
@@ -210,7 +209,7 @@ class Federation(Recorded, L.LightningModule):
         moments = self.evaluation.in_sessions if validates else ()
         self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
-            move_for(self.fleet, t)
+            self.fleet.move_for(t)
             self.algorithm.round(self.fleet, t)
         self._report.trained(self.federated_trainer, self.fleet.close_round())
 
@@ -247,7 +246,16 @@ class Federation(Recorded, L.LightningModule):
     @override
     def predict_step(self, batch: Any, *args: Any) -> Any:
         """The outputs of the model that the client deploys, on its rank; None on the others."""
-        return predicted(self.fleet, self.predicts, batch, *args)
+        fleet, client = self.fleet, self.predicts
+        owner = fleet.places.owner if self.algorithm.stateful else {}
+        if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
+            return None
+        rows = fleet.deployed(client)
+        with rows.bound(rows.clients[0]) as module:
+            if is_overridden("predict_step", module):
+                return module.predict_step(batch, *args)
+            # The module's own `forward`, without the labels.
+            return module(batch[0] if isinstance(batch, list | tuple) else batch)
 
     @override
     def on_train_end(self) -> None:

@@ -126,14 +126,29 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         raise Interrupted(self.notices.asked(), saved, resumable=True, progressed=progressed)
 
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
+        """Run this rank's sessions, each between the stock batch hooks."""
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run
         if not any(any(overriding(name, self.trainer)) for name in _WAVE_HOOKS):
             self._count(waves)
-            return [report for client in mine if (report := run(client)) is not None]
-        clients = [*mine, *[None] * (waves - len(mine))]
-        reports = [self._wave(wave, client, run) for wave, client in enumerate(clients)]
-        return [report for report in reports if report is not None]
+            every = [*map(run, mine)]
+            return [report for report in every if report is not None]
+        connector, reports = self.trainer._logger_connector, []
+        for wave in range(waves):
+            client = mine[wave] if wave < len(mine) else None  # others have more sessions
+            self.batch_progress.is_last_batch = wave == waves - 1
+            self.batch_progress.increment_ready()
+            connector.on_batch_start(client)
+            call_overridden("on_train_batch_start", self.trainer, client, wave)
+            self.batch_progress.increment_started()
+            report = None if client is None else run(client)
+            self.batch_progress.increment_processed()
+            call_overridden("on_train_batch_end", self.trainer, report, client, wave)
+            connector.on_batch_end()
+            self.batch_progress.increment_completed()
+            if report is not None:
+                reports.append(report)
+        return reports
 
     def _count(self, waves: int) -> None:
         """Count all waves at once; at a thousand sessions per second single ones add up."""
@@ -141,21 +156,6 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         for tracker in (self.batch_progress.total, self.batch_progress.current):
             for name in ("ready", "started", "processed", "completed"):
                 setattr(tracker, name, getattr(tracker, name) + waves)
-
-    def _wave(self, wave: int, client: int | None, run: RunClient) -> Pending | None:
-        """Run at most one session on this rank, between the stock batch hooks."""
-        progress, connector = self.batch_progress, self.trainer._logger_connector
-        progress.is_last_batch = wave == self.trainer.fit_loop.max_batches - 1
-        progress.increment_ready()
-        connector.on_batch_start(client)
-        call_overridden("on_train_batch_start", self.trainer, client, wave)
-        progress.increment_started()
-        report = None if client is None else run(client)
-        progress.increment_processed()
-        call_overridden("on_train_batch_end", self.trainer, report, client, wave)
-        connector.on_batch_end()
-        progress.increment_completed()
-        return report
 
     @override
     def _should_check_val_epoch(self) -> bool:
@@ -269,7 +269,7 @@ class FederatedLoop(lightning_private._FitLoop):
     def on_advance_end(self) -> None:
         super().on_advance_end()
         self.epoch_loop.forget_journal()
-        moved = federation_of(self.trainer).fleet.moved
+        moved = federation_of(self.trainer).fleet.places.moved
         signal = self.epoch_loop.notices.round_ends(moved=moved)
         if signal and not self.done:
             self.epoch_loop.notices.run_ends()

@@ -1,7 +1,7 @@
 """The hooks of an algorithm, and the session context passed to them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import ClientData, LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
-from lightfed.state.client_state import Kept
+from lightfed.state.client_state import KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
@@ -192,8 +192,7 @@ class SessionFleet(Protocol):
     groups: list[GroupState]
     data: ClientData
     device: torch.device
-    kept: dict[str, Kept]
-    masks: Kept | None
+    kept: KeptStates
     session: SessionContext | None
     ranks: Ranks
     seed: int
@@ -205,8 +204,6 @@ class SessionFleet(Protocol):
     def deliver(self, clients: Collection[int]) -> None: ...
     def state(self, client: int) -> GroupState: ...
     def group_of(self, client: int) -> int: ...
-    def groups_of(self, clients: Iterable[int]) -> list[int]: ...
     def home_group(self, client: int) -> int: ...
     def pack_of(self, client: int) -> int: ...
-    def mask(self, client: int) -> Tensor | None: ...
     def stored_bytes(self, client: int) -> int: ...

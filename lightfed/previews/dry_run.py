@@ -79,12 +79,13 @@ class DryFleet(Fleet):
 
     def sessions(self, clients: Sequence[int], steps: Mapping[int, int] | None = None) -> Sessions:
         """Record the sessions of clients placed on ranks."""
-        world, costs = self.ranks.world, self._costs(clients, steps)
+        world, costs = self.ranks.world, self.places.costs(clients, steps)
         counts, loads = np.zeros((len(self.groups), world), dtype=np.int64), np.zeros(world)
         for client, cost in costs.items():
-            counts[self.group_of(client), self.home(client)] += 1
-            loads[self.home(client)] += cost
-        return Sessions(counts, loads, max(self.loads(clients, steps).values(), default=0.0))
+            rank = self.places.owner[client]
+            counts[self.group_of(client), rank] += 1
+            loads[rank] += cost
+        return Sessions(counts, loads, max(self.places.loads(clients, steps).values(), default=0.0))
 
     @override
     def train(
@@ -114,7 +115,7 @@ class DryFleet(Fleet):
         self.bound = self.bound if masks is None else "at most"
         layout = self.groups[0].layout
         if self.ranks.world > 1:  # blocks in transit are no larger than all rows
-            self.others = min(self._exchange_buffer or ROOM, 6 * self.clients * 4 * layout.size)
+            self.others = min(self.exchange_buffer or ROOM, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         for receiver, theirs in senders.items():
             for sender in theirs:

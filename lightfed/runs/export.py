@@ -9,7 +9,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
-from lightfed.api.prediction import deployed
 from lightfed.local.client_module import NetworkClient
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -41,7 +40,7 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
     if "clients" in kinds:
         here = fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else [0]
         for client in here[:1]:
-            deployed(fleet, client)
+            fleet.deployed(client)
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
@@ -56,7 +55,7 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
         rank, world = fleet.ranks.rank, fleet.ranks.world
         share = range(rank, fleet.clients, world)
         for client in fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else share:
-            rows, state = deployed(fleet, client), fleet.groups[fleet.home_group(client)]
+            rows, state = fleet.deployed(client), fleet.groups[fleet.home_group(client)]
             tensors = state_dict(rows.live.layout, rows.row(client), state.module)
             _save(tensors, folder / f"client{client}.safetensors")
 
@@ -74,6 +73,6 @@ def export_masks(fleet: Fleet, folder: Path) -> None:
     if not fleet.algorithm.stateful:
         return
     for client in fleet.mine(range(fleet.clients)):
-        mask = fleet.mask(client)
+        mask = fleet.kept.mask(client)
         if mask is not None:
             _save({"mask": mask.cpu()}, folder / f"client{client}.safetensors")

@@ -66,7 +66,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _FRUITLESS: fleet.fruitless_rounds,
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
-        RATES: fleet.rates.state_dict(),
+        RATES: fleet.places.rates.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
     }
     states = fleet.states()

@@ -56,3 +56,21 @@ class Kept(UserDict[int, Tensor]):
             self.data.pop(client, None)
         else:
             self.data[client] = value.to(self._place, copy=True)
+
+
+class KeptStates(UserDict[str, Kept]):
+    """All that an algorithm's clients keep besides their rows, by name.
+
+    Attributes:
+        masks: of the rows, one of these; None if rows are dense.
+    """
+
+    masks: Kept | None = None
+
+    def mask(self, client: int) -> Tensor | None:
+        """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""
+        return self.masks.get(client) if self.masks is not None else None
+
+    def bytes(self, client: int) -> int:
+        """Bytes that a client of this rank stores."""
+        return sum(kept.bytes(client) for kept in self.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.run_logger import RunLogger

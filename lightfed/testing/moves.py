@@ -1,28 +1,28 @@
 """Moves clients between ranks at random, so that a test sees what does not move with them."""
 
 from lightfed.api.fleet import Fleet
-from lightfed.api.moving import move
 from lightfed.utils.rng import numpy_generator
 
 
 def shuffle(fleet: Fleet, t: int) -> None:
-    """In place of `lightfed.api.moving.move_for`: all that can change places do so.
+    """In place of `Fleet.move_for`: all that can change places do so.
 
     Not before the first round, in which clients still are in order.
     """
     if fleet.algorithm.stateful and t > 0:
-        move(fleet, random_pairs(fleet, t))
+        fleet.deliver(fleet.mine(range(fleet.clients)))
+        fleet.client_rows.move(random_pairs(fleet, t))
 
 
 def random_pairs(fleet: Fleet, t: int) -> list[tuple[int, int]]:
     """Disjoint pairs of clients of blocks on different ranks, as many as come up."""
-    blocks = fleet.blocks
+    blocks, owner = fleet.places.blocks, fleet.places.owner
     left = numpy_generator(fleet.seed, "test-moves", t).permutation(len(blocks)).tolist()
     pairs = []
     while left:
         one = left.pop()
         for other in left:
-            home, its = (fleet.home(blocks.members(block)[0]) for block in (one, other))
+            home, its = (owner[blocks.members(block)[0]] for block in (one, other))
             if blocks.kind[other] == blocks.kind[one] and its != home:
                 left.remove(other)
                 pairs += blocks.pairs(one, other)

@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
-from lightfed.engine import federation
+from lightfed.api.fleet import Fleet
 from lightfed.runs.checkpoint import load
 from lightfed.testing.case import ROUNDS, Case, read_digits
 from lightfed.testing.digest import digest, fit
@@ -102,7 +102,7 @@ def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> No
     """Run every case once, with one start of the ranks."""
 
     def work(rank: int) -> None:
-        federation.move_for = shuffle
+        Fleet.move_for = shuffle  # type: ignore[assignment]
         digests = {name: one(plan, name, folder, ranks) for name in names}
         (folder / f"{one.__name__}-{rank}-of-{ranks}.json").write_text(json.dumps(digests))
 

@@ -17,7 +17,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.cli.command_line import main
 from lightfed.local.client_group import ClientGroup

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.previews.dry_run import PlannedRanks

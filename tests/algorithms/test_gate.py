@@ -18,7 +18,6 @@ from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
-from lightfed.api.prediction import deployed
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -82,7 +81,7 @@ def test_the_gate_of_a_client_that_has_left_the_rank_is_forgotten() -> None:
     fed = fleet_of([ClientGroup(3, mlp)], moe(), two_classes())
     fed.algorithm.evaluation_start(fed)
     for client in range(3):
-        fed.training.test(client, deployed(fed, client))
+        fed.training.test(client, fed.deployed(client))
     assert not fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()
     fed.algorithm.evaluation_start(fed)
     assert fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()

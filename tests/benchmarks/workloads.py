@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.api.participants import participants
+from lightfed.api.places import participants
 from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightfed.engine import federation
+from lightfed.api.fleet import Fleet
 from lightfed.engine.evaluation import Evaluation
 from lightfed.runs import checkpoint, saving
 from lightfed.testing.case import read_digits
@@ -34,7 +34,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 
     def work(rank: int) -> None:
         before()
-        federation.move_for = shuffle
+        Fleet.move_for = shuffle  # type: ignore[assignment]
         result = digest(*fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
         if rank == 0:
             (folder / "digest.json").write_text(json.dumps(result))

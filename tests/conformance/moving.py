@@ -33,7 +33,7 @@ class LongSessions(LGFedAvg):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        fed.rates = Hours()
+        fed.places.rates = Hours()
 
 
 def algorithm() -> LongSessions:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from lightfed.engine import federation as federation_module
+from lightfed.api.fleet import Fleet
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.moves import shuffle
 from tests.conformance.cases import CASES
@@ -22,7 +22,7 @@ NAMES = ("heterofl", "dispfl")  # rows that are all-reduced; swapped, and moved
 def main() -> None:
     folder = Path(sys.argv[1])
     found = {}
-    federation_module.move_for = shuffle
+    Fleet.move_for = shuffle  # type: ignore[assignment]
     for name in NAMES:
         trainer, federation = fit(
             CASES[name], folder / name, accelerator="gpu", ranks=1, ranks_per_device=2

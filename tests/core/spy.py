@@ -11,7 +11,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup

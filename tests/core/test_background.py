@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs import saving

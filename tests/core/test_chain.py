@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs.checkpoint import CLIENTS, SHARDS, load, previous_of, shard_folder
 from lightfed.runs.saving import save

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP

@@ -285,7 +285,7 @@ def test_what_is_collected_does_not_train_on(world: int) -> None:
 
     def work(ranks: Ranks) -> dict[int, dict[str, Any]]:
         fed = fleets[ranks.rank]
-        fed.ranks, fed._owner = ranks, {0: 0, 1: world - 1}
+        fed.ranks, fed.places.owner = ranks, {0: 0, 1: world - 1}
         rows = {k: fed.row(k).floats for k in fed.mine(range(2))}
         found = fed.collect({k: {"row": row, "host": row.numpy()} for k, row in rows.items()})
         for row in rows.values():

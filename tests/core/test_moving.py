@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.api import moving
-from lightfed.api.client_states import by_client
+from lightfed.api import client_rows
+from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
-from lightfed.api.moving import move, move_for
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.testing.moves import random_pairs
@@ -31,7 +30,7 @@ def joined(parts: list[dict[int, list[Tensor]]]) -> dict[int, list[Tensor]]:
 def test_clients_keep_their_rows_and_all_else(
     name: str, world: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "_AT_ONCE", at_once)
+    monkeypatch.setattr(client_rows, "_AT_ONCE", at_once)
 
     def work(ranks: Ranks) -> list[dict[int, list[Tensor]]]:
         fed = fleet(ranks, name)
@@ -41,8 +40,8 @@ def test_clients_keep_their_rows_and_all_else(
             fed.open_round()
             pairs = random_pairs(fed, t)
             assert pairs
-            move(fed, pairs)
-            assert fed.moved == 2 * len(pairs)
+            fed.client_rows.move(pairs)
+            assert fed.places.moved == 2 * len(pairs)
             found.append(everything(fed))
             for kept in fed.kept.values():
                 assert set(kept) <= set(fed.mine(range(fed.clients)))
@@ -68,7 +67,7 @@ def test_rows_in_files_that_have_not_begun_move_too() -> None:
             fed.row(client).floats.fill_(client)
         for t in range(3):
             fed.open_round()
-            move(fed, random_pairs(fed, t))
+            fed.client_rows.move(random_pairs(fed, t))
         initial = {k: fed.state(k).initial.floats for k in range(fed.clients)}
         rows = {k: fed.row(k).floats for k in fed.mine(range(fed.clients))}
         return {k: (float(row[0]), torch.equal(row, initial[k])) for k, row in rows.items()}
@@ -83,15 +82,15 @@ def test_rows_in_files_that_have_not_begun_move_too() -> None:
 def moved_for(fed: Fleet, sessions: list[int]) -> tuple[int, list[int]]:
     """Number of rows moved for a round of some clients, and the homes of all."""
     fed.algorithm.expected_sessions = lambda *_: dict.fromkeys(sessions)  # type: ignore[method-assign]
-    move_for(fed, 0)
-    return fed.moved, [fed.home(client) for client in range(fed.clients)]
+    fed.move_for(0)
+    return fed.places.moved, [fed.places.owner[client] for client in range(fed.clients)]
 
 
 def test_participants_that_are_on_one_rank_are_shared_out() -> None:
     def work(ranks: Ranks) -> tuple[int, list[int], list[int]]:
         fed = fleet(ranks)
-        fed.rates = Rates(LONG)
-        before = [fed.home(client) for client in range(fed.clients)]
+        fed.places.rates = Rates(LONG)
+        before = [fed.places.owner[client] for client in range(fed.clients)]
         crowd = [client for client in range(fed.clients) if before[client] == 0]
         return *moved_for(fed, crowd), before
 
@@ -106,7 +105,8 @@ def test_participants_that_are_on_one_rank_are_shared_out() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda fed: setattr(fed, "rates", Rates({0: [1e3]})),  # the other group is not measured
+        # The other group is not measured.
+        lambda fed: setattr(fed.places, "rates", Rates({0: [1e3]})),
         lambda fed: setattr(fed.algorithm, "stateful", False),
     ],
 )
@@ -115,15 +115,15 @@ def test_nothing_moves_without_measured_seconds_or_kept_rows(
 ) -> None:
     def work(ranks: Ranks) -> int:
         fed = fleet(ranks)
-        fed.rates = Rates(LONG)
+        fed.places.rates = Rates(LONG)
         change(fed)
-        return moved_for(fed, [k for k in range(fed.clients) if fed.home(k) == 0])[0]
+        return moved_for(fed, [k for k in range(fed.clients) if fed.places.owner[k] == 0])[0]
 
     assert on_ranks(2, work) == [0, 0]
 
 
 def test_a_package_holds_the_clients_alone() -> None:
     (states,) = on_ranks(1, lambda ranks: by_client(fleet(ranks).states() or {}))
-    package = moving._packed({2: states[2]})
+    package = client_rows._packed({2: states[2]})
     assert package.nbytes < 2 * sum(x.nbytes for x in states[2].values()) + 4096
-    assert moving._unpacked(package)[2].keys() == states[2].keys()
+    assert client_rows._unpacked(package)[2].keys() == states[2].keys()

@@ -39,7 +39,7 @@ def fleet_on(rank: int, rates: Rates | None = None, **work: int) -> Fleet:
 
 
 def owners(fleet: Fleet) -> list[int]:
-    return [fleet.home(client) for client in range(4)]
+    return [fleet.places.owner[client] for client in range(4)]
 
 
 def test_a_rate_is_the_median_of_seconds_a_sample() -> None:
@@ -110,8 +110,8 @@ def test_measured_times_place_the_clients_alike_on_both_ranks() -> None:
 def test_sessions_of_as_many_steps_cost_alike() -> None:
     # Batches of 2, 3 steps: 6 samples of all, but 1.8 a batch of the 9 in 5, 1.5 of the 3 in 2.
     fleet = fleet_on(0, Rates({0: [1.0], 1: [1.0]}), steps=3)
-    assert fleet._costs(range(4)) == pytest.approx({0: 6, 1: 5.4, 2: 4.5, 3: 5})
-    assert fleet._costs([0], {0: 1}) == {0: 2.0}
+    assert fleet.places.costs(range(4)) == pytest.approx({0: 6, 1: 5.4, 2: 4.5, 3: 5})
+    assert fleet.places.costs([0], {0: 1}) == {0: 2.0}
 
 
 def test_the_next_round_is_placed_by_what_reports_say() -> None:
@@ -119,13 +119,13 @@ def test_the_next_round_is_placed_by_what_reports_say() -> None:
     reports = [Report(k, SIZES[k], seconds=SIZES[k] * (1.0 if k < 2 else 7.0)) for k in range(4)]
     fleet.training.sessions = lambda *_, **__: (reports, {})  # type: ignore[method-assign]
     fleet.train(range(4), 0)
-    assert fleet._costs(range(4)) == {0: 6.0, 1: 9.0, 2: 21.0, 3: 35.0}
+    assert fleet.places.costs(range(4)) == {0: 6.0, 1: 9.0, 2: 21.0, 3: 35.0}
 
 
 def test_a_session_is_timed() -> None:
     fleet = fleet_of([WIDE, NARROW], Standalone(), random_data(SIZES, batch_size=2))
     run_round(fleet, 0)
-    kept = fleet.rates.state_dict()
+    kept = fleet.places.rates.state_dict()
     assert {group: len(seconds) for group, seconds in kept.items()} == {0: 2, 1: 2}
     assert all(0 < seconds < 60 for recent in kept.values() for seconds in recent)
 
@@ -137,7 +137,7 @@ def test_a_client_that_draws_its_level_is_timed_at_that_level() -> None:
     drawn = [algorithm.draw_level(fleet, k, 5) for k in range(4)]
     assert drawn.count(0) == 3  # of two who have it at home
     run_round(fleet, 5)
-    kept = {group: len(seconds) for group, seconds in fleet.rates.state_dict().items()}
+    kept = {group: len(seconds) for group, seconds in fleet.places.rates.state_dict().items()}
     assert kept == {level: drawn.count(level) for level in set(drawn)}
 
 

@@ -21,7 +21,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.api.client_states import by_client
+from lightfed.api.client_rows import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup

@@ -30,7 +30,7 @@ class PackRunner:
     def form(self, clients: Sequence[int], t: int) -> list[list[int]]:
         """The packs that train side by side, of clients of this rank; others are alone."""
         fleet, plans = self._fleet, self._sessions.plans
-        groups = dict(zip(clients, fleet.groups_of(clients), strict=True))
+        groups = {client: fleet.group_of(client) for client in clients}
         ready = [g for g in {*groups.values()} & self.trainers.keys() if not self._has_changed(g)]
         members: dict[Any, list[int]] = {}
         for client, group in groups.items():

@@ -62,7 +62,7 @@ class AroundSessions:
     def work(self, s: SessionContext) -> Work:
         """The work of a session that has begun."""
         s.proximal = self._fleet.algorithm.proximal(s)
-        return self._work(s, "", self._fleet.mask(s.client), s.proximal)
+        return self._work(s, "", self._fleet.kept.mask(s.client), s.proximal)
 
     def end(self, s: SessionContext, work: Work, report: PendingReport | LaneReport) -> None:
         """Finish a session on its trained row, and test the client after its training."""
@@ -92,7 +92,7 @@ class AroundSessions:
         if state.staging is not None and state.staging.holds(client):
             state.staging.put_back(client)
         row = fleet.row(client).floats
-        mask = fleet.mask(client)
+        mask = fleet.kept.mask(client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
         return Known(Report(client, 0, norm=float(row.norm()), error=reason))
@@ -191,7 +191,9 @@ class AroundSessions:
     def watched(self) -> bool:
         """Whether a hook, a mask or a test looks at single sessions of this round."""
         return (
-            self._hooked or self._fleet.masks is not None or any(self._fleet.plan.tested.values())
+            self._hooked
+            or self._fleet.kept.masks is not None
+            or any(self._fleet.plan.tested.values())
         )
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:

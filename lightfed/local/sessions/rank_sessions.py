@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from torch import Tensor
@@ -108,7 +109,7 @@ class Training(AroundSessions):
             packs = self._runner.form(mine, t) if self._runner.trainers else []
             self._packs = {client: pack for pack in packs for client in pack}
             self._results = {}
-            pending = self._waves(mine, waves, lambda client: self.run(client, mine, t))
+            pending = self._waves(mine, waves, partial(self.run, mine=mine, t=t))
             here = [report.resolve() for report in pending]
         for report in here:
             spent = sum(self.besides.pop(report.client, {}).values())

@@ -1,0 +1,205 @@
+"""What clients keep: rows, and what an algorithm declares; saved, restored and moved.
+
+A rank saves one matrix per client group, with the numbers of its clients, instead of 10,000 rows.
+A client on its way to another rank is what a checkpoint would hold of it. It goes through host
+memory.
+"""
+
+import io
+import pickle
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from lightfed_kernels import compress, expand, popcount
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.api.places import Places
+from lightfed.local.client_group import GroupState
+from lightfed.state.chain import Saved
+from lightfed.state.client_state import KeptStates
+from lightfed.state.rows import Row
+
+_AT_ONCE = 2**28  # bytes of rows on their way at a time, in each direction
+
+
+class ClientRows:
+    """The rows of this rank's clients, in the stores of their groups, and what they keep.
+
+    What servers have sent has to be in the rows before they are saved or moved.
+
+    Args:
+        states: the groups.
+        places: of the clients.
+        kept: what they keep besides their rows.
+    """
+
+    def __init__(self, states: Sequence[GroupState], places: Places, kept: KeptStates) -> None:
+        self._states, self._places, self._kept = states, places, kept
+        if places.keeps:
+            self.open(range(len(places.groups)))
+            for state in states:
+                state.store.fill(state.initial)
+
+    def open(self, clients: Sequence[int]) -> None:
+        """Give those clients slots that are on this rank."""
+        owner, groups, rank = self._places.owner, self._places.groups, self._places.ranks.rank
+        mine: list[list[int]] = [[] for _ in self._states]
+        for client in clients:
+            if owner[client] == rank:
+                mine[groups[client]].append(client)
+        for state, theirs in zip(self._states, mine, strict=True):
+            state.open(theirs, keep=self._places.keeps)
+
+    def view(self, clients: Sequence[int]) -> Row | None:
+        """(K, P) and (K, Q): a view of the rows, if they are of one group and follow each other."""
+        groups = {self._places.groups[client] for client in clients}
+        return self._states[groups.pop()].store.view(clients) if len(groups) == 1 else None
+
+    def saved(self, chosen: Collection[int] | None = None) -> Saved:
+        """The state in host memory of this rank's clients, or of the chosen ones.
+
+        Of masked rows only the covered values. Matrices on the host are views of the rows: write
+        them before the next round.
+        """
+        found: Saved = defaultdict(list)
+        for state in self._states:
+            store = state.store
+            clients = [k for k in store.slots if chosen is None or k in chosen]
+            masked = {k for k in clients if self._kept.mask(k) is not None}
+            found["values"] += _stacked((k, self._covered(k)) for k in clients if k in masked)
+            dense = [k for k in clients if k not in masked]
+            if dense:
+                found["floats"].append(_block(dense, store.block(dense).floats))
+            if clients:
+                found["integers"].append(_block(clients, store.block(clients).integers))
+        for name, kept in self._kept.items():
+            if kept.durable:
+                items = kept.data.items()
+                found[name] = _stacked((k, x) for k, x in items if chosen is None or k in chosen)
+        return dict(found)
+
+    def _row(self, client: int) -> Row:
+        return self._states[self._places.groups[client]].store.row(client)
+
+    def _covered(self, client: int) -> Tensor:
+        """The values of a client's row that its mask covers."""
+        row, mask = self._row(client).floats, self._kept.mask(client)
+        assert mask is not None
+        mask = mask.to(row.device)
+        return compress(row, mask, nnz=int(popcount(mask)))
+
+    def restore(self, client: int, state: Mapping[str, Tensor]) -> None:
+        """Restore a client of this rank from its saved state."""
+        for name, kept in self._kept.items():
+            if kept.durable:
+                kept.restore(client, state.get(name))
+        row, mask = self._row(client), self._kept.mask(client)
+        if mask is None:
+            row.floats.copy_(state["floats"])
+        else:
+            place = row.floats.device
+            expand(state["values"].to(place), mask.to(place), out=row.floats)
+        row.integers.copy_(state["integers"])
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Let clients change places, with all that they keep; called by every rank.
+
+        The pairs are disjoint, of clients of one group with different homes, between two rounds.
+        """
+        done, parts = 0, []
+        for one, _ in pairs:
+            parts.append(done // _AT_ONCE)
+            done += self._states[self._places.groups[one]].row_bytes
+        for _, part in groupby(zip(parts, pairs, strict=True), lambda item: item[0]):
+            self._move([pair for _, pair in part])
+        self._places.moved += 2 * len(pairs)
+
+    def _move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        ranks, owner = self._places.ranks, self._places.owner
+        both = dict([*pairs, *((b, a) for a, b in pairs)])
+        to = {client: owner[other] for client, other in both.items()}
+        leaving = [client for client in sorted(to) if owner[client] == ranks.rank]
+        for client in leaving:
+            self._row(client)  # on disk it begins only now if the client took no part before
+        states = by_client(self.saved({*leaving}))
+        parts = [_packed({k: states[k] for k in leaving if to[k] == r}) for r in range(ranks.world)]
+        sizes = ranks.gather([[len(part) for part in parts]])
+        for client in leaving:
+            for kept in self._kept.values():
+                kept.restore(client, None)
+        owner.update(to)
+        for group, state in enumerate(self._states):
+            theirs = (k for k in leaving if self._places.groups[k] == group)
+            state.store.give({client: both[client] for client in theirs})
+        for part in ranks.swap(parts, [size[ranks.rank] for size in sizes]):
+            for client, own in _unpacked(part).items():
+                self.restore(client, own)
+
+
+def _stacked(tensors: Iterable[tuple[int, Tensor]]) -> list[dict[str, Tensor]]:
+    """A matrix of the tensors of each shape."""
+    alike: dict[object, list[tuple[int, Tensor]]] = defaultdict(list)
+    for client, tensor in tensors:
+        alike[tensor.shape, tensor.dtype].append((client, tensor))
+    return [
+        _block([k for k, _ in those], torch.stack([tensor for _, tensor in those]))
+        for those in alike.values()
+    ]
+
+
+def _block(clients: list[int], values: Tensor) -> dict[str, Tensor]:
+    if values.is_cuda:  # into pinned memory at the speed of the bus
+        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values)
+    if values.untyped_storage().nbytes() != values.nbytes:  # else all of the store would be saved
+        values = values.clone()
+    return {"clients": torch.tensor(clients), "values": values}
+
+
+def by_client(state: Saved) -> dict[int, dict[str, Tensor]]:
+    """The tensors of each client, by name, as views; clients ascend."""
+    found: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    for name, blocks in state.items():
+        for block in blocks:
+            for client, value in zip(block["clients"].tolist(), block["values"], strict=True):
+                found[client][name] = value
+    return dict(sorted(found.items()))
+
+
+def _packed(states: Mapping[int, Mapping[str, Tensor]]) -> Tensor:
+    """(n,) uint8; empty without clients."""
+    if not states:
+        return torch.empty(0, dtype=torch.uint8)
+    file = io.BytesIO()
+    # A view would be saved with the whole matrix behind it.
+    torch.save({k: {n: x.clone() for n, x in own.items()} for k, own in states.items()}, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def _unpacked(package: Tensor) -> dict[int, dict[str, Tensor]]:
+    """What `_packed` was given."""
+    if not len(package):
+        return {}
+    file = io.BytesIO(package.numpy().data)
+    states: dict[int, dict[str, Tensor]] = torch.load(file, weights_only=True)
+    return states
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a view of a row without the rows of all other clients, whose memory it shares."""
+
+    @override
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        return obj.detach().clone().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+def pickled(values: object) -> bytes:
+    """Values of clients, of which tensors may be views of their rows."""
+    file = io.BytesIO()
+    _Pickler(file).dump(values)
+    return file.getvalue()

@@ -1,0 +1,149 @@
+"""Where the clients are: their groups, packs and ranks, and which of them had better move."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import Blocks, Rates, cut, exchanges, place, split
+from lightfed.local.client_group import GroupState
+from lightfed.local.local_work import ClientData, LocalWork, SessionPlans
+from lightfed.utils.counts import rounded_up
+from lightfed.utils.rng import numpy_generator
+
+
+def participants(work: LocalWork, clients: int, *, seed: int, t: int) -> list[int]:
+    """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
+    count = work.clients_per_round or rounded_up(work.fraction * clients)
+    if count >= clients:
+        return list(range(clients))
+    rng = numpy_generator(seed, "participants", t)
+    return sorted(rng.choice(clients, count, replace=False, shuffle=False).tolist())
+
+
+class Places:
+    """The groups, packs and ranks of the clients; the same on every rank.
+
+    Args:
+        states: the groups, whose clients are numbered in their order.
+        keeps: clients keep their rows. They have home ranks, by blocks that train side by side.
+        data: the clients' samples.
+        work: local work and sampling.
+        ranks: of the run.
+        seed: of the whole run.
+        rates: session times that the run has measured before.
+
+    Attributes:
+        home_groups: by client, as configured.
+        groups: by client, in this round.
+        owner: the rank of a client: its home, or that of its sessions in this round.
+        packs: the number of what a client is placed with, in a pack or alone.
+        blocks: of clients that keep their rows.
+        moved: number of rows that have moved between ranks for this round.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[GroupState],
+        data: ClientData,
+        work: LocalWork,
+        *,
+        keeps: bool,
+        ranks: Ranks,
+        seed: int,
+        rates: Rates,
+    ) -> None:
+        self._states, self._data, self._work, self._seed = states, data, work, seed
+        self.keeps, self.ranks, self.rates = keeps, ranks, rates
+        self.home_groups = [i for i, s in enumerate(states) for _ in range(s.group.count)]
+        self.groups = self.home_groups
+        self.owner: dict[int, int] = {}
+        self.packs: dict[int, int] = {}
+        self.moved = 0
+        if keeps:
+            counts, sizes = [s.group.count for s in states], [s.side_by_side for s in states]
+            self.blocks = Blocks(counts, sizes)
+            self.packs = {k: self.blocks.of(k) for k in range(len(self.home_groups))}
+            self._settle([*self.packs])
+
+    def open_round(self) -> None:
+        """Begin a round, in which stateless clients have no place yet."""
+        self.groups, self.moved = self.home_groups, 0
+        if not self.keeps:
+            self.owner, self.packs = {}, {}
+
+    def assign(self, groups: Mapping[int, int]) -> None:
+        """Put clients into other groups for this round; all others are in their own."""
+        self.groups = [*self.home_groups]
+        for client, group in groups.items():
+            self.groups[client] = group
+
+    def open(self, clients: Sequence[int]) -> bool:
+        """Give a round's participants their packs and ranks; False if they have them."""
+        if self.keeps or all(k in self.owner for k in clients):
+            return False
+        self._cut(clients)
+        self._settle(clients)
+        return True
+
+    def _settle(self, clients: Sequence[int]) -> None:
+        """Give clients in packs the ranks of their next sessions."""
+        if self.ranks.world == 1:
+            self.owner = dict.fromkeys(clients, 0)
+            return
+        ranks = place(self.loads(clients), ranks=self.ranks.world)
+        self.owner = {client: ranks[self.packs[client]] for client in clients}
+
+    def _cut(self, clients: Sequence[int]) -> None:
+        """Put stateless clients into packs, by the configured lengths of their sessions."""
+        packs: list[list[int]] = []
+        plans = SessionPlans(self._data, self._work, seed=self._seed, timings=self.ranks.timings)
+        for members in split(clients, self.groups.__getitem__):
+            packing = self._states[self.groups[members[0]]].packing
+            if packing.most == 1:
+                packs += [[client] for client in members]
+                continue
+            members.sort(key=lambda k: (plans.steps_of(k, 0), k))
+            shape = partial(plans.shape, t=0, even=packing.even)
+            for alike in split(members, shape):
+                packs += cut(alike, packing.most)
+        self.packs = {client: number for number, pack in enumerate(packs) for client in pack}
+
+    def pays_to_move(self, sessions: Mapping[int, int | None]) -> list[tuple[int, int]]:
+        """Clients that had better change places before a round, in pairs.
+
+        Blocks of clients that train side by side move as a whole. None unless their groups have
+        been timed. A session has so many batches; None for as many as configured.
+        """
+        if self.rates.of(self.groups[k] for k in sessions) is None:
+            return []
+        blocks, ranks = self.blocks, self.ranks.world
+        homes = {block: self.owner[blocks.members(block)[0]] for block in range(len(blocks))}
+        size = [n * self._states[group].row_bytes for group, n in blocks.kinds]
+        pairs = exchanges(self.loads(sessions, sessions), homes, blocks.kind, size, ranks=ranks)
+        return [pair for a, b in pairs for pair in blocks.pairs(a, b)]
+
+    def loads(
+        self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None
+    ) -> dict[int, float]:
+        """`costs` of the packs that clients are in."""
+        loads: dict[int, float] = {}
+        for client, cost in self.costs(clients, steps).items():
+            pack = self.packs[client]
+            loads[pack] = loads.get(pack, 0.0) + cost
+        return loads
+
+    def costs(
+        self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None
+    ) -> dict[int, float]:
+        """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
+
+        `steps` are the batches of sessions; as configured by default.
+        """
+        groups = {k: self.groups[k] for k in clients}
+        rates = self.rates.of(groups.values())
+        if rates is None:  # only samples if a module's FLOPs are unknown
+            rates = {c: max(self._states[c].flops, 1.0) for c in groups.values()}
+        given = steps or {}
+        return {
+            k: rates[c] * self._work.samples(self._data, k, given.get(k)) for k, c in groups.items()
+        }
