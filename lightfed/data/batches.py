@@ -20,7 +20,6 @@ from typing_extensions import override
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.transforms import Functions, transformed
 from lightfed.data.erase import Size, draw_rectangles, hidden
-from lightfed.utils.memory import sent
 
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
@@ -30,6 +29,13 @@ MEBI = 1 << 20
 # Batches are gathered together up to this many bytes of float32: on a CPU what fits in its caches
 # (larger gathers were measured to be slower), on a GPU enough for few kernel launches.
 _GATHER_BYTES = {"cpu": 2 * MEBI, "cuda": 64 * MEBI}
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device; those of the host are copied from pinned memory."""
+    if device.type == "cpu" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 @lru_cache(4096)

@@ -60,7 +60,7 @@ class SessionContext:
     def parameters(self) -> Tensor:
         """(P,) the leading part of the row, without buffers; a view."""
         layout = self.group.layout
-        return self.row.floats[: layout.floats.span(layout.parameters)]
+        return self.row.floats[: layout.parameter_size]
 
 
 class Hooks(Recorded, nn.Module, ABC):

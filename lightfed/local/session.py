@@ -146,7 +146,7 @@ class LocalSession:
         seed_default_generators(work.seed, row.floats.device)
         left = None if self._watched else attributes(module)
         layout, trainable = self._live.layout, self._live.trainable
-        parameters = row.floats[: layout.floats.span(layout.parameters)]
+        parameters = row.floats[: layout.parameter_size]
         losses: list[Tensor] = []
         sizes: list[int] = []
         with self._order(work):

@@ -9,6 +9,7 @@ microseconds; building a module takes a hundred milliseconds.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -77,6 +78,11 @@ class ModelLayout:
     def size(self) -> int:
         """Length of a float row, P."""
         return self.floats.size
+
+    @cached_property
+    def parameter_size(self) -> int:
+        """Length of the leading part of a float row that holds the parameters."""
+        return self.floats.span(self.parameters)
 
     @property
     def parameter_numel(self) -> int:

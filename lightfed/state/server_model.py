@@ -41,7 +41,7 @@ class ServerModel(nn.Module):
     @property
     def parameters_row(self) -> Tensor:
         """The leading part of `floats`, without buffers; a view."""
-        return self.floats[: self.layout.floats.span(self.layout.parameters)]
+        return self.floats[: self.layout.parameter_size]
 
     @property
     def row(self) -> Row:

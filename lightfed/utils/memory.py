@@ -1,17 +1,12 @@
-"""Memory: glibc's heap, copies to a device, and estimates that are compared with the machine."""
+"""Memory: glibc's heap, and estimates that are compared with the machine."""
 
 import ctypes
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightfed.utils.errors import require
-
-if TYPE_CHECKING:  # torch takes seconds to import, and some commands do without it
-    import torch
-    from torch import Tensor
 
 _GIBI = 2**30
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
@@ -84,10 +79,3 @@ def _numbers(path: Path) -> dict[str, int]:
 def _glibc() -> ctypes.CDLL | None:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if libc is not None and hasattr(libc, "gnu_get_libc_version") else None
-
-
-def sent(values: "Tensor", device: "torch.device") -> "Tensor":
-    """Values on a device; those of the host are copied from pinned memory."""
-    if device.type == "cpu" or values.device.type != "cpu":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightfed.data.batches import sent
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import stacked
 from lightfed.local.client_module import ClientModule
 from lightfed.local.packs.rules import strange
 from lightfed.local.session import Autocast, Report
 from lightfed.state.rows import Rows
-from lightfed.utils.memory import sent
 
 _AT_ONCE = 4096  # samples, of a network that needs as little memory as that
 _FEW = 8  # clients; fewer at once take longer than one after the other

@@ -319,7 +319,7 @@ class _Check:
             copy.log = copy.log_dict = _ignore  # type: ignore[method-assign]
         factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
         floats = state.initial.floats.repeat(_CLIENTS, 1)
-        floats[:, : state.layout.floats.span(state.layout.parameters)] *= factors
+        floats[:, : state.layout.parameter_size] *= factors
         integers = state.initial.integers.repeat(_CLIENTS, 1)
         self._rows = Row(floats, integers).to(state.store.device)
         x, y = data.train_batch(0, _CLIENTS * _BATCHES * _SAMPLES)

@@ -18,7 +18,7 @@ from lightfed_kernels import apply_mask_, unpack_mask
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.data.batches import PackBatches
+from lightfed.data.batches import PackBatches, sent
 from lightfed.local import stacked
 from lightfed.local.client_module import ClientModule
 from lightfed.local.logbook import check_mean, reset_metrics
@@ -27,7 +27,6 @@ from lightfed.local.session import Autocast, Report, Work
 from lightfed.local.stacked import Views
 from lightfed.local.steppers.stacked import StackedOptimizer, clipped
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.utils.memory import sent
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch, Timings
 
@@ -141,7 +140,7 @@ class PackSession:
         self._module, self._layout = module, layout
         self._optimizer, self._clipping = optimizer, clipping
         self._forward = PackForward(module, layout, context)
-        self._span = layout.floats.span(layout.parameters)
+        self._span = layout.parameter_size
         self._where = {e.name: e for e in layout.floats}
 
     def train(self, rows: Row, work: PackWork) -> "PackResult":

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.data.batches import sent
 from lightfed.models.networks.scaler import Scaler
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import require
-from lightfed.utils.memory import sent
 
 
 class Transformer(nn.Module):
