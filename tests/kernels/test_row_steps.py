@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import _steps_torch, steps
+from lightfed_kernels import steps
 from lightfed_kernels.reference import rows as reference
 from lightfed_kernels.steps import aspg_step_
 from safetensors.torch import load_file
@@ -116,7 +116,7 @@ def test_a_tile_and_a_chunk_do_not_change_a_bit(
     expected = outcomes(device, dtype)
     for repeat in range(2):
         if repeat:
-            monkeypatch.setattr(_steps_torch, "CHUNK", 256)
+            monkeypatch.setattr(steps, "CHUNK", 256)
             if os.environ["LIGHTFED_KERNELS"] != "torch":
                 from lightfed_kernels.gpu import steps as gpu
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import _means_torch, groups
+from lightfed_kernels import groups, means
 from lightfed_kernels._rows import Rows, as_list, each_row
 from lightfed_kernels.groups import Groups
 from lightfed_kernels.means import grouped_mean_, grouped_spread_, grouped_sum
@@ -163,7 +163,7 @@ def test_a_tile_and_a_chunk_do_not_change_a_bit(
     expected = outcomes(device)
     for repeat in range(2):
         if repeat:
-            monkeypatch.setattr(_means_torch, "CHUNK", 256)
+            monkeypatch.setattr(means, "CHUNK", 256)
             monkeypatch.setattr(groups, "TILE", 256)
         for one, other in zip(outcomes(device), expected, strict=True):
             assert torch.equal(one, other)
