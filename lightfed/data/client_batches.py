@@ -87,11 +87,12 @@ class ClientBatches:
         """Samples that `last_batch` drops, of all clients in one pass over their chunks."""
         if self.last_batch != "drop":
             return 0
-        _, first, clients = np.unique(self._trained, return_index=True, return_counts=True)
+        sizes, first, clients = np.unique(self._trained, return_index=True, return_counts=True)
         return sum(
-            same * (self._epoch(client, t) - sum(self.batch_sizes(client, t)))
-            for client, same in zip(first.tolist(), clients.tolist(), strict=True)
-            for t in range(self.chunks)
+            same * (size - sum(sum(self.batch_sizes(client, t)) for t in range(self.chunks)))
+            for size, client, same in zip(
+                sizes.tolist(), first.tolist(), clients.tolist(), strict=True
+            )
         )
 
     def first_of_each_size(self, clients: slice) -> list[int]:
@@ -104,18 +105,14 @@ class ClientBatches:
         least, rest = divmod(self.num_samples(client), self.chunks)
         return range(least, least + (rest > 0) + 1)
 
-    def _epoch(self, client: int, t: int) -> int:
-        """Samples of a local epoch in round t; the first chunks may have one more."""
-        least, rest = divmod(int(self._trained[client]), self.chunks)
-        return least + (t % self.chunks < rest)
-
     def num_batches(self, client: int, t: int = 0) -> int:
         """Training batches of one local epoch in round t."""
         return len(self.batch_sizes(client, t))
 
     def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]:
-        """Their numbers of samples."""
-        return batch_sizes(self._epoch(client, t), self.batch_size, self.last_batch)
+        """Their numbers of samples; the first chunks may have one more."""
+        least, rest = divmod(int(self._trained[client]), self.chunks)
+        return batch_sizes(least + (t % self.chunks < rest), self.batch_size, self.last_batch)
 
     def epoch_samples(self, client: int, t: int) -> np.ndarray:
         """The samples that a client trains on in round t."""
