@@ -40,8 +40,7 @@ def test_delays_of_a_simulation(flag: str, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as left:
         main(["latency", *DELAY, flag, "1000000000000"])
     assert left.value.code == UserError.status
-    key = "--samples" if flag == "--samples" else "--servers"
-    assert capsys.readouterr().err.startswith(f"lightfed: error: {key}: ")
+    assert capsys.readouterr().err.startswith("lightfed: error: --servers: ")
 
 
 def test_images() -> None:

@@ -37,7 +37,7 @@ def strings(study: str) -> list[str]:
     return [text.removeprefix(PREFIX) for text in found]
 
 
-class Stop(Exception):
+class Stop(BaseException):
     """The command line is parsed."""
 
 

@@ -165,9 +165,7 @@ def _check_class(given: Any, wanted: Any, key: str) -> None:
     free = given.get("dict_kwargs") is None or Parameter.VAR_KEYWORD in kinds
     fix = "write arguments below init_args"
     require(free, f"{key}.dict_kwargs", f"{owner.__name__} takes no others", fix)
-    # Arguments of a client group are directly below its key.
-    below = key if is_dataclass(owner) and owner is base_of(wanted) else f"{key}.init_args"
-    check_arguments(given.get("init_args") or {}, owner, below)
+    check_arguments(given.get("init_args") or {}, owner, f"{key}.init_args")
 
 
 def _takes_none(wanted: Any) -> bool:
