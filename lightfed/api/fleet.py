@@ -140,11 +140,11 @@ class Fleet:
         )
         self.kept = KeptStates()
         self.client_rows = ClientRows(self.groups, self.places, self.kept)
-        classes = data.num_classes
+        self._classes = data.num_classes
         self._coverages = Coverages(
             [state.layout for state in self.groups],
             [state.name for state in self.groups],
-            label_rows=self.groups[0].output_layer(classes) if algorithm.label_rows else None,
+            label_rows=self.groups[0].output_layer(self._classes) if algorithm.label_rows else None,
             depths=algorithm.depths,
             method=type(algorithm).__name__,
             device=self.device,
@@ -618,7 +618,7 @@ class Fleet:
     def _labels(self, client: int, rows: int) -> list[int]:
         """The label rows that a client contributes: those of its labels, and rows beyond labels."""
         held: list[int] = self.data.labels(client).tolist()
-        surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
+        surplus = range(self._classes, rows) if self.algorithm.surplus_rows else ()
         return [*held, *surplus]
 
     def row(self, client: int) -> Row:

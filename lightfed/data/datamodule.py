@@ -2,6 +2,7 @@
 
 from collections import UserList
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,7 +209,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         shape = self.dataset.input_shape
         return device.type == "cpu" and len(shape) == 3
 
-    @property
+    @cached_property
     def augments(self) -> bool:
         """Whether training batches are transformed in another way than those of tests."""
         transform = self.dataset.transform
