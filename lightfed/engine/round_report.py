@@ -210,7 +210,7 @@ class RoundNotices:
 
     def tell(self) -> Notice:
         """What goes with a gather."""
-        failed = self._trainer.strategy.checkpoints.failed
+        failed = self._trainer.strategy.checkpoints.background.failed
         return Notice(signals.asked() or 0, failed, self._seconds)
 
     def hear(self, said: list[Notice]) -> None:

@@ -192,11 +192,16 @@ def _part(main: Path, tag: str) -> Path:
 
 
 class Background:
-    """Runs one job at a time; what a job raises is raised again by `finish`."""
+    """Runs one job at a time; what a job raises is raised again by `finish`.
+
+    Attributes:
+        failed: whether `finish` raises already.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.failed = False
 
     def start(self, job: Callable[[], None]) -> None:
         """Run a job, when the one before it has finished.
@@ -208,17 +213,12 @@ class Background:
         self._thread = threading.Thread(target=self._run, args=(job,), name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def failed(self) -> bool:
-        """Whether `finish` raises already."""
-        return self._error is not None
-
     def finish(self) -> None:
         """Wait for the job; what it has raised is raised once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        error, self._error = self._error, None
+        error, self._error, self.failed = self._error, None, False
         if error is not None:
             raise error
 
@@ -226,21 +226,22 @@ class Background:
         try:
             job()
         except BaseException as error:
-            self._error = error
+            self._error, self.failed = error, True
 
 
 class Checkpoints:
     """Saves and loads; every method is called by every rank.
 
     If `strict`, loading may not fall back to the previous checkpoint. `progressed` says whether
-    this process has saved rounds that were not on disk when it started.
+    this process has saved rounds that were not on disk when it started. `background` is the thread
+    that writes.
     """
 
     def __init__(self) -> None:
         self.strict = False
         self.progressed = False
         self._chains = Chains()
-        self._background = Background()
+        self.background = Background()
         self._came_from: Path | None = None  # the main file that was loaded
         self._loaded = 0  # rounds on disk when this process started
 
@@ -264,14 +265,9 @@ class Checkpoints:
                 self._came_from = None
 
         if option == BACKGROUND and writing.detach(ranks):
-            self._background.start(partial(write, ranks.apart()))
+            self.background.start(partial(write, ranks.apart()))
         else:
             write(ranks)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a checkpoint could not be written, as `finish` will say."""
-        return self._background.failed
 
     def finish(self) -> None:
         """Wait for the checkpoint that is written while training goes on.
@@ -279,7 +275,7 @@ class Checkpoints:
         Raises a DiskError on every rank if it cannot be written, and TakenOver if the run continues
         in another process.
         """
-        self._background.finish()
+        self.background.finish()
 
     def load(self, path: Path, ranks: Ranks) -> dict[str, Any]:
         """Read a checkpoint; unless `strict`, or the previous one."""

@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_in_the_background_ends_the_run_in_one_line(
             time.sleep(0.001)
 
     def failed(trainer: FederatedTrainer) -> bool:
-        return trainer.strategy.checkpoints.failed
+        return trainer.strategy.checkpoints.background.failed
 
     rounds, every = {"the next checkpoint": (9, 1), "the next round": (9, 2), "the end": (2, 2)}[
         after

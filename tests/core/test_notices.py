@@ -20,7 +20,8 @@ class Run:
 
     def __init__(self, ranks: Ranks) -> None:
         self.current_epoch, self.finished, self.logged = 0, 0, list[int]()
-        checkpoints = SimpleNamespace(failed=False, finish=self._finish)
+        background = SimpleNamespace(failed=False)
+        checkpoints = SimpleNamespace(background=background, finish=self._finish)
         self.strategy = SimpleNamespace(ranks=ranks, checkpoints=checkpoints)
         self.run_logger = SimpleNamespace(log_timings=self._log)
         ranks.notices = self.notices = RoundNotices(self)  # type: ignore[arg-type]
@@ -57,7 +58,7 @@ def test_a_signal_of_one_rank_is_that_of_all_at_the_same_round(asked: dict[str, 
                 ranks.gather([])
             if late and ranks.rank == 1:
                 asked[me] = signal.SIGUSR1
-                run.strategy.checkpoints.failed = True
+                run.strategy.checkpoints.background.failed = True
             ends.append(run.end())
             logged.append(list(run.logged))
 
