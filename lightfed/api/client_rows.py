@@ -8,7 +8,7 @@ memory.
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightfed.api.places import Places
 from lightfed.local.client_group import GroupState
 from lightfed.state.chain import Saved
-from lightfed.state.client_state import KeptStates
+from lightfed.state.client_state import KeptStates, block, by_client, stacked
 from lightfed.state.rows import Row
 
 _AT_ONCE = 2**28  # bytes of rows on their way at a time, in each direction
@@ -70,16 +70,16 @@ class ClientRows:
             store = state.store
             clients = [k for k in store.slots if chosen is None or k in chosen]
             masked = {k for k in clients if self._kept.mask(k) is not None}
-            found["values"] += _stacked((k, self._covered(k)) for k in clients if k in masked)
+            found["values"] += stacked((k, self._covered(k)) for k in clients if k in masked)
             dense = [k for k in clients if k not in masked]
             if dense:
-                found["floats"].append(_block(dense, store.block(dense).floats))
+                found["floats"].append(block(dense, store.block(dense).floats))
             if clients:
-                found["integers"].append(_block(clients, store.block(clients).integers))
+                found["integers"].append(block(clients, store.block(clients).integers))
         for name, kept in self._kept.items():
             if kept.durable:
                 items = kept.data.items()
-                found[name] = _stacked((k, x) for k, x in items if chosen is None or k in chosen)
+                found[name] = stacked((k, x) for k, x in items if chosen is None or k in chosen)
         return dict(found)
 
     def _row(self, client: int) -> Row:
@@ -138,35 +138,6 @@ class ClientRows:
         for part in ranks.swap(parts, [size[ranks.rank] for size in sizes]):
             for client, own in _unpacked(part).items():
                 self.restore(client, own)
-
-
-def _stacked(tensors: Iterable[tuple[int, Tensor]]) -> list[dict[str, Tensor]]:
-    """A matrix of the tensors of each shape."""
-    alike: dict[object, list[tuple[int, Tensor]]] = defaultdict(list)
-    for client, tensor in tensors:
-        alike[tensor.shape, tensor.dtype].append((client, tensor))
-    return [
-        _block([k for k, _ in those], torch.stack([tensor for _, tensor in those]))
-        for those in alike.values()
-    ]
-
-
-def _block(clients: list[int], values: Tensor) -> dict[str, Tensor]:
-    if values.is_cuda:  # into pinned memory at the speed of the bus
-        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values)
-    if values.untyped_storage().nbytes() != values.nbytes:  # else all of the store would be saved
-        values = values.clone()
-    return {"clients": torch.tensor(clients), "values": values}
-
-
-def by_client(state: Saved) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each client, by name, as views; clients ascend."""
-    found: dict[int, dict[str, Tensor]] = defaultdict(dict)
-    for name, blocks in state.items():
-        for block in blocks:
-            for client, value in zip(block["clients"].tolist(), block["values"], strict=True):
-                found[client][name] = value
-    return dict(sorted(found.items()))
 
 
 def _packed(states: Mapping[int, Mapping[str, Tensor]]) -> Tensor:

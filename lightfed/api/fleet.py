@@ -20,8 +20,8 @@ from lightfed.aggregation.coverage import Accumulate, Coverages, Parts
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.aggregation.weights import whole
-from lightfed.api.client_rows import ClientRows, by_client, pickled
-from lightfed.api.failures import Outcomes, Verdict, judge
+from lightfed.api.client_rows import ClientRows, pickled
+from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
@@ -32,7 +32,7 @@ from lightfed.local.local_work import ClientData, LocalWork, Phase, RoundPlan
 from lightfed.local.session import Report
 from lightfed.local.sessions.rank_sessions import Training, Waves
 from lightfed.state.chain import Saved
-from lightfed.state.client_state import Kept, KeptStates
+from lightfed.state.client_state import Kept, KeptStates, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.rows import ModelLayout, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of, with_prefix
@@ -151,7 +151,8 @@ class Fleet:
         )
         self._inbox: dict[int, Message] = {}
         self._exchange: Exchange | None = None
-        self._outcomes = Outcomes()
+        self._largest = FIXED_LIMIT if accumulate == "fixed" else math.inf
+        self._outcomes = Outcomes(self._largest)
         self.ledger = Ledger(self.clients)
         self.fruitless_rounds = 0
         self.metrics: dict[str, float] = {}
@@ -366,31 +367,30 @@ class Fleet:
         for report in reports:
             group = self.group_of(report.client)
             self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
-        verdict = self._judge(reports, t)
-        self._outcomes.add(reports, verdict)
-        good = [r for r in reports if verdict.usable[r.client]]
+        bad = self._outcomes.add(reports)
+        self._leave_out(bad, len(reports), t)
+        left_out = {report.client for report in bad}
+        good = [report for report in reports if report.client not in left_out]
         self.metrics |= weighted_means(good)
         self.metrics["participants"] = float(len(reports))
-        self.metrics["excluded"] = float(len(reports) - len(good))
+        self.metrics["excluded"] = float(len(bad))
         for moment, tests in training.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
 
-    def _judge(self, reports: Sequence[Report], t: int) -> Verdict:
-        """Which updates can be used; called by every rank.
+    def _leave_out(self, bad: Sequence[Report], sessions: int, t: int) -> None:
+        """Name clients with unusable updates in the log, and reset kept rows that are not finite.
 
-        The others are named in the log. A client that keeps a non-finite row is reset.
+        A UserError if too many of the sessions failed.
         """
-        limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
-        verdict = judge(reports, t, limit=limit)
         if self.algorithm.stateful:
-            for client in self.mine(verdict.not_finite):
+            not_finite = [r.client for r in bad if not self._outcomes.finite(r)]
+            for client in self.mine(not_finite):
                 self._reset(client)
-        self.fruitless_rounds = verdict.check(
-            t, allowed=self.max_failed, fruitless=self.fruitless_rounds
+        self.fruitless_rounds = check(
+            bad, sessions, t, allowed=self.max_failed, before=self.fruitless_rounds
         )
-        for warning in verdict.warnings:
+        for warning in self._outcomes.warnings(bad, t):
             self.warn(warning)
-        return verdict
 
     def _reset(self, client: int) -> None:
         """Reset a client of this rank to its initial values; of what it keeps, its mask remains."""
@@ -581,9 +581,10 @@ class Fleet:
         sending = self._outcomes.sending(clients)
         self.ledger.sent_up(sending, [means.bytes(client) for client in sending])
         self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
+        valid = self._outcomes.contributing(clients)
         means.mean_(
             {k: self.row(k) for k in self.mine(clients)},
-            weights={k: self._weight(weights, k) for k in self._outcomes.contributing(clients)},
+            weights=dict(zip(valid, self._weights(weights, valid), strict=True)),
             ranks=self.ranks,
             accumulate=self.accumulate,
         )
@@ -598,8 +599,12 @@ class Fleet:
         self, weights: Weights | Mapping[int, float], clients: Sequence[int]
     ) -> list[float]:
         """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more."""
+        if weights == "samples":
+            return [float(self.data.num_samples(k)) for k in clients]
         if not isinstance(weights, Mapping):
-            return [self._weight(weights, k) for k in clients]
+            fix = "give 'samples', 'uniform' or a number for each client"
+            require(weights == "uniform", "model.algorithm", f"weights={weights!r}", fix)
+            return [1.0] * len(clients)
         given: Mapping[int, float] = {k: weights[k] for k in clients}
         for client, weight in given.items():
             found = f"a weight of {weight} for client {client}"
@@ -607,13 +612,6 @@ class Fleet:
         if not all(isinstance(weight, Integral) for weight in given.values()):
             given = whole(given)
         return [float(given[k]) for k in clients]
-
-    def _weight(self, weights: Weights, client: int) -> float:
-        if weights == "samples":
-            return float(self.data.num_samples(client))
-        fix = "give 'samples', 'uniform' or a number for each client"
-        require(weights == "uniform", "model.algorithm", f"weights={weights!r}", fix)
-        return 1.0
 
     def _labels(self, client: int, rows: int) -> list[int]:
         """The label rows that a client contributes: those of its labels, and rows beyond labels."""
@@ -782,7 +780,7 @@ class Fleet:
         """
         self.plan = plan or self.plan
         self.training.start(waves)
-        self.metrics, self.tests, self._outcomes = {}, {}, Outcomes()
+        self.metrics, self.tests, self._outcomes = {}, {}, Outcomes(self._largest)
         self.places.open_round()
         for kept in self.kept.values():
             if not kept.durable:

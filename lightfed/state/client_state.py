@@ -1,10 +1,13 @@
-"""Per-client state that an algorithm declares in addition to rows."""
+"""Per-client state that an algorithm declares in addition to rows; the saved form of all of it."""
 
-from collections import UserDict
+from collections import UserDict, defaultdict
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from typing_extensions import override
+
+from lightfed.state.chain import Saved
 
 
 class Kept(UserDict[int, Tensor]):
@@ -74,3 +77,33 @@ class KeptStates(UserDict[str, Kept]):
     def bytes(self, client: int) -> int:
         """Bytes that a client of this rank stores."""
         return sum(kept.bytes(client) for kept in self.values())
+
+
+def stacked(tensors: Iterable[tuple[int, Tensor]]) -> list[dict[str, Tensor]]:
+    """A matrix of the tensors of each shape."""
+    alike: dict[object, list[tuple[int, Tensor]]] = defaultdict(list)
+    for client, tensor in tensors:
+        alike[tensor.shape, tensor.dtype].append((client, tensor))
+    return [
+        block([k for k, _ in those], torch.stack([tensor for _, tensor in those]))
+        for those in alike.values()
+    ]
+
+
+def block(clients: list[int], values: Tensor) -> dict[str, Tensor]:
+    """The entry of some clients' tensors (K, ...), in host memory, in what is saved."""
+    if values.is_cuda:  # into pinned memory at the speed of the bus
+        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values)
+    if values.untyped_storage().nbytes() != values.nbytes:  # else all of the store would be saved
+        values = values.clone()
+    return {"clients": torch.tensor(clients), "values": values}
+
+
+def by_client(state: Saved) -> dict[int, dict[str, Tensor]]:
+    """The tensors of each client, by name, as views; clients ascend."""
+    found: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    for name, blocks in state.items():
+        for block in blocks:
+            for client, value in zip(block["clients"].tolist(), block["values"], strict=True):
+                found[client][name] = value
+    return dict(sorted(found.items()))

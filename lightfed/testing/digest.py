@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from lightfed.api.client_rows import by_client
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.run_logger import RunLogger
+from lightfed.state.client_state import by_client
 from lightfed.testing.case import ROUNDS, Case
 
 OF_THE_MACHINE = ("seconds", "wire_bytes")

@@ -22,11 +22,11 @@ from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.algorithm import Algorithm
-from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
+from lightfed.state.client_state import by_client
 from lightfed.testing.case import CLIENTS, digits
 from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
 from lightfed.utils.errors import UserError

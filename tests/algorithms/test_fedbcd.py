@@ -17,11 +17,11 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.cli.command_line import main
 from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
+from lightfed.state.client_state import by_client
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
 from tests.mistakes import cloud_of, edited, of_class

@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.previews.dry_run import PlannedRanks
 from lightfed.simulation.hierarchy import Phase
+from lightfed.state.client_state import by_client
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_cases import (
     DEVICES,

@@ -11,12 +11,12 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.api.client_rows import by_client
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
 from lightfed.models.networks.mlp import MLP
+from lightfed.state.client_state import by_client
 from tests.small import random_data, server_row
 
 SIZES = (6, 9, 3, 5)

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.api.client_rows import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs import saving
 from lightfed.runs.checkpoint import CLIENTS, load, newest_file, previous_of
 from lightfed.runs.saving import Background, Writing
 from lightfed.state.chain import Chains, HostCopies
+from lightfed.state.client_state import by_client
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
 from tests.core.spy import Spy, data, federation, state_of

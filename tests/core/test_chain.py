@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.api.client_rows import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs.checkpoint import CLIENTS, SHARDS, load, previous_of, shard_folder
 from lightfed.runs.saving import save
 from lightfed.state import chain
 from lightfed.state.chain import Chains, Saved
+from lightfed.state.client_state import by_client
 from lightfed.utils.errors import UserError
 from tests.core.checkpoints import tags_of, together
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
 from lightfed.runs import checkpoint, saving
+from lightfed.state.client_state import by_client
 from lightfed.topology.topology import Ring
 from tests.core.checkpoints import together
 from tests.small import CPU, random_data

@@ -14,12 +14,12 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.client_rows import by_client
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
 from lightfed.runs.checkpoint import CLIENTS, load
 from lightfed.state.chain import Changes, HostCopies
+from lightfed.state.client_state import by_client
 from lightfed.state.disk_rows import KEY, DiskRows
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.testing.digest import digest

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lightfed.api import client_rows
-from lightfed.api.client_rows import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
+from lightfed.state.client_state import by_client
 from lightfed.testing.moves import random_pairs
 from tests.core.test_client_states import METHODS, SIZES, everything, fill, fleet
 from tests.core.threads import on_ranks

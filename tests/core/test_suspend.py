@@ -21,7 +21,6 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.api.client_rows import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -30,6 +29,7 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.runs import checkpoint, journal
 from lightfed.runs.run_logger import RunLogger
 from lightfed.simulation.delays import Exponential
+from lightfed.state.client_state import by_client
 from lightfed.topology.topology import Ring
 from lightfed.utils import signals
 from tests.core.spy import lr_schedule
