@@ -792,7 +792,7 @@ class Fleet:
         """Move rows that round t is expected to train, if that pays; called by every rank."""
         if self.algorithm.stateful and not self.ranks.alone:
             pairs = self.places.pays_to_move(self.algorithm.expected_sessions(self, t))
-            self.deliver([*self._inbox])
+            self.deliver(self.mine([client for pair in pairs for client in pair]))
             self.client_rows.move(pairs)
 
     def close_round(self) -> dict[str, float]:
