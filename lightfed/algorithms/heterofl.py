@@ -23,8 +23,7 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.algorithms.shared.logit_masks import LogitMasks
-from lightfed.algorithms.shared.slice_tests import SliceTests
+from lightfed.algorithms.shared.slices import LogitMasks, SliceTests
 from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
