@@ -16,7 +16,7 @@ _NAMES = {
     "engine.federation": "Federation",
     "engine.trainer": "FederatedTrainer",
     "local.client_group": "ClientGroup",
-    "local.client_module": "ClientModule",
+    "models.client_module": "ClientModule",
     "local.local_work": "Phase",
     "state.rows": "ModelKind Rows",
     "state.server_model": "ServerModel",

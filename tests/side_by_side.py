@@ -25,7 +25,7 @@ from lightfed.cli import command_line
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import GroupState, group_names
-from lightfed.local.sessions.rank_sessions import Training
+from lightfed.local.rank_sessions import Training
 from lightfed.previews.plan import packs_text
 from lightfed.previews.trainer import PreviewTrainer
 from tests.data import tiny

@@ -22,14 +22,14 @@ from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
+from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
-from lightfed.local.packs.rules import Packs, SideBySide
+from lightfed.local.pack_rules import Packs, SideBySide
+from lightfed.local.rank_sessions import Waves
 from lightfed.local.session import Autocast, Runtime
-from lightfed.local.session_setup import OptimizerFactory, client_stepper, single_optimizer
-from lightfed.local.sessions.rank_sessions import Waves
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.rows import ModelLayout, Row
 

@@ -144,13 +144,13 @@ def test_an_arrow_against_the_order_and_a_cycle_are_found() -> None:
     assert {"lightfed.state.rows", "lightfed.api.fleet"} <= set(found)
 
 
-def test_every_room_has_its_sign_and_three_to_ten_files() -> None:
+def test_every_room_has_its_sign_and_three_to_sixteen_files() -> None:
     for name in filter(None, ROOMS):
         folder = ROOT / "lightfed" / name.replace(".", "/")
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
         assert text, f"{name}/__init__.py does not say what lives there"
         files = len(list(folder.glob("*.py")))  # with the sign
-        assert name in CATALOGUES or files <= 11, f"{files} files in {name}"
+        assert name in CATALOGUES or files <= 16, f"{files} files in {name}"
         assert files >= 3 or any(folder.glob("*/")), f"{files} files in {name}"
     found = {room(module) for module in graph()}
     assert found == set(ROOMS)

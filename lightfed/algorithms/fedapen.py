@@ -28,8 +28,8 @@ from typing_extensions import override
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec
+from lightfed.models.client_module import ClientModule
 from lightfed.models.composites import mutual
 
 _SHARE = "net.share"

@@ -26,11 +26,10 @@ from lightfed.api.places import Places, participants
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
-from lightfed.local.client_metrics import weighted_means
 from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import ClientData, LocalWork, Phase, RoundPlan
-from lightfed.local.session import Report
-from lightfed.local.sessions.rank_sessions import Training, Waves
+from lightfed.local.rank_sessions import Training, Waves
+from lightfed.local.session import Report, weighted_means
 from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept, KeptStates, by_client
 from lightfed.state.costs import Ledger

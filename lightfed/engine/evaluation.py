@@ -9,7 +9,7 @@ The kinds, each with its own name:
     finetuned   the server's model after a session, on the client's test split
 
 A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
-several clients at once (`lightfed.local.packs.row_tests`). The global test set has the
+several clients at once (`lightfed.engine.row_tests`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
@@ -23,12 +23,12 @@ import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import split
-from lightfed.local.client_metrics import client_metrics, weighted_means
-from lightfed.local.client_module import reported
+from lightfed.engine.client_metrics import client_metrics
+from lightfed.engine.row_tests import Piece, RowTests, at_once
 from lightfed.local.local_work import ClientData
 from lightfed.local.logbook import needs_whole
-from lightfed.local.packs.row_tests import Piece, RowTests, at_once
-from lightfed.local.session import Report
+from lightfed.local.session import Report, weighted_means
+from lightfed.models.client_module import reported
 from lightfed.results.units import lower_is_better
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.utils.errors import UserError

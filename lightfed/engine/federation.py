@@ -14,16 +14,15 @@ from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import Rates
-from lightfed.engine import checks, setup
+from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.local import session_setup
+from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.packs.rules import Packs, SideBySide
-from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
-from lightfed.local.sessions.rank_sessions import Waves
+from lightfed.local.pack_rules import Packs, SideBySide
+from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.state.rows import Moment

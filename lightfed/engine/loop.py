@@ -17,9 +17,9 @@ from typing_extensions import override
 from lightfed.engine.federation import federation_of
 from lightfed.engine.round_report import RoundNotices
 from lightfed.engine.run_trainer import RunTrainer
+from lightfed.local.finished import Suspended
 from lightfed.local.local_work import RoundPlan
-from lightfed.local.sessions.finished import Suspended
-from lightfed.local.sessions.rank_sessions import Pending, RunClient
+from lightfed.local.rank_sessions import Pending, RunClient
 from lightfed.runs import checkpoint, journal
 from lightfed.utils import lightning_private
 from lightfed.utils.errors import Interrupted, UserError

@@ -16,8 +16,8 @@ from typing_extensions import override
 from lightfed import report
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
+from lightfed.engine.session_setup import step_schedule
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.local.session_setup import step_schedule
 from lightfed.results.run import Known, Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.federation_state import config_digest

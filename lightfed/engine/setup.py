@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from lightfed.api.fleet import Fleet
 from lightfed.data.batches import batch_sizes
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.local import session_setup
+from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.local.client_group import GroupState, Packing
-from lightfed.local.client_module import ClientModule, NetworkClient
-from lightfed.local.packs.rules import Packs
-from lightfed.local.session_setup import OptimizerFactory
+from lightfed.local.pack_rules import Packs
 from lightfed.models.build import blank
+from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.image_format import (
     ChannelsLast,
     channels_first,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightfed.local.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
+from lightfed.models.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.state.costs import forward_flops
 from lightfed.state.disk_rows import DiskRows
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore

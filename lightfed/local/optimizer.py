@@ -1,16 +1,23 @@
-"""The base of all steppers, which take the optimiser steps of a local session.
+"""Steppers, which take the optimiser steps of a local session.
 
 An optimiser is created once per live module and its state is cleared for every session. In most
 papers momentum does not survive a round; if it does, `Proximal` carries it to the next session.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.autograd.variable import Variable
+from torch.optim import SGD, Optimizer
+
+from lightfed.utils.errors import UserError, require
+
+# What Tensor.backward calls. The name is private: a test and the pinned torch guard it.
+run_backward = Variable._execution_engine.run_backward
 
 Params = list[Tensor]
 GradientHook = Callable[[Tensor], None]
@@ -147,76 +154,242 @@ class FlatGradient:
         return parts
 
 
-class Stepper(ABC):
-    """Updates a row from the loss of a batch; clips gradients, and projects onto a box.
+class Stepper:
+    """Updates a row from the loss of a batch by an optimiser of torch; clips gradients.
+
+    Args:
+        optimizer: its state is cleared for every session.
+        clipping: of the gradients.
+        schedulers: stepped after every batch or epoch, according to their interval.
+        scaler: makes a loss scaler for every session: one shared by all clients would depend on
+            their placement.
+        rate: the configured rate, to which groups of other rates keep their ratio; None for that
+            of the first group.
 
     Attributes:
         box: bounds of every parameter, or None.
         in_row: whether all parameters must lie in the row.
-        optimizer: of torch, whose steps these are; None if schedulers or a scaler act too.
-        factors: of every parameter's learning rate, if they differ.
-        rate: the configured rate, to which groups of other rates keep their ratio; None for that
-            of the first group.
     """
 
     box: tuple[float, float] | None = None
     in_row = False
-    optimizer: Optimizer | None = None
-    factors: Sequence[float] | None = None
-    rate: float | None = None
 
-    def __init__(self, clipping: Clipping | None) -> None:
-        self.clipping = clipping
-        self._values: Params = []
-        self._row = torch.empty(0)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        clipping: Clipping | None,
+        *,
+        schedulers: Sequence[LRSchedulerConfig] = (),
+        scaler: Callable[[], torch.amp.GradScaler] | None = None,
+        rate: float | None = None,
+    ) -> None:
+        self.optimizer, self.clipping = optimizer, clipping
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._trained: Sequence[Tensor] = ()  # all
+        self._one = torch.ones(())
+        self._plain = not schedulers and _is_plain(optimizer)
+        self._groups = [
+            {k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups
+        ]
+        self.rate: float = self._groups[0]["lr"] if rate is None else rate
+        self._schedulers = schedulers
+        self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
+        self._make_scaler = scaler
+        self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
+        self._scaler: torch.amp.GradScaler | None = None
+        self._row, self._values = torch.empty(0), list[Tensor]()
+        self._proximal: Proximal | None = None
         self._pull: _Pull | None = None
         self._flat: FlatGradient | None = None
 
-    @abstractmethod
-    def reset(
-        self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
-    ) -> None:
+    def reset(self, lr: float | None, row: Tensor, proximal: Proximal | None) -> None:
         """Start a new session: clear all state but what `proximal` carries.
 
-        `lr` None keeps the optimiser's own rate. `values` are views of `row` (P,), to which the
-        parameters are bound.
+        `lr` None keeps the optimiser's own rate. The parameters are views of `row` (P,).
         """
+        self._row, self._proximal, self._flat, self._trained = row, proximal, None, ()
+        self._values = [p.detach() for p in self._params]
+        self._pull = None if proximal is None else _Pull(self._values, row, proximal)
+        self.optimizer.state.clear()
+        for group, initial in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in initial.items()})
+            group["lr"] = rate_of(group["lr"], self.rate, lr)
+        if proximal is not None and proximal.momentum is not None:
+            momenta = aligned(self._params, row, proximal.momentum.clone())
+            for p, momentum in zip(self._params, momenta, strict=True):
+                self.optimizer.state[p]["momentum_buffer"] = momentum
+        for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
+            config.scheduler.load_state_dict(deepcopy(state))
+        self._counts = {"step": 0, "epoch": 0}
+        self._scaler = self._make_scaler() if self._make_scaler else None
 
-    @abstractmethod
     def train_only(self, parameters: Sequence[Tensor]) -> None:
         """Freeze all other parameters, with their optimiser state, until the next call or session.
 
         A UserError if the optimiser moves all parameters at once.
         """
+        self._trained = tuple(parameters)
 
-    @abstractmethod
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
         """One update from a scalar loss; the hook may change the gradient (P,) before clipping."""
+        scaler = self._scaler
+        self._backward(loss if scaler is None else scaler.scale(loss))
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        if hook is not None or self._pull is not None or self.clipping is not None:
+            self._adjust(hook)
+        if scaler is None and self._plain:
+            self._sgd()
+        elif scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        for p in self._params:
+            p.grad = None
+        if self._schedulers:
+            self._schedule("step")
 
-    def epoch_end(self) -> None:  # noqa: B027 - few steppers care
+    def _backward(self, loss: Tensor) -> None:
+        """loss.backward() without its Python overhead, a tenth of a small model's step."""
+        if self._one.dtype != loss.dtype or self._one.device != loss.device:
+            self._one = torch.ones((), dtype=loss.dtype, device=loss.device)
+        scalar = loss if loss.dim() == 0 else loss.reshape(())
+        run_backward(
+            (scalar,), (self._one,), False, False, self._trained, True, accumulate_grad=True
+        )
+
+    def _sgd(self) -> None:
+        """The step of torch.optim.SGD in fewer calls, with the same bits and state."""
+        (group,) = self.optimizer.param_groups
+        momentum, state = group["momentum"], self.optimizer.state
+        used, grads = self._gradients()
+        params = [self._params[i] for i in used]
+        values = [self._values[i] for i in used]
+        if group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, values, alpha=group["weight_decay"]))
+        if momentum:
+            old = [(p, grad) for p, grad in zip(params, grads, strict=True) if p in state]
+            if old:
+                buffers = [state[p]["momentum_buffer"] for p, _ in old]
+                torch._foreach_mul_(buffers, momentum)
+                factor = 1 - group["dampening"]
+                torch._foreach_add_(buffers, [grad for _, grad in old], alpha=factor)
+            for p, grad in zip(params, grads, strict=True):
+                if p not in state:
+                    state[p]["momentum_buffer"] = grad.clone()
+            buffers = [state[p]["momentum_buffer"] for p in params]
+            nesterov = group["nesterov"]
+            grads = (
+                list(torch._foreach_add(grads, buffers, alpha=momentum)) if nesterov else buffers
+            )
+        torch._foreach_add_(values, grads, alpha=-group["lr"])
+
+    def epoch_end(self) -> None:
         """Called after a local epoch."""
+        self._schedule("epoch")
 
-    def finish(self) -> None:  # noqa: B027 - few steppers care
-        """Called after the session: the row must then hold the model."""
+    def finish(self) -> None:
+        """Called after the session: the row must then hold the model.
 
-    def _begin(self, values: Params, row: Tensor, proximal: Proximal | None) -> None:
-        """Take the tensors of a new session."""
-        self._values, self._row, self._flat = values, row, None
-        self._pull = None if proximal is None else _Pull(values, row, proximal)
+        Raises:
+            UserError: an algorithm carries a state that ends with the session.
+        """
+        if self._proximal is None or not self._proximal.carries:
+            return
+        state = self.optimizer.state
+        if type(self.optimizer) is not SGD and any(state.values()):
+            raise cannot_carry(type(self.optimizer).__name__)
+        found = [state[p].get("momentum_buffer") for p in self._params]
+        if any(buffer is not None for buffer in found):
+            momentum = self._proximal.momentum = torch.zeros_like(self._row)
+            for part, buffer in zip(aligned(self._params, self._row, momentum), found, strict=True):
+                if buffer is not None:
+                    part.copy_(buffer)
 
-    def _hooked(self, hook: GradientHook, grads: Params, used: Sequence[int]) -> Params:
-        if self._flat is None:
-            self._flat = FlatGradient(self._values, self._row)
-        return self._flat.changed(hook, grads, used)
+    def _schedule(self, interval: str) -> None:
+        self._counts[interval] += 1
+        for config in self._schedulers:
+            if config.interval == interval and self._counts[interval] % config.frequency == 0:
+                config.scheduler.step()  # type: ignore[call-arg]
 
-    def _adjusted(self, grads: Params, used: Sequence[int], hook: GradientHook | None) -> Params:
-        """The gradients of the used parameters after the hook, the pull and clipping."""
-        if hook is not None:
-            grads = self._hooked(hook, grads, used)
-        elif self._pull is not None or self.clipping is not None:
+    def _gradients(self) -> tuple[list[int], Params]:
+        """Positions of the parameters in the last loss, and their gradients."""
+        found = {i: p.grad for i, p in enumerate(self._params) if p.grad is not None}
+        return [*found], [*found.values()]
+
+    @torch.no_grad()
+    def _adjust(self, hook: GradientHook | None) -> None:
+        """Pass the gradients through the hook, the pull and clipping."""
+        used, grads = self._gradients()
+        if hook is None:
             grads = apart(grads)
+        else:
+            if self._flat is None:
+                self._flat = FlatGradient(self._params, self._row)
+            grads = self._flat.changed(hook, grads, used)
         if self._pull is not None:
             self._pull(grads, used)
         if self.clipping is not None:
             self.clipping(grads, used)
-        return grads
+        for i, grad in zip(used, grads, strict=True):
+            self._params[i].grad = grad
+
+
+def rate_of(own: float, configured: float, lr: float | None) -> float:
+    """A parameter group's learning rate in a round of rate `lr`; None keeps its own."""
+    return own if lr is None else lr if own == configured else own * (lr / configured)
+
+
+def cannot_carry(name: str) -> UserError:
+    """An algorithm carries the momentum of an optimiser whose state ends with a session."""
+    fix = "use ASPG or torch.optim.SGD; or set model.algorithm.init_args.momentum: session"
+    return UserError("model.optimizer", f"{name}, whose state ends with a session", fix)
+
+
+def make_stepper(
+    optimizer: Optimizer,
+    *,
+    schedulers: Sequence[LRSchedulerConfig],
+    clipping: Clipping | None,
+    scaler: Callable[[], torch.amp.GradScaler] | None,
+    trainable: Sequence[Tensor] | None = None,
+    rate: float | None = None,
+) -> Stepper:
+    """The stepper of an optimiser: its own, as ASPG's, or that of any other.
+
+    `trainable` are the live module's parameters; the optimizer's may differ, also in order.
+    """
+    own = getattr(optimizer, "stepper", None)
+    if own is None:
+        return Stepper(optimizer, clipping, schedulers=schedulers, scaler=scaler, rate=rate)
+    name, listened = type(optimizer).__name__, hooked(optimizer)
+    found, fix = f"{name}, with hooks of its steps or gradients", "use Tensor.register_hook"
+    require(not listened, "model.optimizer", found, fix)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
+    alone = not schedulers and len(optimizer.param_groups) == 1 and all_of_them
+    found = f"{name} with a scheduler, groups or a part of the parameters"
+    fix = "return it alone, with all of them: configure_optimizers"
+    require(alone, "model.clients", found, fix)
+    found = f"16-mixed, and {name} does not support loss scaling"
+    require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
+    stepper: Stepper = own(clipping)
+    return stepper
+
+
+def _is_plain(optimizer: Optimizer) -> bool:
+    """Whether the steps are those of SGD without more."""
+    if type(optimizer) is not SGD or len(optimizer.param_groups) > 1 or hooked(optimizer):
+        return False
+    (group,) = optimizer.param_groups
+    more = any(group[name] for name in ("maximize", "differentiable", "fused"))
+    return not more and not isinstance(group["lr"], Tensor)
+
+
+def hooked(optimizer: Optimizer) -> bool:
+    """Whether its steps, or the gradients that a backward pass accumulates for it, call hooks."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return True
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params)

@@ -14,9 +14,9 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
+from lightfed.local.attributes import attributes, warn_of_changed
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
-from lightfed.local.sessions.attributes import attributes, warn_of_changed
 from lightfed.models.image_format import ChannelsLast
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.rng import seed_default_generators
@@ -54,6 +54,17 @@ class Report:
     stored: int = 0
     error: str = ""
     seconds: float = field(default=0.0, compare=False)
+
+
+def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
+    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            sums[name] = sums.get(name, 0.0) + value * report.samples
+            counts[name] = counts.get(name, 0) + report.samples
+    return {name: total / counts[name] for name, total in sums.items() if counts[name]}
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ class LocalSession:
         sizes: list[int] = []
         with self._order(work):
             values = [p.data for p in trainable]
-            stepper.reset(work.lr, values, parameters, work.proximal)
+            stepper.reset(work.lr, parameters, work.proximal)
             try:
                 for index, batch in enumerate(work.batches):
                     if index in work.phases:

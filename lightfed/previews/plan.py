@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightfed.local.session_setup import OptimizerFactory, make_optimizer
+from lightfed.engine.session_setup import OptimizerFactory, make_optimizer
 from lightfed.previews.columns import aligned
 from lightfed.previews.dry_run import DryFleet
 

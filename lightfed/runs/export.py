@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_module import NetworkClient
+from lightfed.models.client_module import NetworkClient
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.atomic_io import write_atomically

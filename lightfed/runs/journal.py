@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.sessions.finished import Suspended
+from lightfed.local.finished import Suspended
 from lightfed.runs import checkpoint, saving
 from lightfed.utils.atomic_io import check_like, checked
 

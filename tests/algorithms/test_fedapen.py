@@ -15,7 +15,7 @@ from lightfed.algorithms.fml import FML
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_module import ClientModule
+from lightfed.models.client_module import ClientModule
 from lightfed.models.composites import mutual
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.costs import Ledger

@@ -21,7 +21,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_module import ClientModule
+from lightfed.models.client_module import ClientModule
 from lightfed.models.composites.mixture import MixtureClient
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError

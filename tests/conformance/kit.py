@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lightfed.local.packs.rules import SideBySide
+from lightfed.local.pack_rules import SideBySide
 from lightfed.testing.worker import Plan
 from tests.conformance.cases import CASES
 

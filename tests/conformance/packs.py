@@ -27,7 +27,7 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.dirichlet import Dirichlet
-from lightfed.local.packs.session import PackResult
+from lightfed.local.pack_session import PackResult
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
 from lightfed.testing.case import Case, ReadDigits, read_digits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.local.packs.rules import SideBySide
+from lightfed.local.pack_rules import SideBySide
 from lightfed.testing.conformance import check_ranks, check_resumed, digests_of
 from lightfed.testing.processes import run_module
 from tests.conformance.kit import plan_of

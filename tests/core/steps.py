@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Stepper
-from lightfed.local.steppers.torch_optimizer import make_stepper
+from lightfed.local.optimizer import Stepper, make_stepper
 
 
 class Net(nn.Module):
@@ -48,7 +47,7 @@ def reset(stepper: Stepper, net: nn.Module, lr: float | None = None) -> Tensor:
     row = torch.cat([p.detach().flatten() for p in trained])
     for p, part in zip(trained, row.split([p.numel() for p in trained]), strict=True):
         p.data = part.view(p.shape)
-    stepper.reset(lr, [p.detach() for p in trained], row, None)
+    stepper.reset(lr, row, None)
     return row
 
 

@@ -16,10 +16,9 @@ from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from lightfed.algorithms.shared.aspg import ASPG, AspgStepper, _runs
-from lightfed.local.optimizer import Clipping, Proximal
+from lightfed.engine.session_setup import client_stepper
+from lightfed.local.optimizer import Clipping, Proximal, make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
-from lightfed.local.session_setup import client_stepper
-from lightfed.local.steppers.torch_optimizer import make_stepper
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.errors import UserError
 from tests.core.steps import Net, loss_of, net_of

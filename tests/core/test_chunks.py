@@ -6,8 +6,8 @@ from torch import Tensor
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.rank_sessions import RunClient
 from lightfed.local.session import PendingReport
-from lightfed.local.sessions.rank_sessions import RunClient
 from tests.small import Line, data_of, fleet_of, run_round
 
 CHUNKS = 3

@@ -22,11 +22,11 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.engine.client_metrics import client_metrics
 from lightfed.engine.evaluation import GLOBAL, Evaluation
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_metrics import client_metrics, weighted_means
-from lightfed.local.session import Report
+from lightfed.local.session import Report, weighted_means
 from lightfed.models.networks.mlp import MLP
 from lightfed.results.units import lower_is_better
 from lightfed.runs.environment import environment

@@ -22,7 +22,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_module import ClientModule
+from lightfed.models.client_module import ClientModule
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError

@@ -17,10 +17,10 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
+from lightfed.engine.session_setup import client_stepper
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.session import Runtime
-from lightfed.local.session_setup import client_stepper
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.core.threads import on_ranks

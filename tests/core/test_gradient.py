@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
+from lightfed.engine.session_setup import client_stepper
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Runtime
-from lightfed.local.session_setup import client_stepper
 from lightfed.runs.export import state_dict
 from lightfed.utils.rng import torch_generator
 from tests.core.noisy import Noisy

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from lightfed.local.optimizer import Clipping
-from lightfed.local.steppers import sgd
-from lightfed.local.steppers.sgd import SGDStepper
-from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 SGDS = {
@@ -22,6 +19,7 @@ SGDS = {
     "dampening": {"momentum": 0.9, "dampening": 0.4},
     "nesterov": {"momentum": 0.9, "nesterov": True},
     "all": {"momentum": 0.8, "weight_decay": 5e-4, "nesterov": True},
+    "maximize": {"momentum": 0.9, "maximize": True},
     "all_dampened": {"momentum": 0.8, "weight_decay": 5e-4, "dampening": 0.1},
 }
 
@@ -31,39 +29,10 @@ SGDS = {
 def test_the_sgd_stepper_is_torchs_sgd(settings: dict[str, Any], unused: bool) -> None:
     net, twin = net_of(), net_of()
     stepper = make(SGD(net.parameters(), lr=0.05, **settings))
-    assert isinstance(stepper, SGDStepper)
     reset(stepper, net)
     run_stepper(net, stepper, 6, unused=unused)
     run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 6, unused=unused)
     assert_equal(net, twin)
-
-
-@pytest.mark.parametrize("agrees", [False, True])
-@pytest.mark.parametrize("unused", [False, True])
-@pytest.mark.parametrize("settings", SGDS.values(), ids=SGDS)
-def test_whole_vectors_are_updated_in_one_pass_where_the_bits_are_the_same(
-    settings: dict[str, Any], unused: bool, agrees: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[list[int]] = []
-
-    def one_pass(values: list[Tensor], *rest: Any, **options: Any) -> None:
-        passes.append([value.numel() for value in values])
-        fused(values, *rest, **options)
-
-    fused = sgd._fused_sgd
-    net, twin = net_of(hidden=16), net_of(hidden=16)
-    stepper = make(SGD(net.parameters(), lr=0.05, **settings))
-    assert isinstance(stepper, SGDStepper)
-    works = sgd._fused_agrees(**stepper._settings)
-    if not agrees:
-        monkeypatch.setattr(sgd, "_fused_agrees", lambda **_: False)
-    reset(stepper, net)
-    monkeypatch.setattr(sgd, "_fused_sgd", one_pass)
-    run_stepper(net, stepper, 6, unused=unused)
-    run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 6, unused=unused)
-    assert_equal(net, twin)
-    assert bool(passes) == (agrees and works and settings != {})
-    assert all(sizes in ([64, 16, 64, 16, 32], [64, 16, 32]) for sizes in passes)
 
 
 CLIPS = {
@@ -99,12 +68,15 @@ class Summed(nn.Module):
         return (self.one + self.other).square().sum() + self.free
 
 
+@pytest.mark.parametrize("build", [SGD, partial(SGD, maximize=True), Adam])
 @pytest.mark.parametrize("algorithm", CLIPS)
-def test_gradients_that_share_memory_are_clipped_once(algorithm: str) -> None:
+def test_gradients_that_share_memory_are_clipped_once(
+    algorithm: str, build: Callable[..., Optimizer]
+) -> None:
     net, twin = Summed(), Summed()
-    stepper = make(SGD(net.parameters(), lr=0.05), clipping=Clipping(0.7, algorithm))
+    stepper = make(build(net.parameters(), lr=0.05), clipping=Clipping(0.7, algorithm))
     reset(stepper, net)
-    optimizer = SGD(twin.parameters(), lr=0.05)
+    optimizer = build(twin.parameters(), lr=0.05)
     for _ in range(3):
         stepper.step(net.loss(), None)
         optimizer.zero_grad()
@@ -220,21 +192,6 @@ def test_the_hook_changes_gradients_before_clipping(build: Callable[..., Optimiz
     assert_equal(net, twin)
 
 
-@pytest.mark.parametrize(
-    ("build", "plain"),
-    [
-        (SGD, True),
-        (partial(SGD, momentum=0.9, nesterov=True), True),
-        (partial(SGD, maximize=True), False),
-        (partial(SGD, fused=True), False),
-        (Adam, False),
-    ],
-)
-def test_only_plain_sgd_skips_the_optimizer(build: Callable[..., Optimizer], plain: bool) -> None:
-    net = net_of()
-    assert isinstance(make(build(net.parameters(), lr=0.1)), SGDStepper) == plain
-
-
 def test_groups_with_settings_of_their_own_go_through_the_optimizer() -> None:
     net, twin = net_of(), net_of()
 
@@ -245,7 +202,6 @@ def test_groups_with_settings_of_their_own_go_through_the_optimizer() -> None:
         ]
 
     stepper = make(SGD(groups(net), lr=0.05))
-    assert isinstance(stepper, OptimizerStepper)
     reset(stepper, net)
     run_stepper(net, stepper, 3)
     run_torch(twin, SGD(groups(twin), lr=0.05), 3)

@@ -193,7 +193,7 @@ def test_hooks_that_a_session_does_not_call_are_named(caplog: pytest.LogCaptureF
         def on_after_backward(self) -> None:
             raise AssertionError("a session has called it")
 
-    with caplog.at_level("WARNING", logger="lightfed.local.session_setup"):
+    with caplog.at_level("WARNING", logger="lightfed.engine.session_setup"):
         module = partial(Hooked, lambda model: SGD(model.parameters(), lr=0.1))
         fed = fleet_of([ClientGroup(1, module)], Standalone(), one_sample())
         run_round(fed, 0)

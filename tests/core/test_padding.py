@@ -14,8 +14,8 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.networks.cnn import Conv
 from lightfed.state.server_model import ServerModel
 from tests.small import data_of, fleet_of, row_held, run_round

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
-from lightfed.local.steppers.torch_optimizer import OptimizerStepper
+from lightfed.local.optimizer import Stepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
@@ -140,7 +140,7 @@ def scaled(growth_interval: int = 1) -> Callable[[], torch.amp.GradScaler]:
 def test_a_loss_scaler_of_powers_of_two_changes_no_bit() -> None:
     net, twin = net_of(), net_of()
     stepper = make(SGD(net.parameters(), lr=0.05, momentum=0.9), scaler=scaled())
-    assert isinstance(stepper, OptimizerStepper)
+    assert isinstance(stepper, Stepper)
     reset(stepper, net)
     run_stepper(net, stepper, 4)
     run_torch(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9), 4)

@@ -22,8 +22,8 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.logbook import batch_size
+from lightfed.local.optimizer import make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
-from lightfed.local.steppers.torch_optimizer import make_stepper
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs.export import state_dict
 from lightfed.state.rows import LiveModule, ModelLayout, Row

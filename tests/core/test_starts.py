@@ -19,8 +19,8 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.engine.client_metrics import client_metrics
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_metrics import client_metrics
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP

@@ -24,7 +24,7 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.sessions.rank_sessions import Training
+from lightfed.local.rank_sessions import Training
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs import checkpoint, journal
 from lightfed.runs.run_logger import RunLogger

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.local.client_module import ClientModule
-from lightfed.local.optimizer import Clipping, Proximal
+from lightfed.local.optimizer import Clipping, Proximal, make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
-from lightfed.local.steppers.torch_optimizer import make_stepper
 from lightfed.models import image_format
+from lightfed.models.client_module import ClientModule
 from lightfed.models.image_format import ChannelsLast
 from lightfed.models.networks.cnn import Conv
 from lightfed.state.rows import LiveModule, ModelLayout

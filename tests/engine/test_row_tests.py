@@ -22,12 +22,12 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import Blocks
+from lightfed.engine import row_tests
 from lightfed.engine.evaluation import Evaluation
 from lightfed.local.client_group import ClientGroup, GroupState
-from lightfed.local.client_module import ClientModule
-from lightfed.local.packs import row_tests
 from lightfed.local.session import LocalSession, Report
 from lightfed.models import MLP, Conv
+from lightfed.models.client_module import ClientModule
 from lightfed.topology.topology import Ring
 from tests.pretend import DEVICE, pretended_device
 from tests.small import CPU, data_of, fleet_of, random_data, run_round

@@ -28,9 +28,9 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Task
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import SessionContext
 from lightfed.models import MLP, CIFARResNet, Conv
+from lightfed.models.client_module import ClientModule
 from lightfed.models.networks.transformer import Transformer
 from lightfed.topology.topology import Ring
 from tests.small import Given, Tensors, data_of, fleet_of, random_data, run_round

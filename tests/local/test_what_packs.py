@@ -12,8 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import ASGD, SGD, Adam, RMSprop
 from typing_extensions import override
 
-from lightfed.local.client_module import ClientModule
-from lightfed.local.packs.rules import LAYERS, unknown
+from lightfed.local.pack_rules import LAYERS, unknown
 from lightfed.models import (
     MLP,
     VGG,
@@ -26,6 +25,7 @@ from lightfed.models import (
     ResNet18GN,
     SimpleCNN,
 )
+from lightfed.models.client_module import ClientModule
 from tests.local.packs import CLIENTS, Bent, Listened, Reads, Residual, Smooth, after, fleet, images
 
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
-from lightfed.local.steppers.sgd import SGDStepper
-from lightfed.local.steppers.stacked import StackedOptimizer
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, Stepper, aligned
+from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.utils.errors import UserError, require
 
 _KEY = "model.optimizer.init_args"
@@ -64,14 +63,13 @@ class ASPG(Optimizer):
         return [self.state[p].get("x", p.detach()) for p in params]
 
     @staticmethod
-    def stacked(optimizer: Optimizer, parameters: Sequence[Tensor]) -> "StackedASPG":
+    def stacked(optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> "StackedASPG":
         """What takes these steps in the sessions of several clients at once."""
-        return StackedASPG(optimizer, parameters)
+        return StackedASPG(optimizer, parameters, rate)
 
     def stepper(self, clipping: Clipping | None) -> "AspgStepper":
         """The stepper that takes these steps in a session."""
-        group = self.param_groups[0]
-        return AspgStepper(group["params"], group, clipping)
+        return AspgStepper(self, clipping)
 
     @override
     @torch.no_grad()
@@ -94,7 +92,7 @@ class ASPG(Optimizer):
         return loss
 
 
-class AspgStepper(SGDStepper):
+class AspgStepper(Stepper):
     """ASPG on the row that a live module is bound to.
 
     Within a session the row holds the extrapolated point, and a separate row the iterate. The final
@@ -104,22 +102,20 @@ class AspgStepper(SGDStepper):
 
     in_row = True
 
-    def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
-        plain = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
-        super().__init__(params, group | plain, clipping)
-        self._zeta: float = group["momentum"]
-        self.box = group["box"]
+    def __init__(self, optimizer: ASPG, clipping: Clipping | None) -> None:
+        super().__init__(optimizer, clipping)
+        (self._group,) = optimizer.param_groups
+        self._zeta: float = self._group["momentum"]
+        self.box = self._group["box"]
         self._point = self._iterate = self._gradient = self._moved = torch.empty(0)
         self._parts: Params = []  # of the gradient, as the parameters lie in a row
         self._runs: list[slice] = []  # of a row, that are trained
         self._steps = 0
 
     @override
-    def reset(
-        self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
-    ) -> None:
-        super().reset(lr, values, row, None)
-        self._point = row
+    def reset(self, lr: float | None, row: Tensor, proximal: Proximal | None) -> None:
+        super().reset(lr, row, None)
+        self._point, values = row, self._params
         if len(self._gradient) != len(row):
             self._gradient = torch.zeros_like(row)
             self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
@@ -138,14 +134,20 @@ class AspgStepper(SGDStepper):
         raise UserError("model.optimizer", found, "use torch.optim.SGD")
 
     @override
-    def update(
-        self, values: Params, grads: Params, used: Sequence[int], hook: GradientHook | None
-    ) -> None:
-        if hook is not None:
-            grads = self._hooked(hook, grads, used)
+    def step(self, loss: Tensor, hook: GradientHook | None) -> None:
+        self._backward(loss)
+        with torch.no_grad():
+            self._move(hook)
+        for p in self._params:
+            p.grad = None
+
+    def _move(self, hook: GradientHook | None) -> None:
+        used, grads = self._gradients()
         if len(used) < len(self._parts):
             self._gradient.zero_()
         torch._foreach_copy_([self._parts[i] for i in used], grads)
+        if hook is not None:
+            hook(self._gradient)
         self._moved.copy_(self._point)
         gamma, anchor = 0.0, self._moved  # a pull of no weight
         if self._proximal is not None:
@@ -158,7 +160,7 @@ class AspgStepper(SGDStepper):
         for run in self._runs:
             aspg_step_(
                 self._point[run], self._iterate[run], self._gradient[run], anchor[run],
-                lr=self.lr, gamma=gamma, extrapolation=self._zeta, box=self.box,
+                lr=self._group["lr"], gamma=gamma, extrapolation=self._zeta, box=self.box,
             )  # fmt: skip
         self._steps += 1
 
@@ -172,7 +174,7 @@ class AspgStepper(SGDStepper):
             if self._proximal.carries:
                 self._proximal.momentum = self._point - self._iterate
             if self._steps:
-                self._proximal.gap = (self._moved - self._iterate).norm() / self.lr
+                self._proximal.gap = (self._moved - self._iterate).norm() / self._group["lr"]
         self._point.copy_(self._iterate)
 
 

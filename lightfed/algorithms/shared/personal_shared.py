@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec, build_network
+from lightfed.models.client_module import ClientModule
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
+from lightfed.models.client_module import ClientModule
 from lightfed.models.composites.class_means import ClassMeans, mean_of_clients
 from lightfed.models.composites.prototype import ClassClient
 from lightfed.utils.errors import UserError

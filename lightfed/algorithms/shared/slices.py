@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_module import NetworkClient
+from lightfed.models.client_module import NetworkClient
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
 from lightfed.state.server_model import ServerModel

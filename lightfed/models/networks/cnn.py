@@ -31,7 +31,7 @@ class Conv(nn.Module):
         rate: width ratio; a block has ceil(rate * channels) channels.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SimpleCNN(nn.Module):
         rate: width ratio.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class LeNet(nn.Module):
             layer.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class MoECNN(LeNet):
         UserError: the images are smaller, or the width is not positive.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class OnePixelConv2d(nn.Conv2d):
         kernel: an odd size.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3) -> None:
         super().__init__(inputs, outputs, kernel, padding=kernel // 2)

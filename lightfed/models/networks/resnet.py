@@ -44,7 +44,7 @@ class PreActResNet(nn.Module):
         ValueError: group norm, and a layer without 4 whole groups; names the layer.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PreActResNet(nn.Module):
 class Activation(nn.Module):
     """Scaler (none for a divisor of 1), norm, ReLU; `layer` is its name in errors."""
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(self, channels: int, *, norm: Norm, scale: float, layer: str) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class PreActBlock(nn.Module):
     module in errors.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,

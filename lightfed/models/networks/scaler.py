@@ -11,7 +11,7 @@ class Scaler(nn.Module):
     ratio of the model.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ class VGG(nn.Module):
         UserError: the images are smaller, or the width is not positive.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class VGG11GN(nn.Module):
         UserError: the images are smaller, or the groups do not divide the channels of a layer.
     """
 
-    packs = True  # see lightfed.local.packs.rules
+    packs = True  # see lightfed.local.pack_rules
 
     def __init__(
         self,

@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightfed.data.batches import sent
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import stacked
-from lightfed.local.client_module import ClientModule
-from lightfed.local.packs.rules import strange
+from lightfed.local.pack_rules import strange
 from lightfed.local.session import Autocast, Report
+from lightfed.models.client_module import ClientModule
 from lightfed.state.rows import Rows
 
 _AT_ONCE = 4096  # samples, of a network that needs as little memory as that

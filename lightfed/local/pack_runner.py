@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from lightfed.local.around import AroundSessions
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext, SessionFleet
-from lightfed.local.packs.rules import unknown
-from lightfed.local.packs.session import LaneReport, PackResult, PackSession, PackWork
+from lightfed.local.pack_rules import unknown
+from lightfed.local.pack_session import LaneReport, PackResult, PackSession, PackWork
 from lightfed.local.session import Known, Work
-from lightfed.local.sessions.around import AroundSessions
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 

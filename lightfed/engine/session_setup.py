@@ -14,9 +14,8 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
-from lightfed.local.optimizer import Clipping, Stepper
+from lightfed.local.optimizer import Clipping, Stepper, hooked, make_stepper
 from lightfed.local.session import Runtime
-from lightfed.local.steppers.torch_optimizer import hooked, make_stepper
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,
@@ -71,9 +70,12 @@ def client_stepper(
         raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
-    optimizer = make_optimizer(factory, state.live.trainable)
-    _check_steps(optimizer, "model.optimizer", module)
     rate = _alone(factory).param_groups[0]["lr"]
+    optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors or {}))
+    _check_steps(optimizer, "model.optimizer", module)
+    found = f"{type(optimizer).__name__}, but a part has its own learning rate"
+    fits, fix = not lr_factors or not hasattr(optimizer, "stepper"), "use one of torch.optim"
+    require(fits, "model.optimizer", found, fix)
     rates = [group["lr"] for group in optimizer.param_groups]
     found, fix = "a first group of learning rate 0", "put a group with another rate first"
     require(rate != 0 or not any(rates), "model.optimizer", found, fix)
@@ -82,7 +84,6 @@ def client_stepper(
         schedulers=[],
         clipping=runtime.clipping and runtime.clipping.of(module, optimizer),
         scaler=runtime.scaler,
-        factors=_factors(state, lr_factors or {}),
         rate=rate,
     )
     return stepper, True
@@ -110,15 +111,16 @@ def single_optimizer(
     return optimizer
 
 
-def _factors(state: GroupState, given: Mapping[str, float]) -> list[float] | None:
-    """Factor of every trainable parameter; None if all have the configured learning rate."""
-    if not given:
-        return None
-    names = [name for name, p in state.module.named_parameters() if p.requires_grad]
-    return [
-        next((factor for prefix, factor in given.items() if name.startswith(prefix)), 1.0)
-        for name in names
-    ]
+def _parameters(state: GroupState, rate: float, factors: Mapping[str, float]) -> list[Any]:
+    """The trainable parameters; if some have other learning rates, in groups."""
+    if not factors:
+        return [*state.live.trainable]
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, p in state.module.named_parameters():
+        if p.requires_grad:
+            own = (factor for prefix, factor in factors.items() if name.startswith(prefix))
+            groups.setdefault(next(own, 1.0), []).append(p)
+    return [{"params": params, "lr": rate * factor} for factor, params in groups.items()]
 
 
 def template(

@@ -8,15 +8,15 @@ from itertools import islice
 from torch import Tensor
 
 from lightfed.distributed import liveness as watch
+from lightfed.local.around import AroundSessions
+from lightfed.local.finished import Finished, Suspended, finished
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.local_work import Phase
 from lightfed.local.optimizer import Stepper
-from lightfed.local.packs.runner import PackReport, PackRunner
-from lightfed.local.packs.session import LaneReport, PackSession
+from lightfed.local.pack_runner import PackReport, PackRunner
+from lightfed.local.pack_session import LaneReport, PackSession
 from lightfed.local.session import Autocast, Known, LocalSession, PendingReport, Report, Runtime
-from lightfed.local.sessions.around import AroundSessions
-from lightfed.local.sessions.finished import Finished, Suspended, finished
-from lightfed.local.steppers.stacked import stacked_optimizer
+from lightfed.local.stacked_optimizer import stacked_optimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError

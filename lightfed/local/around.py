@@ -8,14 +8,14 @@ from lightfed_kernels import apply_mask_
 from torch import Tensor
 
 from lightfed.local.client_group import GroupState
-from lightfed.local.client_module import reported
 from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
-from lightfed.local.packs.session import LaneReport
+from lightfed.local.pack_session import LaneReport
 from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
+from lightfed.models.client_module import reported
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Moment, Row, Rows
 from lightfed.utils.errors import UserError, reason, require, tracebacks

@@ -9,17 +9,6 @@ from lightfed.local.session import Report
 WORST = 0.1  # share of the clients in the "worst" metric
 
 
-def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
-    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for report in reports:
-        for name, value in report.metrics.items():
-            sums[name] = sums.get(name, 0.0) + value * report.samples
-            counts[name] = counts.get(name, 0) + report.samples
-    return {name: total / counts[name] for name, total in sums.items() if counts[name]}
-
-
 def client_metrics(
     reports: Sequence[Report],
     kind: str,

@@ -20,12 +20,12 @@ from typing_extensions import override
 
 from lightfed.data.batches import PackBatches, sent
 from lightfed.local import stacked
-from lightfed.local.client_module import ClientModule
 from lightfed.local.logbook import check_mean, reset_metrics
 from lightfed.local.optimizer import Clipping
 from lightfed.local.session import Autocast, Report, Work
 from lightfed.local.stacked import Views
-from lightfed.local.steppers.stacked import StackedOptimizer, clipped
+from lightfed.local.stacked_optimizer import StackedOptimizer, clipped
+from lightfed.models.client_module import ClientModule
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch, Timings

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from lightfed.local.optimizer import Clipping, Stepper
-from lightfed.local.steppers.torch_optimizer import cannot_carry
+from lightfed.local.optimizer import Clipping, Stepper, cannot_carry, rate_of
 
 # Their step of an element depends on the gradients of that element alone.
 ELEMENTWISE = (
@@ -33,8 +32,7 @@ class StackedOptimizer:
     Args:
         optimizer: of one client; its class and settings are used, and it never steps.
         parameters: of the module that are trained, in the order of `leaves`.
-        factors: of every parameter's learning rate; None for 1.
-        rate: the configured one, to which groups keep their ratio; None for the first group's.
+        rate: the configured one, to which groups keep their ratio.
 
     Attributes:
         leaves: (k, *shape) parameters of the clients that still train.
@@ -44,42 +42,36 @@ class StackedOptimizer:
         self,
         optimizer: Optimizer,
         parameters: Sequence[Tensor],
-        factors: Sequence[float] | None = None,
-        rate: float | None = None,
+        rate: float,
     ) -> None:
         self._kind: Any = type(optimizer)
         known = signature(self._kind.__init__).parameters
         self._defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
         places = {id(p): i for i, p in enumerate(parameters)}
-        self._groups: list[tuple[dict[str, Any], list[int]]] = []
-        for group in optimizer.param_groups:
-            options = {name: value for name, value in group.items() if name != "params"}
-            own = [places[id(p)] for p in group["params"]]
-            if factors is None:
-                self._groups.append((options, own))
-            else:
-                self._groups += [(options | {"lr": options["lr"] * factors[i]}, [i]) for i in own]
-        self._rate = optimizer.param_groups[0]["lr"] if rate is None else rate
+        self._groups = [
+            (group | {"params": []}, [places[id(p)] for p in group["params"]])
+            for group in optimizer.param_groups
+        ]
+        self._rate = rate
         self.leaves: list[nn.Parameter] = []
         self._momenta: list[Tensor | None] = []
-
-    def rate(self, own: float, lr: float | None) -> float:
-        """A group's learning rate in a round of rate `lr`; None keeps its own."""
-        return own if lr is None else lr if own == self._rate else own * (lr / self._rate)
 
     def start(
         self, values: Sequence[Tensor], *, lr: float | None, momenta: Sequence[Tensor] | None
     ) -> None:
         """Begin sessions on (K, *shape) values, which are trained in place.
 
-        `lr` is the round's, as of `rate`; `momenta` (K, *shape) are carried from other sessions.
+        `lr` is the round's, as of `Stepper.reset`; `momenta` (K, *shape) are carried from others.
         """
         self.leaves = [nn.Parameter(value) for value in values]
         self._momenta = [None] * len(values)
         self._optimizer: Optimizer = self._kind(
             [
-                {**options, "params": [self.leaves[i] for i in places]}
-                | {"lr": self.rate(options["lr"], lr)}
+                {
+                    **options,
+                    "params": [self.leaves[i] for i in places],
+                    "lr": rate_of(options["lr"], self._rate, lr),
+                }
                 for options, places in self._groups
             ],
             **self._defaults,
@@ -131,13 +123,9 @@ class StackedOptimizer:
 
 def stacked_optimizer(stepper: Stepper, parameters: Sequence[Tensor]) -> StackedOptimizer:
     """What does to K clients what a stepper does to one."""
-    optimizer = stepper.optimizer
-    assert optimizer is not None, "a group whose optimiser cannot be stacked trains alone"
-    own = getattr(optimizer, "stacked", None)
-    if own is not None:
-        found: StackedOptimizer = own(optimizer, parameters)
-        return found
-    return StackedOptimizer(optimizer, parameters, stepper.factors, stepper.rate)
+    kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
+    found: StackedOptimizer = kind(stepper.optimizer, parameters, stepper.rate)
+    return found
 
 
 def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) -> list[Tensor]:

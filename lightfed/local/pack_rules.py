@@ -17,13 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
+from lightfed.local.attributes import attributes
 from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.hooks import SESSION_HOOKS, Hooks
 from lightfed.local.local_work import ClientData, LocalWork
-from lightfed.local.packs.session import PackForward, has_known_loss
+from lightfed.local.pack_session import PackForward, has_known_loss
 from lightfed.local.session import Autocast
-from lightfed.local.sessions.attributes import attributes
-from lightfed.local.steppers.stacked import ELEMENTWISE
+from lightfed.local.stacked_optimizer import ELEMENTWISE
 from lightfed.models.build import blank
 from lightfed.models.image_format import channels_first
 from lightfed.state.costs import activation_bytes

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lightfed.local.client_module import NetworkClient
+from lightfed.models.client_module import NetworkClient
 
 log = logging.getLogger(__name__)
 

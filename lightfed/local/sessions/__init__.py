@@ -1,1 +1,0 @@
-"""What surrounds the steps of a session, and what is left of it when its round stops."""

@@ -1,1 +1,0 @@
-"""The steppers of plain SGD and of any optimiser of torch."""
