@@ -110,6 +110,7 @@ class Fleet:
         self.device, self.work = ranks.device, work or LocalWork()
         self.host_rows = host_rows or row_folder is not None
         self.clients = sum(group.count for group in groups)
+        self._sampled = self.work.sampled(self.clients)
         self.accumulate, self.exchange_buffer = accumulate, exchange_buffer
         self.rounds, self.max_failed = rounds, max_failed
         data.reserve(algorithm.hold_out)
@@ -166,7 +167,7 @@ class Fleet:
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
-        return participants(self.work, self.clients, seed=self.seed, t=t)
+        return participants(self._sampled, self.clients, seed=self.seed, t=t)
 
     def assign(self, groups: Mapping[int, int]) -> None:
         """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""

@@ -7,13 +7,11 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Blocks, Rates, cut, exchanges, place, split
 from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import ClientData, LocalWork, SessionPlans
-from lightfed.utils.counts import rounded_up
 from lightfed.utils.rng import numpy_generator
 
 
-def participants(work: LocalWork, clients: int, *, seed: int, t: int) -> list[int]:
+def participants(count: int, clients: int, *, seed: int, t: int) -> list[int]:
     """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
-    count = work.clients_per_round or rounded_up(work.fraction * clients)
     if count >= clients:
         return list(range(clients))
     rng = numpy_generator(seed, "participants", t)

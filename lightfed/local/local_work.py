@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightfed.data.batches import PackBatches
 from lightfed.models.build import DataSpec
-from lightfed.utils.counts import rounded_down
+from lightfed.utils.counts import rounded_down, rounded_up
 from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, torch_generator
 from lightfed.utils.stopwatch import Timings
@@ -103,6 +103,10 @@ class LocalWork:
     epochs: int = 1
     steps: int | None = None
     limit: int | float | None = None
+
+    def sampled(self, clients: int) -> int:
+        """The number of clients in a round."""
+        return self.clients_per_round or rounded_up(self.fraction * clients)
 
     def check(self, clients: int) -> None:
         """Validate the values; a UserError names the key."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.api.places import participants
-from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.lenet import LeNet
@@ -147,8 +146,7 @@ class Workload:
 
     def draws(self, t: int) -> Draws:
         """The draws of round t, by lightfed's names for them, so that all sides do equal work."""
-        work = LocalWork(clients_per_round=self.per_round)
-        chosen = participants(work, self.clients, seed=SEED, t=t)
+        chosen = participants(self.per_round, self.clients, seed=SEED, t=t)
         batch = [self._shuffled(k, t - 1, "gradient-order")[:BATCH_SIZE] for k in chosen]
         senders = torch.eye(len(chosen))
         if self.method == "DisPFL":
