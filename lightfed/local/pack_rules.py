@@ -149,7 +149,7 @@ class Packs:
             if client_bytes(module, state, fleet.data) * AUTO > self.memory * _MEBI:
                 return f"{AUTO} clients take more than model.pack_memory, {self.memory} MiB"
             return Packing(AUTO, _FEW if state.store.device.type == "cpu" else 2, even)
-        known, most = not unknown(module), int(self.side_by_side)
+        known, most = not unknown(module), min(int(self.side_by_side), state.group.count)
         if not known and (why := differs(module, state, fleet.data, context)):
             return why
         self._check_memory(most, client_bytes(module, state, fleet.data))

@@ -78,7 +78,7 @@ def _owner(folder: Path) -> dict[str, Any]:
         owner = dict(json.loads((folder / OWNER).read_text()))
         check_like(owner, {"token": "", "host": "", "pid": 0}, OWNER)
         check_like(owner.get("restarts", 0), 0, OWNER)
-    except (FileNotFoundError, IsADirectoryError, TypeError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, TypeError, ValueError):
         return {}
     return owner
 

@@ -27,7 +27,6 @@ import torch.distributed as dist
 from figures import machine
 from models import apart
 from torch import Tensor
-from typing_extensions import override
 
 from lightfed.aggregation import group_mean
 from lightfed.algorithms.dispfl import DisPFL
@@ -35,7 +34,6 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.strategy import FederatedStrategy
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
 from lightfed.testing.case import Case
@@ -55,24 +53,14 @@ CASES = {
 SUMS, WELL = "tensors reduced", "the same bits"
 
 
-class Over(FederatedStrategy):
-    """A federation over a given backend."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__()
-        self._backend = backend
-
-    @override
-    def _get_process_group_backend(self) -> str:
-        return self._backend
-
-
 @contextmanager
-def reducing() -> Iterator[list[int]]:
-    """One rank does what several do; gives the sizes of the tensors that were reduced."""
+def reducing(backend: str) -> Iterator[list[int]]:
+    """One rank does what several do over a backend; gives the sizes of the tensors reduced."""
     made, sizes = Ranks.__init__, []
 
     def init(ranks: Ranks, device: torch.device, **more: Any) -> None:
+        if not dist.is_initialized():  # one rank makes no process group of its own
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         made(ranks, device, **more)
         if dist.get_backend() == "nccl":  # what a rank among several sets
             ranks.staged, ranks.side = False, collectives._group("side", ranks.timeout)
@@ -118,12 +106,10 @@ def unchanged(ranks: Ranks) -> bool:
 def run(case: str, backend: str, device: str, rounds: int) -> dict[str, str]:
     """What a run must have in common with others; of a backend also what it reduced."""
     flags = {"accelerator": "cpu" if device == "cpu" else "gpu", "deterministic": "warn"}
-    default = "gloo" if device == "cpu" else "nccl"
     with ExitStack() as stack, redirect_stdout(StringIO()):  # its summary
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sizes = [] if backend == NONE else stack.enter_context(reducing())
-        strategy = Over(default if backend == NONE else backend)
-        ended = fit(CASES[case], folder, rounds=rounds, strategy=strategy, **flags)
+        sizes = [] if backend == NONE else stack.enter_context(reducing(backend))
+        ended = fit(CASES[case], folder, rounds=rounds, **flags)
         found = digest(*ended)
         if backend == NONE:
             return found
