@@ -23,11 +23,12 @@ from lightfed.aggregation.weights import whole
 from lightfed.api.client_rows import ClientRows, pickled
 from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks, SessionContext
-from lightfed.local.local_work import ClientData, LocalWork, Phase, RoundPlan
+from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
 from lightfed.state.chain import Saved
@@ -92,7 +93,7 @@ class Fleet:
         self,
         groups: Sequence[ClientGroup],
         algorithm: Hooks,
-        data: ClientData,
+        data: FederatedDataModule,
         *,
         ranks: Ranks,
         work: LocalWork | None = None,

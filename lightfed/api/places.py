@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Blocks, Rates, cut, exchanges, place, split
 from lightfed.local.client_group import GroupState
-from lightfed.local.local_work import ClientData, LocalWork, SessionPlans
+from lightfed.local.local_work import LocalWork, SessionPlans
 from lightfed.utils.rng import numpy_generator
 
 
@@ -42,7 +43,7 @@ class Places:
     def __init__(
         self,
         states: Sequence[GroupState],
-        data: ClientData,
+        data: FederatedDataModule,
         work: LocalWork,
         *,
         keeps: bool,

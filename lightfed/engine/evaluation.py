@@ -22,10 +22,10 @@ from typing import Literal, get_args
 import torch
 
 from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import split
 from lightfed.engine.client_metrics import client_metrics
 from lightfed.engine.row_tests import Piece, RowTests, at_once
-from lightfed.local.local_work import ClientData
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.client_module import reported
@@ -63,7 +63,7 @@ class Evaluation:
     def __init__(
         self,
         fleet: Fleet,
-        data: ClientData,
+        data: FederatedDataModule,
         *,
         kinds: Sequence[Kind],
         at: Moment | None = None,

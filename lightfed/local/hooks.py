@@ -10,9 +10,10 @@ import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
-from lightfed.local.local_work import ClientData, LocalWork, RoundPlan
+from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
 from lightfed.state.client_state import KeptStates
@@ -189,8 +190,9 @@ class SessionFleet(Protocol):
     """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
 
     algorithm: Hooks
+    clients: int
     groups: list[GroupState]
-    data: ClientData
+    data: FederatedDataModule
     device: torch.device
     kept: KeptStates
     session: SessionContext | None

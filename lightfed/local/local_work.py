@@ -4,58 +4,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from lightfed.data.batches import PackBatches
-from lightfed.models.build import DataSpec
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.utils.counts import rounded_down, rounded_up
 from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, torch_generator
 from lightfed.utils.stopwatch import Timings
-
-
-class ClientData(DataSpec, Protocol):
-    """The part of a data module that fleets and evaluations use."""
-
-    batch_size: int
-    eval_batch_size: int
-
-    @property
-    def augments(self) -> bool: ...
-    @property
-    def class_names(self) -> tuple[str, ...]: ...
-    def reserve(self, hold_out: float) -> None: ...
-    def num_samples(self, client: int) -> int: ...
-    def num_held_out(self, client: int) -> int: ...
-    def held_out_batches(self, client: int) -> Iterator[Any]: ...
-    def client_plan(self, client: int, batch_size: int) -> Any: ...
-    def labels(self, client: int) -> Tensor: ...
-    def num_batches(self, client: int, t: int = 0) -> int: ...
-    def train_plan(
-        self,
-        client: int,
-        *,
-        order: torch.Generator,
-        augment: torch.Generator | None,
-        limit: int | None,
-        t: int,
-    ) -> Any: ...
-    def batches(self, plan: Any) -> Iterator[Any]: ...
-    def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]: ...
-    def pack_batches(
-        self, sessions: Sequence[Sequence[Any]], idle: Collection[int] = ()
-    ) -> PackBatches: ...
-    def test_batches(self, client: int) -> Iterator[Any]: ...
-    def train_batches(self, batch_size: int) -> int: ...
-    def train_batch(self, index: int, batch_size: int) -> Any: ...
-    def global_test_batches(self) -> int: ...
-    def global_test_batch(self, index: int) -> Any: ...
-    def test_index(self, client: int) -> np.ndarray: ...
-    def test_samples(self, client: int, index: Tensor) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +103,7 @@ class LocalWork:
             return max(1, rounded_down(total * self.limit))
         return total if self.limit is None else min(total, self.limit)
 
-    def samples(self, data: ClientData, client: int, steps: int | None) -> float:
+    def samples(self, data: FederatedDataModule, client: int, steps: int | None) -> float:
         """Samples of a session; data in chunks counts all chunks, for each session.
 
         `steps` are the batches of the session; None for as many as configured.
@@ -182,7 +140,9 @@ class SessionPlans:
     parts of every session, if it has several.
     """
 
-    def __init__(self, data: ClientData, work: LocalWork, *, seed: int, timings: Timings) -> None:
+    def __init__(
+        self, data: FederatedDataModule, work: LocalWork, *, seed: int, timings: Timings
+    ) -> None:
         self._data, self._work, self._seed = data, work, seed
         self.timings = timings
         self._augments = data.augments

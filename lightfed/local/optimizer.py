@@ -134,26 +134,6 @@ class _Pull:
         torch._foreach_add_(grads, distances, alpha=self._gamma)
 
 
-class FlatGradient:
-    """The gradients of a session's parameters as one row, for an algorithm's hook.
-
-    `values` are the parameters, `row` (P,) the row that they are views of.
-    """
-
-    def __init__(self, values: Params, row: Tensor) -> None:
-        self._flat = torch.zeros_like(row)
-        self._parts = aligned(values, row, self._flat)
-
-    def changed(self, hook: GradientHook, grads: Params, used: Sequence[int]) -> Params:
-        """The gradients of the used parameters after the hook."""
-        if len(used) < len(self._parts):
-            self._flat.zero_()
-        parts = [self._parts[i] for i in used]
-        torch._foreach_copy_(parts, grads)
-        hook(self._flat)
-        return parts
-
-
 class Stepper:
     """Updates a row from the loss of a batch by an optimiser of torch; clips gradients.
 
@@ -200,7 +180,8 @@ class Stepper:
         self._row, self._values = torch.empty(0), list[Tensor]()
         self._proximal: Proximal | None = None
         self._pull: _Pull | None = None
-        self._flat: FlatGradient | None = None
+        self._flat: Tensor | None = None  # gradients as a row, for a hook
+        self._parts: Params = []  # of it
 
     def reset(self, lr: float | None, row: Tensor, proximal: Proximal | None) -> None:
         """Start a new session: clear all state but what `proximal` carries.
@@ -326,8 +307,14 @@ class Stepper:
             grads = apart(grads)
         else:
             if self._flat is None:
-                self._flat = FlatGradient(self._params, self._row)
-            grads = self._flat.changed(hook, grads, used)
+                self._flat = torch.zeros_like(self._row)
+                self._parts = aligned(self._values, self._row, self._flat)
+            if len(used) < len(self._parts):
+                self._flat.zero_()
+            parts = [self._parts[i] for i in used]
+            torch._foreach_copy_(parts, grads)
+            hook(self._flat)
+            grads = parts
         if self._pull is not None:
             self._pull(grads, used)
         if self.clipping is not None:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
@@ -17,13 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
-from lightfed.local.attributes import attributes
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import GroupState, Packing
-from lightfed.local.hooks import SESSION_HOOKS, Hooks
-from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionFleet
 from lightfed.local.pack_session import PackForward, has_known_loss
 from lightfed.local.session import Autocast
 from lightfed.local.stacked_optimizer import ELEMENTWISE
+from lightfed.models.attributes import attributes
 from lightfed.models.build import blank
 from lightfed.models.image_format import channels_first
 from lightfed.state.costs import activation_bytes
@@ -64,15 +64,6 @@ _CLIENTS, _BATCHES, _SAMPLES = 3, 2, 4  # of the check of a user's module
 _CLOSE = 1e-4
 
 
-class Fleet(Protocol):
-    """The part of the federation that the decision depends on."""
-
-    algorithm: Hooks
-    clients: int
-    data: ClientData
-    work: LocalWork
-
-
 @dataclass(frozen=True)
 class Packs:
     """How the configuration wants clients to be trained.
@@ -99,7 +90,7 @@ class Packs:
 
     def of(
         self,
-        fleet: Fleet,
+        fleet: SessionFleet,
         state: GroupState,
         make: Callable[[L.LightningModule], Optimizer | str],
         context: Autocast | None,
@@ -127,7 +118,7 @@ class Packs:
 
     def _found(
         self,
-        fleet: Fleet,
+        fleet: SessionFleet,
         state: GroupState,
         make: Callable[[L.LightningModule], Optimizer | str],
         context: Autocast | None,
@@ -253,7 +244,7 @@ def _first_with(order: Sequence[type], name: str) -> int:
     return next(i for i, kind in enumerate(order) if name in vars(kind))
 
 
-def _unprofitable(fleet: Fleet, state: GroupState) -> str:
+def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
     """Why packing would not pay on this device; empty if it does."""
     if state.store.device.type != "cpu":
         return ""
@@ -268,7 +259,7 @@ def _unprofitable(fleet: Fleet, state: GroupState) -> str:
     return "the parameters of one client fill a CPU's cache" if large else ""
 
 
-def client_bytes(module: L.LightningModule, state: GroupState, data: ClientData) -> float:
+def client_bytes(module: L.LightningModule, state: GroupState, data: FederatedDataModule) -> float:
     """An estimate of the memory that a client takes in a pack."""
     sample = blank(data, samples=2).to(state.store.device)
     try:
@@ -281,7 +272,10 @@ def client_bytes(module: L.LightningModule, state: GroupState, data: ClientData)
 
 
 def differs(
-    module: L.LightningModule, state: GroupState, data: ClientData, context: Autocast | None
+    module: L.LightningModule,
+    state: GroupState,
+    data: FederatedDataModule,
+    context: Autocast | None,
 ) -> str:
     """How steps of a few clients at once differ from those of each alone; empty if they do not.
 
@@ -309,7 +303,7 @@ class _Check:
         self,
         module: L.LightningModule,
         state: GroupState,
-        data: ClientData,
+        data: FederatedDataModule,
         context: Autocast | None,
     ) -> None:
         self._together, self._context = deepcopy(module).train(), context

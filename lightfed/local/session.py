@@ -14,9 +14,9 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
-from lightfed.local.attributes import attributes, warn_of_changed
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
+from lightfed.models.attributes import attributes, warn_of_changed
 from lightfed.models.image_format import ChannelsLast
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.rng import seed_default_generators

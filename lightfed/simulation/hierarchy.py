@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local.local_work import LocalWork
 from lightfed.simulation.clock import device_delays, first_awake
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
@@ -100,7 +101,7 @@ class Hierarchy:
         """Models between a coordinator, if there are servers, and those it waits for: up, down."""
         return 2 * len(first) if self.servers > 1 else 0
 
-    def batches(self, units: dict[int, int], data: ClientData, t: int) -> dict[int, int]:
+    def batches(self, units: dict[int, int], data: FederatedDataModule, t: int) -> dict[int, int]:
         """Lengths of sessions of round t in batches, by device."""
         if self.unit == "step":
             return units

@@ -20,10 +20,10 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local import attributes
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.optimizer import Params
+from lightfed.models import attributes
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, run_round
 

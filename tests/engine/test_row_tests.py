@@ -122,7 +122,9 @@ def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int 
     """From now on so many clients are tested at once, in packs of `few` at least."""
     patch.setattr(GroupState, "side_by_side", most)
     patch.setattr(row_tests, "_FEW", few)
-    made.blocks = Blocks([state.group.count for state in made.groups], [most] * len(made.groups))
+    made.places.blocks = Blocks(
+        [state.group.count for state in made.groups], [most] * len(made.groups)
+    )
 
 
 @pytest.fixture
