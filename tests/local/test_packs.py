@@ -160,16 +160,18 @@ class _Narrow(nn.Module):
 
 
 def test_a_user_s_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
-    def federation(side: Any, **more: Any) -> Federation:
-        group = ClientGroup(CLIENTS, mlp)
+    def federation(side: Any, model: Any = mlp, **more: Any) -> Federation:
+        group = ClientGroup(CLIENTS, model)
         made = {"optimizer": partial(SGD, lr=0.1), "evaluate": (), "side_by_side": side} | more
         return Federation(FedAvg(), [group], **made)
 
     for side in (0, 1, -3):
         with pytest.raises(UserError, match=r"model\.side_by_side"):
             federation(side)
-    with pytest.raises(UserError, match=r"model\.side_by_side: 1000000.*fit model\.pack_memory"):
-        fit(federation(1_000_000, pack_memory=1), vectors(SIZES), tmp_path / "large")
+    wide = partial(mlp, hidden=(400, 30))
+    found = rf"model\.side_by_side: {CLIENTS}.*fit model\.pack_memory"  # no more than there are
+    with pytest.raises(UserError, match=found):
+        fit(federation(1_000_000, wide, pack_memory=1), vectors(SIZES), tmp_path / "large")
     fit(federation(3), vectors(SIZES), tmp_path)
     (checkpoint,) = tmp_path.rglob("last.ckpt")
     with pytest.raises(UserError, match=r"model\.side_by_side is \[3\], this run's is \[1\]"):
