@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightfed.api.algorithm import require_argument
+from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
 _BUFFER = "absent_labels"
@@ -46,9 +46,10 @@ class LogitMasks:
 
     def check(self, module: L.LightningModule) -> None:
         """Reject a module whose masked session never called the hook; a UserError names it."""
-        called = self._hooks[id(module)].called or not module.get_buffer(_BUFFER).any()
+        if self._hooks[id(module)].called or not module.get_buffer(_BUFFER).any():
+            return
         found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
-        require_argument(called, "mask", found, "call it there, or set mask: false")
+        raise UserError(f"{KEY}.mask", found, "call it there, or set mask: false")
 
     @staticmethod
     def absent(labels: Sequence[Tensor], num_classes: int) -> dict[str, Tensor]:
