@@ -70,6 +70,8 @@ class FedAvg(Algorithm):
             return super().models(fed, kind, clients)
         if kind in ("global", "local"):
             return None  # the server has no statistics to evaluate with
+        if kind == "trained":
+            return fed.rows(clients)
         return fed.rows(clients, given=self.model, buffers=False)
 
 

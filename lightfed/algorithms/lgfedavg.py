@@ -132,11 +132,13 @@ class LGFedAvg(Algorithm):
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        """A client's own layers with the server's."""
+        """A client's own layers with the server's, or as its session has left them all."""
         if kind == "global" and self._global is None:  # all layers are the server's
             return super().models(fed, kind, clients)
         if kind in ("global", "local"):
             return None  # the server has no representation
+        if kind == "trained":
+            return fed.rows(clients)
         return fed.rows(clients, given=self.model, tensors=self._global)
 
 

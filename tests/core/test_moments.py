@@ -20,6 +20,7 @@ from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.flexifed import ClusteredFL
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
@@ -148,6 +149,22 @@ def test_a_client_is_tested_as_its_session_left_it() -> None:
         loss = F.cross_entropy(trained(x), y)
         assert reports["personal"][client].metrics["loss"] == pytest.approx(float(loss.detach()))
         server = module_of(fed, None)
+
+
+@pytest.mark.parametrize("make", [partial(LGFedAvg, 1), partial(FedAvg, buffers="local")])
+def test_the_servers_layers_are_tested_as_the_session_left_them(
+    make: Callable[[], Algorithm],
+) -> None:
+    source = random_data(SIZES, batch_size=4)
+    fed = fleet_of([ClientGroup(4, mlp)], make(), source, optimizer=partial(SGD, lr=0.3))
+    run_round(fed, 0)
+    fed.plan = RoundPlan(tested={"trained": range(4)})
+    run_round(fed, 1)
+    _, reports = evaluated(fed, source, ("personal",), "trained").finish(fed.tests)
+    for client in range(4):  # rows are as they were trained until the next round
+        x, y = whole(source.test_batches(client))
+        loss = F.cross_entropy(fed.bind(client).eval()(x), y)
+        assert reports["personal"][client].metrics["loss"] == pytest.approx(float(loss.detach()))
 
 
 def test_a_private_part_is_tested_with_the_servers_shared_network() -> None:

@@ -74,4 +74,6 @@ class FedRep(Algorithm):
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
         if kind in ("global", "local"):
             return None  # the server has no head
+        if kind == "trained":
+            return fed.rows(clients)
         return fed.rows(clients, given=self.model, tensors=self.body)
