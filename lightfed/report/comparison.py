@@ -153,8 +153,8 @@ def differing(rows: Sequence[Group]) -> DataFrame:
     Widths of groups are in the column `levels`; methods and data are in the table of final values.
     """
     terms = DataFrame([terms_of(row) for row in rows], index=[row.label for row in rows])
-    told = terms.fillna(NOTHING).loc[:, ~terms.columns.str.fullmatch(SAID)]
-    return told.loc[:, told.nunique() > 1].reset_index(names="settings of")
+    shown = terms.fillna(NOTHING).loc[:, ~terms.columns.str.fullmatch(SAID)]
+    return shown.loc[:, shown.nunique() > 1].reset_index(names="settings of")
 
 
 def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
