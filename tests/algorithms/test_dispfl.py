@@ -30,7 +30,7 @@ from lightfed.state.client_state import by_client
 from lightfed.testing.case import CLIENTS, digits
 from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
 from lightfed.utils.errors import UserError
-from tests.conformance.cases import NormNet
+from tests.promises.conformance.cases import NormNet
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 
 SIZES = [9, 6, 12, 7, 5]

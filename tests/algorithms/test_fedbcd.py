@@ -24,7 +24,7 @@ from lightfed.simulation.hierarchy import Phase
 from lightfed.state.client_state import by_client
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
-from tests.mistakes import cloud_of, edited, of_class
+from tests.promises.refusals.mistakes import cloud_of, edited, of_class
 from tests.small import Line, data_of, fleet_of, has_global_model, module_of, row_held, run_round
 
 

@@ -25,7 +25,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.state.rows import ModelLayout, RowStore
 from lightfed.topology.topology import TimeVarying, round_senders
-from tests.core.threads import on_ranks
+from tests.distributed.threads import on_ranks
 
 CPU = torch.device("cpu")
 

@@ -52,9 +52,9 @@ class Part:
 _BENCHMARKS = "tests/benchmarks"
 # The files with tests for a card: to read all takes minutes, and packages that those do without.
 TESTS = (
-    "tests/core/test_rates.py",
-    "tests/core/test_strategy.py", "tests/data/test_resident.py", "tests/kernels",
-    "tests/test_gpu.py",
+    "tests/distributed/test_rates.py",
+    "tests/promises/ranks/test_strategy.py", "tests/data/test_resident.py", "tests/kernels",
+    "tests/promises/test_gpu.py",
 )  # fmt: skip
 # In processes that share the card: most of the time the host compiles kernels.
 _PYTEST = ("-m", "pytest", "-n", "4", "-m", "gpu", "-rf", "--tb", "short", *TESTS)

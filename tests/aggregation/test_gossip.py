@@ -1,0 +1,349 @@
+"""Rows from client to client: means, packages, and that ranks and blocks do not matter."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lightfed_kernels import Layout, pack_mask, unpack_mask
+from torch import Tensor
+from torch.profiler import profile
+
+from lightfed.aggregation import gossip as exchange
+from lightfed.aggregation import shipment
+from lightfed.aggregation.gossip import Exchange, Over
+from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.distributed.collectives import Ranks
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.topology.topology import Ring
+from lightfed.utils.errors import UserError
+from tests.distributed.threads import on_ranks
+from tests.engine.spy import data, federation
+from tests.small import fit
+
+SHAPES = [("a", (40, 5)), ("bias", (7,)), ("b", (33, 9)), ("c", (64,))]
+LAYOUT = ModelLayout(
+    Layout.build([*SHAPES, ("mean", (5,))]), Layout.build([("count", ())]), parameters=4
+)
+
+
+def clients(count: int, seed: int) -> tuple[dict[int, Row], dict[int, Tensor], Tensor]:
+    """Rows, packed masks, and the masks as bools; what lies outside of a mask is 0."""
+    rng = torch.Generator().manual_seed(seed)
+    live = LAYOUT.floats.live()
+    rows, words = {}, {}
+    masks = torch.zeros(count, LAYOUT.size, dtype=torch.bool)
+    for k in range(count):
+        mask = live & (torch.rand(LAYOUT.size, generator=rng) < 0.5)
+        for name in ("mean", ("a", "b", "c", "bias")[k % 4]):  # tensors without a gap
+            entry = next(e for e in LAYOUT.floats if e.name == name)
+            mask[entry.offset : entry.offset + entry.numel] = True
+        values = torch.randn(LAYOUT.size, generator=rng) * mask
+        rows[k] = Row(values, torch.full((LAYOUT.integers.size,), k - 3, dtype=torch.int64))
+        words[k], masks[k] = pack_mask(mask), mask
+    return rows, words, masks
+
+
+def copies(rows: Mapping[int, Row]) -> dict[int, Row]:
+    return {k: Row(row.floats.clone(), row.integers.clone()) for k, row in rows.items()}
+
+
+def oracle(rows: Mapping[int, Row], masks: Tensor, heard: Sequence[int], over: Over) -> np.ndarray:
+    """Element by element, in float64."""
+    values = torch.stack([rows[k].floats for k in heard]).double().numpy()
+    covers = masks[list(heard)].numpy()
+    count = covers.sum(0) if over == "covered" else np.full(LAYOUT.size, len(heard))
+    total = np.where(covers, values, 0.0).sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), 0.0)
+
+
+HEARS = {0: [1, 2], 1: [], 2: [0, 1, 3, 4], 4: [3]}
+
+
+@pytest.mark.parametrize("over", ["covered", "neighbours"])
+def test_receivers_get_the_mean_of_themselves_and_whom_they_hear(over: Over) -> None:
+    rows, words, masks = clients(5, seed=0)
+    before = copies(rows)
+    keep = {k: words[(k + 1) % 5] for k in HEARS}
+    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(5), 0), buffer=1)
+    one.mean_(rows, HEARS, masks=words, keep=keep, over=over)
+    for k, heard in HEARS.items():
+        expected = oracle(before, masks, [k, *heard], over) * masks[(k + 1) % 5].numpy()
+        np.testing.assert_allclose(rows[k].floats.numpy(), expected, rtol=0, atol=1e-6)
+        assert rows[k].integers[0] == max([k, *heard]) - 3
+    assert torch.equal(rows[3].floats, before[3].floats)  # heard, but no receiver
+
+
+def test_without_masks_it_is_the_plain_mean_and_a_package_is_the_row() -> None:
+    rows, _, _ = clients(5, seed=1)
+    before = copies(rows)
+    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(5), 0), buffer=1)
+    sizes = one.mean_(rows, HEARS, masks=None, keep=None, over="covered")
+    for k, heard in HEARS.items():
+        expected = torch.stack([before[j].floats for j in sorted({k, *heard})]).mean(0)
+        torch.testing.assert_close(rows[k].floats, expected, rtol=0, atol=1e-6)
+    assert set(sizes.values()) == {4 * LAYOUT.floats.numel + 8}
+
+
+def test_sums_run_over_the_clients_in_ascending_order() -> None:
+    """In float32 (2^25 + 1) + 1 is 2^25 and (1 + 1) + 2^25 is not."""
+    large = 2.0**25
+    values = {0: (large, large), 1: (1.0, 1.0), 2: (1.0, 1.0), 3: (-large, 2.0)}
+    rows = {k: Row(LAYOUT.floats.new_row(), torch.zeros(LAYOUT.integers.size)) for k in values}
+    for k, pair in values.items():
+        rows[k].floats[:2] = torch.tensor(pair)
+    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(values, 0), buffer=1)
+    hears = {3: [2, 0, 1], 1: [3, 2, 0], 2: [1]}
+    one.mean_(rows, hears, masks=None, keep=None, over="covered")
+    # At every receiver: ((2^25 + 1) + 1) - 2^25, and ((2^25 + 1) + 1) + 2.
+    for receiver in (1, 3):
+        assert rows[receiver].floats[:2].tolist() == [0.0, large / 4]
+    assert rows[2].floats[:2].tolist() == [1.0, 1.0]
+
+
+def test_nobody_hears_anybody() -> None:
+    rows, words, _ = clients(3, seed=0)
+    before = copies(rows)
+    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(3), 0), buffer=1)
+    assert one.mean_(rows, {}, masks=words, keep=words, over="covered") == {}
+    assert all(torch.equal(rows[k].floats, before[k].floats) for k in rows)
+
+
+def run(
+    ranks: Ranks, owner: Mapping[int, int], hears: Mapping[int, Sequence[int]], **how: Any
+) -> tuple[dict[int, tuple[Tensor, Tensor]], dict[int, int], float]:
+    rows, words, _ = clients(len(owner), seed=2)
+    rows = {k: row for k, row in rows.items() if owner[k] == ranks.rank}
+    block = None
+    if how.get("whole") and rows:
+        floats, integers = ([getattr(r, n) for r in rows.values()] for n in ("floats", "integers"))
+        block = Row(torch.stack(floats), torch.stack(integers))
+        rows = dict(zip(rows, block.each(), strict=True))
+    words = {k: word for k, word in words.items() if owner[k] == ranks.rank}
+    swap = Exchange(LAYOUT, ranks, owner=owner, buffer=how.get("buffer", 1))
+    keep = words if how.get("keep") else None
+    masks = words if how.get("masks", True) else None
+    over = how.get("over", "covered")
+    sizes = swap.mean_(rows, hears, masks=masks, keep=keep, over=over, block=block)
+    return {k: (row.floats, row.integers) for k, row in rows.items()}, sizes, ranks.wire_bytes
+
+
+graphs = st.lists(
+    st.tuples(st.integers(0, 5), st.sets(st.integers(0, 5), max_size=5)), min_size=1, max_size=6
+)
+
+
+@given(
+    graph=graphs,
+    owners=st.lists(st.integers(0, 2), min_size=6, max_size=6),
+    masked=st.booleans(),
+    keep=st.booleans(),
+    whole=st.booleans(),
+    over=st.sampled_from(["covered", "neighbours"]),
+    width=st.sampled_from([32, 96, 4096]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_ranks_and_any_blocks_give_the_same_bits(
+    graph: list[tuple[int, set[int]]],
+    owners: list[int],
+    masked: bool,
+    keep: bool,
+    whole: bool,
+    over: Over,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hears = {k: sorted(heard - {k}) for k, heard in graph}
+    how = {"masks": masked, "keep": keep and masked, "over": over}
+    alone = dict.fromkeys(range(6), 0)
+    expected, sizes, sent = run(Ranks(torch.device("cpu")), alone, hears, **how)
+    assert sent == 0
+    monkeypatch.setattr(exchange, "_LEAST", width)
+    owner = dict(enumerate(owners))
+    parts = on_ranks(3, lambda ranks: run(ranks, owner, hears, whole=whole, **how))
+    found = {k: row for rows, _, _ in parts for k, row in rows.items()}
+    for k in range(6):
+        assert all(map(torch.equal, found[k], expected[k]))
+    assert all(of_rank == sizes for _, of_rank, _ in parts)
+
+
+@pytest.mark.parametrize("width", [32, 4096])
+def test_client_bytes_are_those_of_the_buffers_that_travel(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_LEAST", width)
+    layout = ModelLayout(LAYOUT.floats, Layout.build([]), parameters=4)
+    monkeypatch.setattr("tests.aggregation.test_gossip.LAYOUT", layout)
+    owner = {0: 0, 1: 0, 2: 1, 3: 1}
+    hears = {
+        0: [2, 3],
+        1: [2],
+        2: [1],
+        3: [1],
+    }  # 2 is heard twice by rank 0, 1 by rank 1: once sent
+    swaps: list[int] = []
+    genuine = Ranks.swap
+
+    def spied(ranks: Ranks, parts: Any, sizes: Any) -> list[Tensor]:
+        swaps.append(sum(4 * len(part) for r, part in enumerate(parts) if r != ranks.rank))
+        return genuine(ranks, parts, sizes)
+
+    packed: list[int] = []
+    compress = shipment.compress
+
+    def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
+        packed.append(nnz)
+        return compress(row, words, nnz=nnz)
+
+    monkeypatch.setattr(Ranks, "swap", spied)
+    monkeypatch.setattr(shipment, "compress", counted)
+    parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))
+    sizes = parts[0][1]
+    assert len(packed) == 3 * -(-layout.size // width)  # rows that stay are not packed
+    assert sum(swaps) == sizes[1] + sizes[2] + sizes[3]
+    _, words, masks = clients(4, seed=2)
+    for k in range(4):
+        gaps = [e for e in layout.floats if not masks[k][e.offset : e.offset + e.numel].all()]
+        mask_words = sum(-(-e.numel // 32) for e in gaps)
+        assert sizes[k] == 4 * int(unpack_mask(words[k]).sum()) + 4 * mask_words
+        assert 2 <= len(gaps) <= 3
+
+
+def test_wire_bytes_are_what_went_through_the_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, hears = {0: 0, 1: 0, 2: 1, 3: 1}, {0: [2, 3], 1: [2], 2: [1], 3: [1]}
+    through: list[float] = []
+    from tests.distributed.threads import Network
+
+    class Counting(Network):
+        def all_reduce(self, tensor: Tensor, op: str, group: None) -> None:
+            # Of two ranks each sends half of a tensor, and then the half that it has summed.
+            through.append(tensor.numel() * tensor.element_size())
+            super().all_reduce(tensor, op, group)
+
+        def all_to_all_single(
+            self, out: Tensor, given: Tensor, *sizes: list[int], group: None
+        ) -> None:
+            through.append(given.numel() * given.element_size())
+            super().all_to_all_single(out, given, *sizes, group=group)
+
+    monkeypatch.setattr("tests.distributed.threads.Network", Counting)
+    parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))
+    assert sum(wire for _, _, wire in parts) == sum(through) > 0
+
+
+def test_what_a_rank_sends_fits_into_the_buffer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 gives its clients' rows to three ranks, which give nothing to it."""
+    monkeypatch.setattr(exchange, "_LEAST", 32)
+    held: list[int] = []
+    genuine = Ranks.swap
+
+    def spied(ranks: Ranks, parts: Any, sizes: Any) -> list[Tensor]:
+        # A package, and its copy beside the others'.
+        held.append(2 * 4 * sum(len(part) for r, part in enumerate(parts) if r != ranks.rank))
+        return genuine(ranks, parts, sizes)
+
+    monkeypatch.setattr(Ranks, "swap", spied)
+    owner = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
+    hears = {k: [0, 1, 2] for k in (3, 4, 5)}
+    for masked in (True, False):
+        held.clear()
+        on_ranks(4, lambda ranks, m=masked: run(ranks, owner, hears, buffer=8400, masks=m))  # type: ignore[misc]
+        assert 2000 < max(held) <= 8400
+
+
+def test_a_buffer_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.exchange_buffer: 0 MiB"):
+        federation(exchange_buffer=0)
+
+
+def test_the_buffer_is_in_mebibytes(tmp_path: Path) -> None:
+    model = federation(algorithm=DPSGD(Ring()), exchange_buffer=3)
+    fit(model, data(), tmp_path)
+    assert model.fleet._exchange is not None
+    assert model.fleet._exchange._buffer == 3 * 2**20
+
+
+def test_rows_of_one_matrix_are_read_and_written_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host time does not grow by a copy for every client, nor by a count for every mask."""
+    rows, words, _ = clients(32, seed=0)
+    block = Row(torch.stack([r.floats for r in rows.values()]), torch.zeros(32, 1).long())
+    rows = dict(zip(rows, block.each(), strict=True))
+    calls: list[tuple[str, list[int]]] = []
+
+    def spied(name: str) -> None:
+        genuine = getattr(exchange, name)
+
+        def call(first: Any, *args: Any, **settings: Any) -> Tensor:
+            calls.append((name, [len(tensor) for tensor in first]))
+            return genuine(first, *args, **settings)
+
+        monkeypatch.setattr(exchange, name, call)
+
+    spied("masked_mean")
+    spied("count_per_tensor")
+    layout = ModelLayout(LAYOUT.floats, Layout.build([]), parameters=4)
+    one = Exchange(layout, Ranks(torch.device("cpu")), owner=dict.fromkeys(rows, 0), buffer=None)
+    hears = {k: [(k + 1) % 32] for k in rows}
+    with profile(acc_events=True) as profiled:
+        one.mean_(rows, hears, masks=words, keep=words, over="covered", block=block)
+    counted = "count_per_tensor", [words[0].numel()] * 32
+    assert calls == [counted, ("masked_mean", [block.floats.shape[1]] * 32)]
+    copies = [e for e in profiled.key_averages() if e.key == "aten::copy_"]
+    assert sum(e.count for e in copies) < 32
+
+
+def test_masks_are_cut_into_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host time of a block does not grow by two views for every client."""
+    monkeypatch.setattr(exchange, "_LEAST", 32)
+    found: list[int] = []
+    genuine = exchange.masked_mean
+
+    def spied(*args: Any, masks: list[Tensor], receivers: list[Tensor], **settings: Any) -> Tensor:
+        found.extend((len(masks), len(receivers)))
+        return genuine(*args, masks=masks, receivers=receivers, **settings)
+
+    monkeypatch.setattr(exchange, "masked_mean", spied)
+    alone = dict.fromkeys(range(6), 0)
+    run(Ranks(torch.device("cpu")), alone, {0: [1], 2: [3, 4]}, keep=True)
+    assert found == [1, 1] * (LAYOUT.size // 32)
+
+
+def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_LEAST", 32)
+    widths: list[int] = []
+    genuine = exchange.masked_mean
+
+    def spied(rows: list[Tensor], *args: Any, **settings: Any) -> Tensor:
+        widths.append(rows[0].numel())
+        return genuine(rows, *args, **settings)
+
+    monkeypatch.setattr(exchange, "masked_mean", spied)
+    owner = {k: int(k > 0) for k in range(5)}
+    hears = {0: [1, 2, 3, 4]}
+    for buffer in (2000, 8000, 16000):
+        widths.clear()
+        on_ranks(2, lambda ranks, b=buffer: run(ranks, owner, hears, buffer=b, masks=False))  # type: ignore[misc]
+        # Four rows as they came and as they are merged, one that is read here, one result.
+        assert buffer / 3 < 4 * (2 * 4 + 2) * max(widths) <= buffer
+        assert sum(widths) == LAYOUT.size
+    monkeypatch.setattr(exchange, "_LEAST", 96)
+    widths.clear()
+    on_ranks(2, lambda ranks: run(ranks, owner, hears, buffer=1))
+    assert set(widths[:-1]) == {96}  # however small the buffer
+
+
+def test_a_row_that_several_ranks_need_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    compress = shipment.compress
+
+    def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
+        packed.append(nnz)
+        return compress(row, words, nnz=nnz)
+
+    monkeypatch.setattr(shipment, "compress", counted)
+    on_ranks(3, lambda ranks: run(ranks, {0: 0, 1: 1, 2: 2}, {1: [0], 2: [0]}))
+    assert len(packed) == 1  # of one block

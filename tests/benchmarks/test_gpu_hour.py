@@ -1,0 +1,87 @@
+"""The first hour on a card, with parts that take a moment."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import gpu_hour as gpu
+from tests.benchmarks.gpu_hour import Part, main
+
+_THIS = "tests/benchmarks/test_gpu_hour.py"
+SLEEPER = """
+import subprocess, sys
+try:
+    subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])
+finally:
+    print('found so far')
+"""
+LAST = "import sys; open(r'OUT/result', 'w').write(sys.argv[-1])"
+PARTS = (
+    Part("good", ("-c", "import sys; print('on', sys.argv[1], sys.path[1])", "DEVICE"), 0.2),
+    Part("slow", ("-c", SLEEPER), 0.01),
+    Part("bad", ("-c", "raise SystemExit('what was wrong')"), 0.2),
+    Part("card", ("-c", "raise SystemExit(0)"), 0.2, needs_card=True),
+    Part(
+        "last",
+        ("-c", "import sys; open(r'OUT/result', 'w').write(sys.argv[-1])"),
+        0.2,
+        quick=("quick",),
+    ),
+)
+
+
+def test_all_tests_for_a_card_are_named() -> None:
+    files = [*Path("tests").rglob("test_*.py")]
+    marked = {str(f) for f in files if "mark.gpu" in f.read_text() and str(f) != _THIS}
+    assert {file for file in marked if not file.startswith(gpu.TESTS)} == set()
+    assert all(any(file.startswith(name) for file in marked) for name in gpu.TESTS)
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PARTS", PARTS)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def states(out: Path) -> dict[str, str]:
+    lines = (out / "summary.txt").read_text().splitlines()[1:]
+    return {line.split()[0]: line.split(" s  ")[1] for line in lines}
+
+
+def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--out", str(tmp_path), "--minutes", "1", "--parts", "good,slow,bad,card"]) == 1
+    found = states(tmp_path)
+    assert (found["good"], found["bad"]) == ("done", "exit status 1")
+    assert found["card"].startswith("not run")
+    assert found["slow"].startswith("cut off")
+    assert (tmp_path / "good.log").read_text().splitlines()[-1] == f"on cpu {Path.cwd()}"
+    assert not (tmp_path / "card.log").exists()
+    printed = capsys.readouterr().out
+    assert "found so far" in printed
+    assert "\nwhat was wrong\n" in printed
+    assert "on cpu" not in printed
+
+
+def test_its_own_files_are_in_the_folder_and_all_well_is_status_0(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--parts", "card,last"]) == 0
+    assert (tmp_path / "last/result").read_text() == "-c"
+    assert main(["--out", str(tmp_path), "--parts", "last", "--quick"]) == 0
+    assert (tmp_path / "last/result").read_text() == "quick"
+
+
+@pytest.mark.parametrize("arguments", [["--parts", "good,other"], []])
+def test_wrong_arguments_are_refused(arguments: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*(["--out", str(tmp_path)] if arguments else []), *arguments])
+    assert left.value.code == 2
+
+
+def test_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["--out", "results"])
+    assert left.value.code == 2
+    assert os.listdir(tmp_path) == []

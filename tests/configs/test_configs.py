@@ -1,0 +1,194 @@
+"""Every configuration parses and trains a round; the README's commands run."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightfed.cli import command_line as cli
+from tests.data.tiny import (
+    ag_news,
+    cifar10,
+    cifar100,
+    cinic10,
+    documented,
+    mnist,
+    speech_commands,
+    wikitext2,
+)
+from tests.tiers import first_of_each
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny files of the data sets that are not in the installation."""
+    root = tmp_path_factory.mktemp("data")
+    mnist(root, train=800, test=100)
+    cifar10(root, per_batch=160)
+    cifar100(root, train=800)
+    wikitext2(root)
+    cinic10(root, per_class=40)
+    ag_news(root, train=400, test=40)
+    speech_commands(root, speakers=24)
+    return root
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Few documented functions instead of all that are installed."""
+    return documented(tmp_path_factory.mktemp("sources"))
+
+
+def lightfed(*words: str) -> None:
+    """Run a command that is expected to succeed."""
+    if words[0] in ("report", "latency"):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(list(words))
+    else:
+        cli.main(list(words))
+
+
+CLIENTS = 10
+ONE_BATCH = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1"]
+FEW = {"class_path": "TimeVarying", "init_args": {"neighbours": 2}}
+# Arguments that make a model, the graph or the clouds of an algorithm, or a client's share small.
+NARROW: dict[str, dict[str, Any]] = {
+    "DisPFL": {"topology": FEW},
+    "My1": {"topology": FEW},
+    "My2": {"topology": FEW},
+    "DPSGD": {"topology": FEW},
+    "FedBCD": {"active": 1},
+    "FedBCDI": {"servers": 5, "active": 1, "available": 2},
+    "CloudFedAvg": {"active": 1},
+    "Diversity": {"samples": 30},
+    "ResNet18GN": {"width": 8, "groups": 4},
+    "lightfed.models.VGG": {"width": 0.125, "hidden": 16},
+    "CIFARResNet": {"width": 0.25},
+    "MoECNN": {"width": 0.2},
+    "CharCNN": {"width": 0.0625, "hidden": 16},
+    "VDCNN": {"width": 0.125, "hidden": 16},
+}
+
+
+def narrowed(named: Any) -> Any:
+    """A class by name or with arguments, smaller."""
+    path = named["class_path"] if isinstance(named, dict) else named
+    given = named.get("init_args", {}) if isinstance(named, dict) else {}
+    changes = {k: v for k, v in NARROW.get(path, {}).items() if given.get(k) != v}
+    return {"class_path": path, "init_args": given | changes}
+
+
+def small(config: Path, files: Path, folder: Path) -> list[str]:
+    """One round of one batch, few clients, narrow models, data that is there."""
+    text = yaml.safe_load(config.read_text())
+    model, data = text["model"], text["data"]
+    model["algorithm"] = narrowed(model["algorithm"])
+    if "shared" in model["algorithm"]["init_args"]:
+        shared = model["algorithm"]["init_args"]["shared"]
+        model["algorithm"]["init_args"]["shared"] = narrowed(shared)
+    data["partition"] = narrowed(data["partition"])
+    total = sum(group["count"] for group in model["clients"])
+    for group in model["clients"]:
+        group["model"] = narrowed(group["model"])
+        group["count"] = max(1, group["count"] * CLIENTS // max(total, CLIENTS))
+    if "root" in str(data["dataset"]):
+        data["dataset"]["init_args"]["root"] = str(files)
+        if data["dataset"]["class_path"] in ("CIFAR10", "CIFAR100", "MNIST"):
+            data["dataset"]["init_args"]["verify_checksums"] = False
+    changed = folder / config.name
+    changed.write_text(yaml.safe_dump(text))
+    return [str(changed), "--trainer.enable_page=false", *ONE_BATCH]
+
+
+def classes(config: Path) -> set[str]:
+    """Names of all classes that it uses."""
+    named = re.findall(
+        r"(?:class_path|algorithm|dataset|partition|model): (\S+)", config.read_text()
+    )
+    return {name for name in named if name not in "{|>"}
+
+
+def trained() -> list[Any]:
+    """All of them; by default those of digits that have a class which none before them has."""
+    seen: set[str] = set()
+    found = []
+    for config in sorted(CONFIGS):
+        new = classes(config) - seen if "digits" in config.name else set()
+        seen |= new
+        marks = () if new or config.stem == "quickstart" else pytest.mark.matrix
+        found.append(pytest.param(config, marks=marks, id=str(config.relative_to(ROOT))))
+    return found
+
+
+# The others of a folder share their classes with the first.
+@pytest.mark.parametrize(
+    "config", first_of_each(CONFIGS, lambda p: p.parent, lambda p: str(p.relative_to(ROOT)))
+)
+def test_every_configuration_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["fit", "--config", str(config), "--print_config"])
+    assert left.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert set(printed) >= {"trainer", "model", "data"}
+
+
+@pytest.mark.parametrize("config", trained())
+def test_every_configuration_trains_a_round(
+    config: Path,
+    files: Path,
+    sources: dict[str, list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
+    monkeypatch.setattr("lightfed.data.datasets.docstrings.source_folders", lambda: sources)
+    lightfed("fit", "--config", *small(config, files, tmp_path))
+    folder = tmp_path / "runs" / config.stem
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 2
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    assert (folder / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_header_names_the_command_of_its_own_file(config: Path) -> None:
+    header = [line for line in config.read_text().splitlines() if line.startswith("#")]
+    command = f"lightfed fit --config {config.relative_to(ROOT)}"
+    assert any(command in line for line in header)
+
+
+def readme_commands() -> list[str]:
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs/using.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line[line.index("lightfed ") :] for line in lines if re.search(r"\blightfed \w+", line)]
+
+
+def test_the_readmes_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order, in one folder, as a newcomer would; with one rank and one batch a client."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    using = (ROOT / "docs/using.md").read_text()
+    example = re.findall(r"```(?:yaml|sh)\n(.*?)```", using, re.DOTALL)[0]
+    assert using.index(example) < 100  # the page begins with it
+    (tmp_path / "mine.yaml").write_text(example)
+    commands = readme_commands()
+    assert len(commands) >= 6
+    for command in commands:
+        words = [w for w in shlex.split(command, comments=True)[1:] if w != "runs/*"]
+        if words[0] == "report":
+            words += [str(path) for path in sorted((tmp_path / "runs").iterdir()) if path.is_dir()]
+        if words[0] == "fit":
+            rounds = 2 if "--ckpt_path" in words else 1
+            words = [w if w != "2" else "1" for w in words]
+            words += [f"--trainer.max_epochs={rounds}", "--trainer.limit_train_batches=1"]
+        lightfed(*words)
+    assert "page: runs/quickstart/index.html" in capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""FedBCD's configurations are of one protocol, and its sweep lists are complete."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.configs.test_sweeps import ROOT, commands
+
+FOLDER = ROOT / "configs" / "fedbcd"
+CONFIGS = sorted(FOLDER.glob("*.yaml"))
+METHODS = ["-fedavg", "-fedprox", "", "-i", "-standalone"]
+RATES = ["0.005", "0.016", "0.05", "0.16", "0.5", "1.6"]
+INIT = "--model.algorithm.init_args"
+REPORTED = ["embedded", "figure3", "figure4"]
+SEARCHES = [("embedded-rates", ["digits"]), ("figure-rates", ["mnist", "cifar10"])]
+
+
+def settings(config: str) -> dict[str, Any]:
+    written: dict[str, Any] = yaml.safe_load((FOLDER / f"{config}.yaml").read_text())
+    return written
+
+
+def lines(study: str) -> list[tuple[str, dict[str, str]]]:
+    """Of every line the name of its configuration, and its other arguments by their last word."""
+    found = []
+    for words in commands(FOLDER / f"{study}.sweep"):
+        assert words[:2] == ["fit", "--config"]
+        assert Path(words[2]).parent == Path("configs/fedbcd")
+        given = dict(zip(words[3::2], words[4::2], strict=True))
+        found.append((Path(words[2]).stem, {k.rpartition(".")[2]: v for k, v in given.items()}))
+    return found
+
+
+def waited(line: tuple[str, dict[str, str]]) -> int:
+    """B of a line, of ten servers."""
+    config, given = line
+    own = settings(config)["model"]["algorithm"]["init_args"].get("wait", 10)
+    return int(given.get("wait", own))
+
+
+def searched(study: str) -> dict[str, list[str]]:
+    """The rates of a search, by configuration."""
+    found: dict[str, list[str]] = {}
+    for config, given in lines(study):
+        found.setdefault(config, []).append(given["lr"])
+    return found
+
+
+def chosen(config: str) -> str:
+    """The rate of a configuration's tuned lines."""
+    (rate,) = {given["lr"] for name, given in lines("embedded") if name == config and "lr" in given}
+    return rate
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_a_hundred_devices_of_ten_servers_are_tested_on_their_classes(config: Path) -> None:
+    written = settings(config.stem)
+    algorithm = written["model"]["algorithm"]["init_args"]
+    assert [group["count"] for group in written["model"]["clients"]] == [100]
+    assert not {"servers", "active", "steps", "unit"} & set(algorithm)  # the paper's
+    alone = config.stem.endswith("-standalone")
+    assert algorithm.get("gamma") == (0.0 if alone else None)
+    assert algorithm["delay"] == algorithm["step_delay"]
+    assert written["data"]["personal_test"] == "labels"
+    assert written["data"]["batch_size"] == 32
+    assert written["model"]["optimizer"]["init_args"]["lr"] == 0.005
+    assert written["trainer"]["max_epochs"] % written["trainer"]["check_val_every_n_epoch"] == 0
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
+def test_the_methods_differ_in_nothing_but_algorithm_and_optimizer(data: str) -> None:
+    written = [settings(f"{data}{method}") for method in METHODS]
+    for one in written:
+        del one["model"]["algorithm"], one["model"]["optimizer"]
+    assert all(one == written[0] for one in written)
+
+
+def test_figure_3_has_every_method_at_every_diversity_and_number_of_active_devices() -> None:
+    compared = [("-fedavg", "0.005"), ("-fedavg", chosen("digits-fedavg"))]
+    compared += [(method, "0.005") for method in METHODS[1:]]
+    expected = [
+        (f"{data}{method}", rate, classes, active)
+        for data, diversities in (("mnist", ("3", "6")), ("cifar10", ("5", "10")))
+        for classes, active, (method, rate) in product(diversities, ("1", "3", "5"), compared)
+    ]
+    found = lines("figure3")
+    usual = {"mnist": "3", "cifar10": "5"}
+    stated = [
+        (c, g.get("lr", "0.005"), g.get("classes", usual[c.split("-")[0]]), g.get("active", "3"))
+        for c, g in found
+    ]
+    assert stated == expected
+    names = [
+        f"{c}{'' if rate == '0.005' else f'-lr{rate}'}-diversity-{classes}-active-{active}"
+        for c, rate, classes, active in expected
+    ]
+    assert [given["name"] for _, given in found] == names
+    assert all(waited(line) == 10 for line in found)
+
+
+@pytest.mark.parametrize("diversity", ["3", "6"])
+def test_figure_4_waits_for_three_to_all_servers_beside_the_baselines(diversity: str) -> None:
+    found = [line for line in lines("figure4") if line[1].get("classes", "3") == diversity]
+    assert [(config, waited(line)) for line in found for config in line[:1]] == [
+        *(("mnist-async", b) for b in (3, 5, 7, 10)),
+        *(("mnist-i", b) for b in (3, 5, 7, 10)),
+        *(("mnist-fedprox", 10), ("mnist-fedavg", 10), ("mnist-fedavg", 10)),
+        ("mnist-standalone", 10),
+    ]
+    rates = [given["lr"] for _, given in found if "lr" in given]
+    assert rates == [chosen("digits-fedavg")]
+    assert all(given["name"].endswith(f"-diversity-{diversity}") for _, given in found)
+
+
+def test_three_seeds_of_every_method_sync_and_async_on_embedded_data() -> None:
+    found = [(line[0], waited(line), line[1]["seed"]) for line in lines("embedded")]
+    every = [f"digits{method}" for method in METHODS]
+    document, tuned = product(every, [10], "012"), product(every, [10], "012")
+    waiting = product(["digits-async", "digits-i-async"], [3, 5, 7], "012")
+    assert found == [*document, *tuned, *waiting]
+
+
+@pytest.mark.parametrize(("study", "data"), SEARCHES)
+def test_a_rate_is_searched_alike_for_every_method_on_seeds_that_are_not_reported(
+    study: str, data: list[str]
+) -> None:
+    """Four rates for all, and larger ones as long as the largest is the best."""
+    found = searched(study)
+    assert list(found) == [f"{name}{method}" for name in data for method in METHODS]
+    assert all(len(rates) >= 4 and rates == RATES[: len(rates)] for rates in found.values())
+    reported = {g.get("seed", "0") for name in REPORTED for _, g in lines(name)}
+    seeds = {given["seed"] for _, given in lines(study)}
+    assert seeds
+    assert not seeds & reported
+
+
+def test_tuned_methods_have_a_rate_of_the_search() -> None:
+    for config, rates in searched("embedded-rates").items():
+        assert chosen(config) in rates
+        assert chosen(config) != rates[-1]  # there is a larger one, and it is worse
+
+
+@pytest.mark.parametrize("study", ["figure4", "embedded"])
+def test_the_last_round_is_measured(study: str) -> None:
+    for config, given in lines(study):
+        trainer = settings(config)["trainer"] | {k: int(v) for k, v in given.items() if v.isdigit()}
+        assert trainer["max_epochs"] % trainer["check_val_every_n_epoch"] == 0

@@ -1,0 +1,217 @@
+"""pFedMoE's configurations are one protocol; its lists are complete and mean what they say."""
+
+import json
+import re
+import shlex
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+
+from tests.configs.test_sweeps import ROOT, commands, parser
+
+__all__ = ["parser"]
+
+FOLDER = ROOT / "configs" / "pfedmoe"
+METHODS = ["", "-fml", "-fedkd", "-fedapen", "-fd", "-fedproto", "-lgfedavg", "-standalone"]
+DATA = ["cifar10", "cifar100"]
+RATE = "--model.optimizer.init_args.lr"
+NOT_TERMS = {"--config", "--trainer.name", "--model.seed", RATE}
+# Arguments of pFedMoE that are not the paper's: what the whole is compared with.
+PARTS = [("federate", "false"), ("gate", "half"), ("gate", "unnormalised")]
+PART_KEYS = {f"--model.algorithm.init_args.{key}" for key, _ in PARTS}
+STUDIES = ["heterogeneous", "homogeneous", "scales", "classes", "gamma"]
+
+
+def read(config: str) -> Any:
+    return yaml.safe_load((FOLDER / f"{config}.yaml").read_text())
+
+
+def lines(study: str) -> list[tuple[str, dict[str, str]]]:
+    """Of every line the method's suffix, and all arguments."""
+    found = []
+    for words in commands(FOLDER / f"{study}.sweep"):
+        given = dict(zip(words[1::2], words[2::2], strict=True))
+        stem = Path(given["--config"]).stem
+        suffix = stem.removeprefix("digits").removeprefix("cifar10")
+        assert Path(given["--config"]) == Path(f"configs/pfedmoe/{stem}.yaml")
+        assert suffix in METHODS
+        found.append((suffix, given))
+    return found
+
+
+def part_of(given: dict[str, str]) -> tuple[str, str] | None:
+    """The argument that makes a line one of a part of pFedMoE."""
+    found = [(key.rpartition(".")[2], given[key]) for key in PART_KEYS & given.keys()]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def terms_of(given: dict[str, str]) -> str:
+    """What a line has in common with those of other methods and seeds."""
+    kept = {k: v for k, v in given.items() if k not in NOT_TERMS | PART_KEYS}
+    return json.dumps(kept, sort_keys=True)
+
+
+def data_of(given: dict[str, str]) -> str:
+    """The run's name begins with it."""
+    data = "cifar100" if given.get("--data.dataset") == "CIFAR100" else "cifar10"
+    assert given["--trainer.name"].split("-")[0] == data
+    return data
+
+
+@pytest.mark.parametrize("data", ["cifar10", "digits"])
+def test_the_methods_differ_in_algorithm_and_learning_rate_alone(data: str) -> None:
+    found = []
+    for suffix in METHODS:
+        config = read(f"{data}{suffix}")
+        config["model"].pop("algorithm")
+        config["model"]["optimizer"]["init_args"].pop("lr")
+        found.append(config)
+    assert all(other == found[0] for other in found)
+
+
+def test_client_k_has_cnn_k_mod_five() -> None:
+    variants = [c["model"]["init_args"]["variant"] for c in read("cifar10")["model"]["clients"]]
+    assert variants == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_setting_of_a_study_has_all_methods(study: str) -> None:
+    members: dict[str, list[str]] = {}
+    for suffix, given in lines(study):
+        assert data_of(given) in DATA
+        if part_of(given) is None:
+            members.setdefault(terms_of(given), []).append(suffix)
+    assert all(found == METHODS for found in members.values())
+    names = Counter(given["--trainer.name"] for _, given in lines(study))
+    assert set(names.values()) == {1}
+
+
+def test_scales_are_those_of_the_paper_with_ten_clients_a_round() -> None:
+    found = set()
+    for _, given in lines("scales") + lines("homogeneous") + lines("heterogeneous"):
+        counts = [c["count"] for c in json.loads(given.get("--model.clients", "[]"))] or [2] * 5
+        clients = sum(counts)
+        assert len(set(counts)) == 1
+        assert clients * float(given.get("--model.fraction", 1)) == pytest.approx(10)
+        found.add((data_of(given), clients, len(counts)))
+    assert found == set(product(DATA, (10, 50, 100), (1, 5)))
+
+
+def test_robustness_is_over_the_lists_of_the_paper() -> None:
+    classes = {(data_of(g), int(g["--data.partition.per_client"])) for _, g in lines("classes")}
+    assert classes == {("cifar10", c) for c in (2, 4, 6, 8, 10)} | {
+        ("cifar100", c) for c in (10, 30, 50, 70, 90, 100)
+    }
+    gammas = set()
+    for _, given in lines("gamma"):
+        partition = json.loads(given["--data.partition"])
+        assert partition["class_path"] == "Dirichlet"
+        assert partition["init_args"]["balance"]
+        gammas.add((data_of(given), partition["init_args"]["alpha"]))
+    assert gammas == set(product(DATA, (0.1, 0.2, 0.3, 0.4, 0.5)))
+
+
+def test_embedded_runs_are_of_the_first_seeds_and_of_all_methods_and_parts() -> None:
+    members: dict[str, dict[Any, list[int]]] = {}
+    for suffix, given in lines("embedded"):
+        runs = members.setdefault(terms_of(given), {})
+        runs.setdefault((suffix, part_of(given)), []).append(int(given["--model.seed"]))
+    experiments = {(suffix, None) for suffix in METHODS} | {("", part) for part in PARTS}
+    assert all(runs.keys() == experiments for runs in members.values())
+    seeds = [list(found) for runs in members.values() for found in runs.values()]
+    assert sorted(map(len, seeds)) == [4] * len(experiments) + [8] * len(experiments)
+    assert all(found == list(range(len(found))) for found in seeds)
+
+
+@pytest.mark.parametrize(("search", "study"), [("embedded-rates", "embedded"), ("rates", "")])
+def test_learning_rates_are_searched_alike_for_all_methods_on_seeds_of_their_own(
+    search: str, study: str
+) -> None:
+    members: dict[str, Counter[tuple[str, str, str]]] = {}
+    for suffix, given in lines(search):
+        assert part_of(given) is None
+        run = (suffix, given[RATE], given["--model.seed"])
+        members.setdefault(terms_of(given), Counter())[run] += 1
+    assert len(members) == 2
+    for runs in members.values():
+        rates, seeds = ({run[k] for run in runs} for k in (1, 2))
+        assert len(rates) >= 3
+        assert runs == Counter(product(METHODS, rates, seeds))
+        reported = {
+            g.get("--model.seed", "0")
+            for name in [study] * bool(study) or STUDIES
+            for _, g in lines(name)
+        }
+        assert not seeds & reported
+
+
+def test_a_method_has_one_rate_a_protocol_of_those_that_were_searched() -> None:
+    """The search is of the study's protocols, for fewer rounds; parts have pFedMoE's rate."""
+
+    def protocol(given: dict[str, str]) -> str:
+        terms = json.loads(terms_of(given))
+        terms.pop("--trainer.max_epochs", None)
+        return json.dumps(terms)
+
+    searched: dict[tuple[str, str], set[str]] = {}
+    for suffix, given in lines("embedded-rates"):
+        searched.setdefault((protocol(given), suffix), set()).add(given[RATE])
+    chosen: dict[tuple[str, str], set[str]] = {}
+    for suffix, given in lines("embedded"):
+        chosen.setdefault((protocol(given), suffix), set()).add(given[RATE])
+    assert chosen.keys() == searched.keys()
+    assert all(len(rates) == 1 and rates <= searched[key] for key, rates in chosen.items())
+
+
+@pytest.mark.parametrize("study", ["embedded", *STUDIES])
+def test_a_list_says_how_its_rates_were_chosen(study: str) -> None:
+    header = (FOLDER / f"{study}.sweep").read_text().partition("\nfit ")[0]
+    search = "embedded-rates.sweep" if study == "embedded" else "rates.sweep"
+    assert re.search(rf"Learning rates: .*{re.escape(search)}", header, re.DOTALL)
+
+
+def test_the_parts_of_pfedmoe_stand_beside_it_on_both_data_sets() -> None:
+    found = [(data_of(g), part) for _, g in lines("heterogeneous") if (part := part_of(g))]
+    assert Counter(found) == Counter(product(DATA, PARTS))
+
+
+@pytest.mark.parametrize("config", ["cifar10", "cifar10-practical", "cifar100"])
+def test_a_configuration_says_which_settings_of_the_authors_code_it_has(
+    config: str, parser: ArgumentParser
+) -> None:
+    """And the ones that it has not, as arguments that parse."""
+    text = (FOLDER / f"{config}.yaml").read_text()
+    fit = ["fit", "--config", str(FOLDER / f"{config}.yaml")]
+    stated = [
+        shlex.split(line.removeprefix("#   ").partition("    ")[0])
+        for line in text.splitlines()
+        if line.startswith("#   --")
+    ]
+    parsed = parser.parse_args(fit + [word for words in stated for word in words]).fit
+    assert parsed.data.pool == "union"
+    if config != "cifar10-practical":  # which divides no class among two clients
+        assert parsed.data.partition.init_args.uniform == (0.4, 0.6)
+    plain = parser.parse_args(fit).fit
+    assert plain.data.pool == "train"
+    assert "50,000" in text
+    assert plain.data.dataset.init_args.preset == "pfedmoe"
+    assert plain.trainer.gradient_clip_algorithm == "network"
+
+
+def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
+    words = next(w for w in commands(FOLDER / "scales.sweep") if "CIFAR100" in w)
+    place = words.index("--config") + 1
+    words[place] = str(ROOT / words[place])
+    fit = parser.parse_args(words).fit
+    assert fit.data.dataset.class_path.endswith("CIFAR100")
+    assert fit.data.dataset.init_args.preset == "pfedmoe"
+    assert fit.data.partition.init_args.per_client == 10
+    assert [group.count for group in fit.model.clients] == [10] * 5
+    assert fit.model.algorithm.class_path.endswith("PFedMoE")
+    assert shlex.join(words).count("fraction") == 1

@@ -1,0 +1,209 @@
+"""What ranks give each other, and what that is on the wire."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightfed.distributed import collectives
+from lightfed.distributed import liveness as watch
+from lightfed.distributed.collectives import _PACKAGE, Ranks
+from tests.distributed.threads import on_ranks
+
+
+def part(sender: int, receiver: int, size: int) -> Tensor:
+    return 100 * sender + 10 * receiver + torch.arange(size, dtype=torch.int32)
+
+
+@given(sizes=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_every_rank_gets_what_the_others_have_for_it(sizes: list[list[int]]) -> None:
+    """sizes[s][r]: elements from rank s to rank r; any of them may be 0."""
+
+    def work(ranks: Ranks) -> tuple[list[Tensor], bool, float]:
+        parts = [part(ranks.rank, r, sizes[ranks.rank][r]) for r in range(3)]
+        found = ranks.swap(parts, [sizes[s][ranks.rank] for s in range(3)])
+        return found, found[ranks.rank] is parts[ranks.rank], ranks.take_wire_bytes()
+
+    for rank, (found, own, sent) in enumerate(on_ranks(3, work)):
+        assert len(found) == 3
+        assert own
+        for sender in range(3):
+            assert torch.equal(found[sender], part(sender, rank, sizes[sender][rank]))
+        assert sent == 4 * sum(sizes[rank][r] for r in range(3) if r != rank)
+
+
+def test_bytes_are_those_of_the_type() -> None:
+    def work(ranks: Ranks) -> float:
+        other = 1 - ranks.rank
+        parts = [torch.zeros(0, dtype=torch.float64)] * 2
+        parts[other] = torch.ones(3 if ranks.rank else 5, dtype=torch.float64)
+        ranks.swap(parts, [0, 3] if ranks.rank == 0 else [5, 0])
+        return ranks.take_wire_bytes()
+
+    assert on_ranks(2, work) == [40, 24]
+
+
+@pytest.mark.parametrize("kind", ["gloo", "staged", "nccl"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize(("world", "words"), [(2, 1), (2, 7), (3, 2), (3, 8), (4, 4), (4, 11)])
+def test_a_row_is_finished_in_shards(
+    world: int, words: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks with fewer words of 32 elements than there are ranks have empty shards."""
+    monkeypatch.setattr(collectives, "SHARDED", 0)
+    monkeypatch.setattr(collectives, "_SENT", 40 * (world - 1))
+    monkeypatch.setattr(Ranks, "_over_nccl", lambda *_: kind == "nccl")
+    if kind == "staged":
+        monkeypatch.setattr(Tensor, "cpu", lambda tensor: tensor.clone())
+    size = 32 * words
+
+    def work(ranks: Ranks) -> tuple[Tensor, list[tuple[int, int]], float]:
+        ranks.staged = kind == "staged"
+        row, finished = torch.zeros(size), []
+        sums = (torch.arange(size) * (ranks.rank + 1)).to(dtype)
+
+        def finish(total: Tensor, start: int) -> None:
+            finished.append((start, len(total)))
+            assert total.dtype == dtype
+            row[start : start + len(total)] = total + 0.5
+
+        ranks.sum_into_(row, sums, finish)
+        return row, finished, ranks.take_wire_bytes()
+
+    every = on_ranks(world, work)
+    expected = torch.arange(size) * (world * (world + 1) / 2) + 0.5
+    shards = [shard for _, (shard,), _ in every]
+    assert [start for start, _ in shards] == [sum(n for _, n in shards[:r]) for r in range(world)]
+    assert sum(n for _, n in shards) == size
+    assert all(n % 32 == 0 and abs(n - size / world) <= 32 for _, n in shards)
+    for (_, own), (row, _, sent) in zip(shards, every, strict=True):
+        assert torch.equal(row, expected)
+        assert sent == 8 * (size - own) + 4 * (world - 1) * own
+    assert sum(sent for _, _, sent in every) == 12 * (world - 1) * size
+
+
+def test_shards_over_gloo_have_the_bits_of_one_rank() -> None:
+    command = [sys.executable, "-m", "tests.distributed.merging", "2", "3", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_short_row_takes_one_all_reduce() -> None:
+    def work(ranks: Ranks) -> tuple[list[float], float]:
+        row = torch.zeros(32)
+        sums = torch.full((32,), 1.0, dtype=torch.float64)
+        ranks.sum_into_(
+            row, sums, lambda total, start: row.copy_(total / 4) if start == 0 else None
+        )
+        return row.unique().tolist(), ranks.take_wire_bytes()
+
+    assert on_ranks(2, work) == [([0.5], 256.0)] * 2
+
+
+def test_one_rank_keeps_its_part() -> None:
+    ranks, mine = Ranks(torch.device("cpu")), torch.arange(3)
+    (found,) = ranks.swap([mine], [3])
+    assert found is mine
+    assert ranks.take_wire_bytes() == 0
+
+
+def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy stands for the one in host memory: what comes must find its way back."""
+    monkeypatch.setattr(Tensor, "cpu", lambda tensor: tensor.clone())
+
+    def work(ranks: Ranks) -> tuple[Tensor, Tensor, list[Tensor]]:
+        ranks.staged = True
+        total, most = torch.tensor([1.0, ranks.rank]), torch.tensor([ranks.rank, 7])
+        assert ranks.sum_(total) is total
+        assert ranks.max_(most) is most
+        parts = [part(ranks.rank, r, 2) for r in range(2)]
+        return total, most, ranks.swap(parts, [2, 2])
+
+    for rank, (total, most, found) in enumerate(on_ranks(2, work)):
+        assert total.tolist() == [2.0, 1.0]
+        assert most.tolist() == [1, 7]
+        assert [f.tolist() for f in found] == [part(s, rank, 2).tolist() for s in range(2)]
+
+
+def test_rows_of_a_gpu_go_over_the_process_group_and_the_rest_over_the_side_group() -> None:
+    ranks = Ranks(torch.device("cpu"))
+    ranks.side = object()  # type: ignore[assignment]
+    assert ranks._group(torch.ones(1)) is ranks.side
+    assert ranks._group(torch.ones(1, device="meta")) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, _PACKAGE, 3 * _PACKAGE])
+def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: int) -> None:
+    """Those of one rank are long; all of them need the second collective then, or none."""
+
+    class Says:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def tell(self) -> int:
+            return 10 * self.rank
+
+        def hear(self, said: list[int]) -> None:
+            self.said = said
+
+    def work(ranks: Ranks) -> tuple[list[Any], list[int], int]:
+        says = ranks.notices = Says(ranks.rank)
+        collectives, packages = 0, ranks._packages
+
+        def counted(*args: Any) -> Any:
+            nonlocal collectives
+            collectives += 1
+            return packages(*args)
+
+        ranks._packages = counted  # type: ignore[method-assign]
+        found = ranks.gather([ranks.rank] * ranks.rank + ["x" * size] * (ranks.rank == 1))
+        return found, says.said, collectives
+
+    expected = [1, "x" * size, 2, 2]
+    assert on_ranks(3, work) == [(expected, [0, 10, 20], 1 + (size >= _PACKAGE))] * 3
+
+
+def test_one_rank_hears_itself() -> None:
+    class Says:
+        said: Any = None
+
+        def tell(self) -> int:
+            return 7
+
+        def hear(self, said: list[int]) -> None:
+            self.said = said
+
+    ranks = Ranks(torch.device("cpu"))
+    ranks.notices = says = Says()
+    assert ranks.gather(["x"]) == ["x"]
+    assert says.said == [7]
+    assert ranks.apart().notices is None
+
+
+def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(watch, "waits_for", done.append)
+    monkeypatch.setattr(watch, "lost", lambda *stated: done.append(stated))
+    error = RuntimeError("Connection closed by peer")
+    ranks = Ranks(torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="closed"), ranks.together("a merge"):
+        raise error
+    assert done == ["a merge", ("a merge", error), ""]
+    with pytest.raises(ValueError, match="mine"), ranks.together("a merge"):
+        raise ValueError("mine")
+    assert done[3:] == ["a merge", ""]
+
+
+def test_one_rank_meets_nobody() -> None:
+    ranks = Ranks(torch.device("cpu"))
+    ranks.barrier()
+    assert ranks.any(True)
+    assert not ranks.any(False)

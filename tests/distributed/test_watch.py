@@ -1,0 +1,238 @@
+"""Who says what when a rank dies, fails, hangs or leaves; ranks are processes without torch."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightfed.distributed.connections import _TOKEN, _caller
+from lightfed.distributed.peers import Peer
+from lightfed.distributed.watch import Watch
+
+ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
+END = "the end of the sessions within 1 minutes"
+KILLED, STOPPED = -signal.SIGKILL, None
+
+
+class End(NamedTuple):
+    status: int | None
+    printed: str
+    errors: str
+
+
+def together(folder: Path, *deeds: str, nodes: str = "aaaaaaaa") -> list[End]:
+    """How ranks end that do these deeds, each on the node of its letter.
+
+    Ranks that stop are killed when the others have ended, and have no status.
+    """
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-Wignore::DeprecationWarning",  # of Python 3.12, for a fork beside threads
+                "-m",
+                "tests.distributed.peer",
+                str(folder),
+                str(rank),
+                str(len(deeds)),
+                deed,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"SLURMD_NODENAME": nodes[rank], "PYTHONUNBUFFERED": ""},
+            start_new_session=True,
+        )
+        for rank, deed in enumerate(deeds)
+    ]
+    try:
+        for process, deed in zip(processes, deeds, strict=True):
+            if deed != "stop":
+                process.wait(timeout=30)
+        statuses = [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has left behind
+    said = [process.communicate() for process in processes]
+    return [End(status, *both) for status, both in zip(statuses, said, strict=True)]
+
+
+def lines(ends: list[End]) -> list[str]:
+    """What each rank says, without the numbers of processes."""
+    return [re.sub(r" \(pid \d+\)", "", end.errors) for end in ends]
+
+
+@pytest.mark.parametrize("way", ["die", "fork and die", "run and die", "exit without a word"])
+def test_a_rank_that_dies_ends_all_during_their_sessions(way: str, tmp_path: Path) -> None:
+    ends = together(tmp_path, "session", "session", way, nodes="aab")
+    assert lines(ends) == [f"lightfed: error: rank 2 on b died{ENDS}", "", ""]
+    assert [end.status for end in ends] == [1, 1, 0 if "exit" in way else KILLED]
+    # What was printed is flushed; nobody came further, and each kills what it has started.
+    assert [end.printed for end in ends[:2]] == ["starts\nkills\n"] * 2
+
+
+@pytest.mark.parametrize(("nodes", "speaker"), [("aaa", 1), ("aab", 2), ("abb", 1)])
+def test_the_first_rank_of_another_node_tells_of_rank_0(
+    nodes: str, speaker: int, tmp_path: Path
+) -> None:
+    ends = together(tmp_path, "die", "session", "session", nodes=nodes)
+    expected = [""] * 3
+    expected[speaker] = f"lightfed: error: rank 0 on a died{ENDS}"
+    assert lines(ends) == expected
+    assert [end.status for end in ends] == [KILLED, 1, 1]
+
+
+def test_the_death_is_reported_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
+    ends = together(tmp_path, "broken", "broken", "die")
+    assert lines(ends) == [f"lightfed: error: rank 2 on a died{ENDS}", "", ""]
+
+
+def test_an_error_of_one_rank_is_seen_there_and_ends_the_others(tmp_path: Path) -> None:
+    ends = together(tmp_path, "session", "session", "raise")
+    said = "rank 2 on a ended with an error (ValueError: no good)"
+    assert lines(ends)[:2] == [f"lightfed: error: {said}{ENDS}", ""]
+    assert ends[2].errors.endswith("ValueError: no\ngood\n")
+    assert [end.status for end in ends] == [1, 1, 1]
+
+
+def test_the_error_is_reported_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
+    ends = together(tmp_path, "broken", "refuse", "broken")
+    said = "rank 1 on a ended with an error (data.root: no folder; make one)"
+    assert lines(ends)[::2] == [f"lightfed: error: {said}{ENDS}", ""]
+
+
+def test_an_error_of_rank_0_ends_the_others_without_a_word(tmp_path: Path) -> None:
+    ends = together(tmp_path, "raise", "session", "session")
+    assert ends[0].errors.endswith("ValueError: no\ngood\n")
+    assert [(end.status, end.errors) for end in ends[1:]] == [(1, ""), (1, "")]
+
+
+def test_an_error_of_all_ranks_is_reported_by_each_in_its_own_way(tmp_path: Path) -> None:
+    """A rank that ends by itself is left to it, however long it takes."""
+    ends = together(tmp_path, "fail slowly", "raise", "fail slowly")
+    assert [end.status for end in ends] == [7, 1, 7]
+    assert ends[0].errors == ends[2].errors == ""
+
+
+def test_ranks_that_leave_are_not_missed(tmp_path: Path) -> None:
+    ends = together(tmp_path, "fork and go on", "leave", "fork and go on")
+    assert [end[:] for end in ends] == [(0, "starts\nover\n", "")] * 3
+
+
+@pytest.mark.parametrize(("way", "status"), [("leave and linger", 3), ("fork and go on", 0)])
+def test_rank_0_may_take_its_time_when_all_have_saved(
+    way: str, status: int, tmp_path: Path
+) -> None:
+    """It saves more than the others, and waits to be requeued when they have gone."""
+    ends = together(tmp_path, way, "leave and linger", "leave")
+    assert [(end.status, end.errors) for end in ends] == [(status, ""), (3, ""), (0, "")]
+
+
+def test_a_rank_that_left_is_named_where_the_others_wait_for_it(tmp_path: Path) -> None:
+    ends = together(tmp_path, "broken", "leave", "broken")
+    assert lines(ends)[0] == f"lightfed: error: rank 1 on a ended before the others{ENDS}"
+    assert [end.status for end in ends] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "deeds",
+    [("late", "broken", "stop"), ("late", "wait", "stop"), ("wait", "late", "stop"),
+     ("broken", "late", "stop"), ("late", "wait", "session")],
+)  # fmt: skip
+def test_ranks_that_hang_are_named(deeds: tuple[str, ...], tmp_path: Path) -> None:
+    ends = together(tmp_path, *deeds)
+    said = f"rank 2 on a did not reach {END}"
+    assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
+    assert [end.status for end in ends] == [1, 1, STOPPED if deeds[2] == "stop" else 1]
+
+
+def test_a_rank_0_during_its_sessions_is_named_as_the_one_that_did_not_come(tmp_path: Path) -> None:
+    ends = together(tmp_path, "session", "late", "late")
+    said = f"rank 0 on a did not reach {END}"
+    assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [("stop", f"did not reach {END}"), ("leave", "ended before the others")],
+)
+def test_a_rank_0_that_does_not_answer_is_named_by_another(
+    way: str, said: str, tmp_path: Path
+) -> None:
+    ends = together(tmp_path, way, "late", "late", nodes="aab")
+    assert lines(ends) == ["", "", f"lightfed: error: rank 0 on a {said}{ENDS}"]
+    assert [end.status for end in ends[1:]] == [1, 1]
+
+
+def test_where_all_were_late_nobody_is_blamed(tmp_path: Path) -> None:
+    ends = together(tmp_path, "late", "late")
+    said = f"ranks waited for each other, and did not reach {END}"
+    assert lines(ends) == [f"lightfed: error: {said}{ENDS}", ""]
+
+
+def test_where_nobody_is_missing_the_collective_itself_is_reported(tmp_path: Path) -> None:
+    ends = together(tmp_path, "broken", "broken")
+    said = "a gather failed (Connection closed by peer)"
+    assert re.fullmatch(
+        rf"lightfed: error: rank [01] on a: {re.escape(said + ENDS)}", lines(ends)[0]
+    )
+    assert [end.status for end in ends] == [1, 1]
+
+
+@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(_TOKEN + 4)])
+def test_a_stranger_at_the_port_is_no_rank(hello: bytes) -> None:
+    token = bytes(range(_TOKEN))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(hello)
+        theirs.shutdown(socket.SHUT_WR)
+        assert _caller(ours, token) is None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(token + (300).to_bytes(4, "big"))
+        assert _caller(ours, token) == 300
+
+
+class Ends(NamedTuple):
+    """Three ranks of this process, rank 0 in the middle."""
+
+    watches: list[Watch]
+    sockets: list[socket.socket]
+
+    def __enter__(self) -> list[Watch]:
+        return self.watches
+
+    def __exit__(self, *_: object) -> None:
+        for watch in self.watches:
+            watch.goodbye("left", "")
+        for end in self.sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def three() -> Ends:
+    first, second = socket.socketpair(), socket.socketpair()
+    peers = [[Peer(rank, "a", rank) for rank in range(3)] for _ in range(3)]
+    links = [{1: first[0], 2: second[0]}, {0: first[1]}, {0: second[1]}]
+    watches = [Watch(rank, peers[rank], links[rank], lambda: None, lambda: "") for rank in range(3)]
+    return Ends(watches, [*first, *second])
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_signal_for_one_rank_reaches_all(asked: int) -> None:
+    with three() as watches:
+        assert not any(watch.signal for watch in watches)
+        watches[asked].spread_signal()
+        limit = time.monotonic() + 20
+        while not all(watch.signal for watch in watches) and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert all(watch.signal for watch in watches)

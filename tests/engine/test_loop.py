@@ -1,0 +1,335 @@
+"""Rounds as Lightning epochs, waves as batches: hooks, counters and whatever ends a run."""
+
+import csv
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs.checkpoint import load
+from lightfed.simulation.delays import Exponential
+from lightfed.utils.errors import UserError
+from tests.engine.spy import SIZES, Counting, Spy, data, federation
+from tests.small import fit
+
+WAVES = 3  # sessions of a round on one rank: ceil(.7 x 4)
+TRAINING = ["on_train_epoch_start"] + ["on_train_batch_start", "on_train_batch_end"] * WAVES
+VALIDATION = [
+    "on_validation_start", "on_validation_epoch_start",
+    *["on_validation_batch_start", "on_validation_batch_end"] * (1 + len(SIZES)),
+    "on_validation_epoch_end", "on_validation_end",
+]  # fmt: skip
+
+
+def steps_of(model: Federation) -> int:
+    module = model.fleet.groups[0].module
+    assert isinstance(module, Counting)
+    return module.steps
+
+
+def test_hooks_come_in_the_order_of_a_trainer(tmp_path: Path) -> None:
+    spy = Spy()
+    fit(federation(), data(), tmp_path, rounds=2, callbacks=[spy], enable_checkpointing=False)
+    a_round = [*TRAINING, *VALIDATION, "on_train_epoch_end"]
+    assert spy.calls == [
+        "setup", "on_fit_start", "on_train_start", *a_round, *a_round, "on_train_end",
+        "on_fit_end", "teardown",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_is_written_after_every_round(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+
+    def rounds_on_disk(trainer: FederatedTrainer) -> int:
+        trainer.strategy.checkpoints.finish()
+        return int(load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"])
+
+    spy = Spy(
+        on_train_epoch_start=lambda trainer: trainer.current_epoch and rounds_on_disk(trainer)
+    )
+    fit(federation(), data(), tmp_path, rounds=3, callbacks=[spy])
+    assert spy.seen == [0, 1, 2]
+
+
+def test_validation_comes_every_so_many_rounds(tmp_path: Path) -> None:
+    spy = Spy()
+    flags = {"check_val_every_n_epoch": 2, "enable_checkpointing": False}
+    fit(federation(), data(), tmp_path, rounds=3, callbacks=[spy], **flags)
+    end = ["on_train_epoch_end"]
+    expected = [*TRAINING, *end, *TRAINING, *VALIDATION, *end, *TRAINING, *VALIDATION, *end]
+    assert [c for c in spy.calls if c in {*TRAINING, *VALIDATION, *end}] == expected
+
+
+def test_the_counters_count_rounds(tmp_path: Path) -> None:
+    def counts(trainer: FederatedTrainer) -> tuple[int, int, int | float]:
+        return trainer.current_epoch, trainer.global_step, trainer.num_training_batches
+
+    spy = Spy(on_train_batch_end=counts, on_validation_end=counts, on_train_epoch_end=counts)
+    trainer = fit(federation(), data(), tmp_path, rounds=2, callbacks=[spy])
+    # The server is updated once a round, after the waves and before validation.
+    assert spy.seen == [
+        *[(0, 0, WAVES)] * WAVES, (0, 1, WAVES), (0, 1, WAVES),
+        *[(1, 1, WAVES)] * WAVES, (1, 2, WAVES), (1, 2, WAVES),
+    ]  # fmt: skip
+    assert (trainer.current_epoch, trainer.global_step) == (2, 2)
+
+
+def test_a_batch_hook_is_given_the_waves_client(tmp_path: Path) -> None:
+    class Watch(Callback):
+        seen: list[tuple[int, int, int]] = []
+
+        @override
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            self.seen.append((batch, outputs.client, batch_idx))
+
+    watch, model = Watch(), federation()
+    fit(model, data(), tmp_path, callbacks=[watch])
+    chosen = model.fleet.participants(0)
+    assert watch.seen == [(k, k, wave) for wave, k in enumerate(chosen)]
+
+
+def test_early_stopping_stops(tmp_path: Path) -> None:
+    """The loss stands still from the first round on: patience 2 ends the run after the third."""
+    stop = EarlyStopping("global/loss", patience=2, min_delta=0.01)
+    model = federation(optimizer=_still)
+    trainer = fit(model, data(), tmp_path, rounds=10, callbacks=[stop])
+    assert trainer.current_epoch == 3
+    assert stop.stopped_epoch == 2
+    assert stop.wait_count == 2
+
+
+def _still(params: Any) -> Any:
+    from torch.optim import SGD
+
+    return SGD(params, lr=0.0)
+
+
+def test_early_stopping_can_watch_the_training_loss(tmp_path: Path) -> None:
+    stop = EarlyStopping("train_loss", stopping_threshold=100.0)
+    trainer = fit(federation(), data(), tmp_path, rounds=10, callbacks=[stop])
+    assert trainer.current_epoch == 1
+
+
+class Scripted(Callback):
+    """Replaces the figure that the checkpoints of a run are chosen by."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    @override
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("score", self.values[trainer.current_epoch])
+
+
+def test_checkpoints_are_kept_by_a_figure(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(monitor="score", mode="max", save_top_k=2, filename="{epoch}")
+    callbacks = [Scripted(0.1, 0.5, 0.3, 0.4), keep]
+    trainer = fit(federation(), data(), tmp_path, rounds=4, callbacks=callbacks)
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "epoch=1.ckpt", "epoch=3.ckpt", "last.ckpt", "last.previous.ckpt",
+    ]  # fmt: skip
+    assert keep.best_model_path == str(folder / "epoch=1.ckpt")
+    assert trainer.callback_metrics["score"] == pytest.approx(0.4)
+
+
+def test_checkpoints_can_follow_the_global_accuracy(tmp_path: Path) -> None:
+    seen: list[float] = []
+    spy = Spy(
+        on_train_epoch_end=lambda t: seen.append(float(t.callback_metrics["global/accuracy"]))
+    )
+    keep = ModelCheckpoint(monitor="global/accuracy", mode="max", save_top_k=1, filename="{epoch}")
+    fit(federation(local_epochs=2), data(), tmp_path, rounds=5, callbacks=[spy, keep])
+    assert len(set(seen)) > 1
+    assert keep.best_model_score is not None
+    assert float(keep.best_model_score) == pytest.approx(max(seen))
+    assert Path(keep.best_model_path).name == f"epoch={seen.index(max(seen))}.ckpt"
+
+
+@pytest.mark.parametrize(
+    "every", [{"every_n_epochs": 1}, {"every_n_epochs": 2}, {"save_last": True}]
+)
+def test_a_users_checkpoints_stand_beside_the_last_one(
+    every: dict[str, Any], tmp_path: Path
+) -> None:
+    keep = ModelCheckpoint(save_top_k=-1, filename="{epoch}", **every)
+    fit(federation(), data(), tmp_path, rounds=4, callbacks=[keep])
+    step = every.get("every_n_epochs", 1)
+    kept = [f"epoch={t}.ckpt" for t in range(step - 1, 4, step)]
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(p.name for p in folder.iterdir()) == [*kept, "last.ckpt", "last.previous.ckpt"]
+    assert load(folder / "last.ckpt")["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "rounds"),
+    [
+        ({"max_steps": 2}, 2),
+        ({"max_time": timedelta(microseconds=1)}, 1),  # a round that has begun is finished
+        ({"max_time": {"hours": 1}}, 3),
+    ],
+)
+def test_limits_end_a_run(flags: dict[str, Any], rounds: int, tmp_path: Path) -> None:
+    model = federation(fraction=1.0)
+    trainer = fit(model, data(), tmp_path, rounds=3, **flags)
+    assert trainer.current_epoch == trainer.global_step == rounds
+    assert steps_of(model) == rounds * (3 + 5 + 2 + 3)
+
+
+def test_a_limit_on_time_is_no_reason_to_wait_for_each_other_within_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    agree = FederatedStrategy.reduce_boolean_decision
+
+    def noted(strategy: FederatedStrategy, *args: Any, **options: Any) -> bool:
+        asked.append(in_round(strategy))
+        return agree(strategy, *args, **options)
+
+    def broadcast(strategy: FederatedStrategy, obj: Any, src: int = 0) -> Any:
+        asked.append(in_round(strategy))
+        return obj
+
+    def in_round(strategy: FederatedStrategy) -> bool:
+        assert strategy.lightning_module is not None
+        trainer: Any = strategy.lightning_module.trainer
+        return bool(trainer.in_round)
+
+    monkeypatch.setattr(FederatedStrategy, "reduce_boolean_decision", noted)
+    monkeypatch.setattr(FederatedStrategy, "broadcast", broadcast)
+    fit(federation(fraction=1.0), data(), tmp_path, rounds=3, max_time={"hours": 1})
+    assert asked
+    assert not any(asked)
+
+
+def test_a_fast_dev_run_is_one_batch_a_client_and_leaves_nothing(tmp_path: Path) -> None:
+    model = federation(fraction=1.0, local_epochs=3)
+    trainer = fit(
+        model, data(), tmp_path, rounds=5, fast_dev_run=True, logger=True,
+        default_root_dir=str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert steps_of(model) == 4
+    assert trainer.global_step == 1
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "epochs", "steps"),
+    [
+        (None, 1, [3, 5, 2, 3]),
+        (1.0, 2, [6, 10, 4, 6]),
+        (1, 2, [1, 1, 1, 1]),
+        (4, 1, [3, 4, 2, 3]),
+        (0.5, 1, [1, 2, 1, 1]),
+        (0.5, 2, [3, 5, 2, 3]),
+        (0.01, 1, [1, 1, 1, 1]),  # never nothing
+    ],
+)
+def test_limit_train_batches_limits_sessions(
+    limit: float | None, epochs: int, steps: list[int], tmp_path: Path
+) -> None:
+    model = federation(fraction=1.0, local_epochs=epochs)
+    fit(model, data(), tmp_path, limit_train_batches=limit, enable_checkpointing=False)
+    assert steps_of(model) == sum(steps)
+
+
+@pytest.mark.parametrize("limit", [0, 0.0, -1, 1.5])
+def test_limits_that_leave_nothing_are_refused(limit: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer\.limit_train_batches"):
+        fit(federation(), data(), tmp_path, limit_train_batches=limit)
+
+
+def test_no_validation_is_no_validation(tmp_path: Path) -> None:
+    spy = Spy()
+    trainer = fit(federation(), data(), tmp_path, callbacks=[spy], limit_val_batches=0)
+    assert not any("validation" in call for call in spy.calls)
+    assert not any("accuracy" in name for name in trainer.callback_metrics)
+    assert "train_loss" in trainer.callback_metrics
+
+
+def test_local_steps_replace_epochs(tmp_path: Path) -> None:
+    model = federation(fraction=1.0, local_steps=7)
+    fit(model, data(), tmp_path, enable_checkpointing=False)
+    assert steps_of(model) == 4 * 7
+
+
+def test_another_logger_works_beside_the_run_folder(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="csv", version=0)
+    trainer = fit(federation(), data(), tmp_path, logger=logger, default_root_dir=str(tmp_path))
+    assert trainer.run_logger is not None
+    assert (trainer.run_logger.folder / "checkpoints" / "last.ckpt").is_file()
+    assert (tmp_path / "csv" / "version_0" / "metrics.csv").is_file()
+
+
+def test_a_callback_may_stop_the_run_within_a_round(tmp_path: Path) -> None:
+    class Stop(Callback):
+        @override
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            trainer.should_stop = True
+
+    model = federation(fraction=1.0)
+    trainer = fit(model, data(), tmp_path, rounds=5, callbacks=[Stop()])
+    assert trainer.current_epoch == 1
+    assert steps_of(model) == 3 + 5 + 2 + 3
+
+
+def test_a_round_in_which_nobody_trains_is_not_the_end_of_the_run(tmp_path: Path) -> None:
+    """Devices that have trained offline for so long that they pause."""
+    algorithm = FedBCDI(1, 1, 2, patience=1, delay=Exponential(1.0))
+    model = federation(algorithm=algorithm, fraction=1.0, optimizer=partial(ASPG, lr=0.05))
+    trainer = fit(model, data(), tmp_path, rounds=12)
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        participants = [float(row["participants"]) for row in csv.DictReader(file)]
+    assert 0.0 in participants[:-1]
+    assert trainer.current_epoch == 12
+
+
+def test_a_stop_iteration_in_a_round_is_an_error_and_not_the_end_of_the_run(
+    tmp_path: Path,
+) -> None:
+    class Empty(FedAvg):
+        @override
+        def round(self, fed: Fleet, t: int) -> None:
+            super().round(fed, t)
+            next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        fit(federation(algorithm=Empty()), data(), tmp_path, rounds=2)
+
+
+def test_the_other_ranks_hear_of_an_error_before_callbacks_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback that saves then waits for all ranks, none of which would come."""
+    heard: list[str] = []
+
+    class Fails(Callback):
+        @override
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            raise ZeroDivisionError
+
+        @override
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            heard.append("callback")
+
+    monkeypatch.setattr(FederatedStrategy, "on_exception", lambda *_: heard.append("ranks"))
+    with pytest.raises(ZeroDivisionError):
+        fit(federation(), data(), tmp_path, callbacks=[Fails()])
+    assert heard[:2] == ["ranks", "callback"]

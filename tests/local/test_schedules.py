@@ -1,0 +1,176 @@
+"""Optimiser state, schedules and loss scalers: what a session keeps, and nothing outlives it."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
+
+from lightfed.local.optimizer import Stepper
+from tests.local.steps import (
+    Net,
+    assert_equal,
+    loss_of,
+    make,
+    net_of,
+    reset,
+    run_stepper,
+    run_torch,
+)
+
+BUILDERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": partial(SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": partial(Adam, lr=0.05),
+    "adam_tensor_lr": lambda params: Adam(params, lr=torch.tensor(0.05), capturable=False),
+    "sgd_maximize": partial(SGD, lr=0.05, momentum=0.9, maximize=True),
+}
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_reset_is_a_newly_made_optimizer(
+    build: Callable[..., Optimizer], scheduled: bool
+) -> None:
+    net, twin = net_of(), net_of()
+    optimizer = build(net.parameters())
+    schedulers = [_config(StepLR(optimizer, 1, gamma=0.5))] if scheduled else []
+    stepper = make(optimizer, schedulers=schedulers)
+    reset(stepper, net)
+    run_stepper(net, stepper, 3)  # an earlier session
+    net.load_state_dict(twin.state_dict())
+    reset(stepper, net)
+    run_stepper(net, stepper, 3)
+    fresh = build(twin.parameters())
+    run_scheduled(twin, fresh, StepLR(fresh, 1, gamma=0.5) if scheduled else None, 3)
+    assert_equal(net, twin)
+
+
+def run_scheduled(net: Net, optimizer: Optimizer, schedule: LRScheduler | None, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+
+
+def _config(scheduler: LRScheduler, **settings: Any) -> LRSchedulerConfig:
+    return LRSchedulerConfig(scheduler, **({"interval": "step"} | settings))
+
+
+@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9), Adam])
+def test_the_rounds_learning_rate_replaces_the_optimizers(build: Callable[..., Optimizer]) -> None:
+    net, twin = net_of(), net_of()
+    stepper = make(build(net.parameters(), lr=0.5))
+    for lr in (0.2, 0.01):
+        net.load_state_dict(twin.state_dict())
+        reset(stepper, net, lr)
+        run_stepper(net, stepper, 3)
+    run_torch(twin, build(twin.parameters(), lr=0.01), 3)
+    assert_equal(net, twin)
+
+
+def test_groups_keep_their_ratio_to_the_rounds_learning_rate() -> None:
+    def groups(net: Net, factor: float) -> list[dict[str, Any]]:
+        parts = ((net.body, 0.5), (net.head, 0.125), (net.side, 0.0))
+        return [{"params": part.parameters(), "lr": rate * factor} for part, rate in parts]
+
+    net, twin = net_of(), net_of()
+    stepper = make(Adam(groups(net, 1.0)))
+    reset(stepper, net, 0.5)
+    run_stepper(net, stepper, 3)  # an earlier session
+    net.load_state_dict(twin.state_dict())
+    reset(stepper, net, 0.125)
+    run_stepper(net, stepper, 3)
+    run_torch(twin, Adam(groups(twin, 0.25)), 3)
+    assert_equal(net, twin)
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "step": partial(StepLR, step_size=2, gamma=0.1),
+    "cosine": partial(CosineAnnealingLR, T_max=6),
+    "one_cycle": partial(OneCycleLR, max_lr=0.3, total_steps=8),  # momentum too
+}
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_schedulers_step_with_batches_or_epochs(
+    schedule: Callable[[Optimizer], LRScheduler], interval: str
+) -> None:
+    net, twin = net_of(), net_of()
+    optimizer = SGD(net.parameters(), lr=0.05, momentum=0.9)
+    stepper = make(optimizer, schedulers=[_config(schedule(optimizer), interval=interval)])
+    for _ in range(2):  # the second session is to be the first again
+        net.load_state_dict(twin.state_dict())
+        reset(stepper, net)
+        for step in range(6):
+            stepper.step(loss_of(net, step), None)
+            if step % 3 == 2:
+                stepper.epoch_end()
+    reference = SGD(twin.parameters(), lr=0.05, momentum=0.9)
+    scheduler = schedule(reference)
+    for step in range(6):
+        reference.zero_grad()
+        loss_of(twin, step).backward()
+        reference.step()
+        if interval == "step" or step % 3 == 2:
+            scheduler.step()
+    assert_equal(net, twin)
+
+
+def test_a_scheduler_of_a_frequency_steps_that_often() -> None:
+    """`frequency` of Lightning's scheduler dictionary: a step every so many batches."""
+    net, twin = net_of(), net_of()
+    optimizer = SGD(net.parameters(), lr=0.05)
+    stepper = make(optimizer, schedulers=[_config(StepLR(optimizer, 1, gamma=0.5), frequency=2)])
+    reset(stepper, net)
+    run_stepper(net, stepper, 5)
+    reference = SGD(twin.parameters(), lr=0.05)
+    scheduler = StepLR(reference, 1, gamma=0.5)
+    for step in range(5):
+        reference.zero_grad()
+        loss_of(twin, step).backward()
+        reference.step()
+        if step % 2 == 1:
+            scheduler.step()
+    assert_equal(net, twin)
+
+
+def scaled(growth_interval: int = 1) -> Callable[[], torch.amp.GradScaler]:
+    return partial(torch.amp.GradScaler, "cpu", init_scale=2.0**10, growth_interval=growth_interval)
+
+
+def test_a_loss_scaler_of_powers_of_two_changes_no_bit() -> None:
+    net, twin = net_of(), net_of()
+    stepper = make(SGD(net.parameters(), lr=0.05, momentum=0.9), scaler=scaled())
+    assert isinstance(stepper, Stepper)
+    reset(stepper, net)
+    run_stepper(net, stepper, 4)
+    run_torch(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9), 4)
+    assert_equal(net, twin)
+
+
+def test_every_session_has_a_fresh_scaler_and_skips_steps_that_overflow() -> None:
+    net = net_of()
+    made: list[torch.amp.GradScaler] = []
+
+    def scaler() -> torch.amp.GradScaler:
+        made.append(scaled()())
+        return made[-1]
+
+    stepper = make(SGD(net.parameters(), lr=0.05), scaler=scaler)
+    for _ in range(2):
+        reset(stepper, net)
+        run_stepper(net, stepper, 3)
+    assert [s.get_scale() for s in made] == [2.0**13, 2.0**13]  # doubled after each of 3 steps
+    before = copy.deepcopy(net)
+    reset(stepper, net)
+    stepper.step(loss_of(net, 0) * torch.inf, None)
+    assert_equal(net, before)
+    assert made[-1].get_scale() == 2.0**9

@@ -1,0 +1,117 @@
+"""`lightfed plan` on embedded data: a thousand clients of five levels, and one of each kind."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightfed.cli.command_line import main
+from lightfed.distributed.placement import RATES
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+Plan = Callable[..., str]
+THOUSAND = "control:Digits:1_1000_{}_iid_fix_a2-b2-c2-d2-e2_bn_1_1"
+
+
+@pytest.fixture
+def plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Plan:
+    """Runs the command; its text, after a look that it has left nothing behind."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(config: object, *words: str) -> str:
+        main(["plan", "--config", str(config), *words])
+        assert not (tmp_path / "runs").exists()
+        return capsys.readouterr().out
+
+    return run
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return float(found[1])
+
+
+def test_a_thousand_clients_of_five_levels_are_balanced_on_64_ranks(plan: Plan) -> None:
+    text = plan(THOUSAND.format("1"), "--world-size", "64", "--rounds=1")
+    assert text.startswith("HeteroFL, 1,000 clients on 64 ranks: the first round, 1,000 sessions")
+    assert number(r"balance  (\S+):", text) <= 1.05
+
+
+def test_a_tenth_of_them_is_balanced_in_every_round(plan: Plan) -> None:
+    text = plan(THOUSAND.format("0.1"), "--world_size=64")
+    assert "a mean of the first 5 rounds, 100 sessions in each" in text
+    assert number(r"balance  (\S+):", text) <= 1.05
+
+
+@pytest.mark.parametrize("config", ["quickstart", "flexifed/digits-vgg"])
+def test_one_rank_is_planned_as_well(config: str, plan: Plan) -> None:
+    text = plan(CONFIGS / f"{config}.yaml", "--world-size=1", "--rounds=1")
+    assert number(r"balance  (\S+):", text) == 1.0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "dispfl/digits", "fedavg/digits", "fedbcd/digits-i-async", "fedprox/digits",
+        "flexifed/digits-vgg", "heterofl/prose", "lgfedavg/digits", "pfedmoe/digits-fedkd",
+        "standalone/digits", "quickstart",
+    ],
+)  # fmt: skip
+def test_every_kind_of_configuration_is_planned(config: str, plan: Plan) -> None:
+    text = plan(CONFIGS / f"{config}.yaml", "--world-size=5", "--rounds=2")
+    assert number(r"balance  (\S+):", text) >= 1
+    assert len(re.findall(r"(?m)^\d  .*B$", text)) >= 5
+
+
+def test_the_cluster_of_a_configuration_need_not_be_here(plan: Plan) -> None:
+    words = "--world-size=4 --rounds=1 --trainer.accelerator=gpu --trainer.devices=8"
+    words += " --trainer.num_nodes=2 --trainer.precision=16-mixed"
+    assert "20 clients on 4 ranks" in plan(CONFIGS / "quickstart.yaml", *words.split())
+
+
+def test_a_session_has_the_batches_that_the_trainer_allows(plan: Plan) -> None:
+    words = ("--world-size=4", "--rounds=1", "--trainer.limit_train_batches")
+    costs = [
+        re.findall(r"(?m)^\d +\S+ +(\S+) ", plan(CONFIGS / "quickstart.yaml", *words, limit))
+        for limit in ("1000", "1")
+    ]
+    assert len(costs[0]) == len(costs[1]) == 4
+    assert costs[0] != costs[1]
+
+
+def test_costs_may_be_what_a_run_has_measured(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save({RATES: {group: [10.0**-group] for group in range(5)}}, path)
+    words = ("--world-size=4", "--rounds=1", "--ckpt_path", str(path))
+    assert re.search(r"rank +sessions +seconds", plan(CONFIGS / "quickstart.yaml", *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "world_size: "),
+        ("--world-size=0", "world_size: 0 ranks"),
+        ("--world-size=21", "world_size: 21 ranks"),
+        ("--world-size=4 --rounds=0", "rounds: 0"),
+        ("--world-size=4 --ckpt_path=none.ckpt", "ckpt_path: "),
+        ("--world-size=4 --ckpt_path=old.ckpt", "ckpt_path: old.ckpt"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_a_line(
+    words: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({RATES: {group: [1.0] for group in range(4)}}, "old.ckpt")
+    config = str(CONFIGS / "quickstart.yaml")
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "--config", config, *words.split()])
+    assert capsys.readouterr().err.startswith(f"lightfed: error: {line}")

@@ -1,0 +1,144 @@
+"""Kill a job at random moments, resume it on another number of ranks, compare bits.
+
+`python -m tests.promises.conformance.killer FOLDER KILLS`. Deaths take turns: at a random moment;
+in the middle of writing a checkpoint, at a random byte of a random file of it; in the middle of the
+evaluation of a random round. Clients that keep rows move before every round but the first.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightfed.api.fleet import Fleet
+from lightfed.engine.evaluation import Evaluation
+from lightfed.runs import checkpoint, saving
+from lightfed.testing.case import read_digits
+from lightfed.testing.digest import digest, fit
+from lightfed.testing.moves import shuffle
+from lightfed.testing.ranks import start_job, wait
+from tests.promises.conformance.cases import CASES
+
+ROUNDS = 6
+NAMES = ("standalone", "heterofl", "fedavg_local_statistics")
+
+
+def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lambda: None) -> int:
+    """Start, or resume, a job whose rank 0 leaves its digest in the folder; its process group."""
+
+    def work(rank: int) -> None:
+        before()
+        Fleet.move_for = shuffle  # type: ignore[assignment]
+        result = digest(*fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
+        if rank == 0:
+            (folder / "digest.json").write_text(json.dumps(result))
+
+    return start_job(ranks, work)
+
+
+def kill_in_write(number: int, share: float) -> None:
+    """Make the `number`-th file of this rank's checkpoints the death of the job, part-written."""
+    written = 0
+    whole = saving.write_atomically
+
+    def torn(path: Path, write: Callable[[Any], object]) -> None:
+        nonlocal written
+        written += 1
+        if written != number:
+            whole(path, write)
+            return
+
+        def half(file: Any) -> None:
+            write(file)
+            file.flush()
+            os.truncate(file.name, int(os.path.getsize(file.name) * share))
+            os.killpg(0, signal.SIGKILL)
+
+        whole(path, half)
+
+    saving.write_atomically = torn
+
+
+def kill_in_evaluation(number: int) -> None:
+    """Make the `number`-th evaluation the death of the job, when this rank has done its first part.
+
+    Nothing of it is in the run's files then.
+    """
+    started = 0
+    start, run = Evaluation.start, Evaluation.run
+
+    def counted(self: Evaluation) -> None:
+        nonlocal started
+        started += 1
+        start(self)
+
+    def deadly(self: Evaluation, job: int) -> None:
+        run(self, job)
+        if started == number:
+            os.killpg(0, signal.SIGKILL)
+
+    Evaluation.start, Evaluation.run = counted, deadly  # type: ignore[method-assign]
+
+
+def unfinished(folder: Path) -> bool:
+    """Whether a killed job has rounds left."""
+    saved = [checkpoint.load(path) for path in folder.glob("run*/checkpoints/last.ckpt")]
+    return all(content["global_step"] < ROUNDS for content in saved)
+
+
+def one_kill(
+    draw: random.Random, name: str, folder: Path, seconds: float, kind: int
+) -> dict[str, object]:
+    """Kill a run of so many `seconds` and resume it; the `kind` of death is 0, 1 or 2."""
+    ranks, later = draw.sample([1, 2, 3], 2)
+    number, share = draw.randrange(1, ROUNDS + 1), draw.random()
+    died, delay = False, draw.random() * seconds
+    while not died:  # a job that was quicker than its death is no trial
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        if kind == 0:
+            group = start(name, folder, ranks)
+            time.sleep(delay)
+            os.killpg(group, signal.SIGKILL)
+        elif kind == 1:
+            group = start(name, folder, ranks, lambda: kill_in_write(number, share))
+        else:
+            group = start(name, folder, ranks, lambda: kill_in_evaluation(number))
+        died = not wait(group) and unfinished(folder)
+        delay /= 2
+    ended = wait(start(name, folder, later))
+    result = json.loads((folder / "digest.json").read_text()) if ended else {}
+    # A job that died before its first checkpoint is started again, in a folder of its own.
+    newest = max(folder.glob("run*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+    rounds = newest.read_text().splitlines()
+    return {"ranks": [ranks, later], "digest": result, "rounds": len(rounds) - 1}
+
+
+def main() -> None:
+    folder, kills, draw = Path(sys.argv[1]), int(sys.argv[2]), random.Random(7)
+    results: dict[str, object] = {}
+    for split in ("train", "test"):
+        read_digits(split)
+    for name in NAMES:
+        started = time.monotonic()
+        (folder / name).mkdir()
+        assert wait(start(name, folder / name, 1))
+        seconds = time.monotonic() - started
+        straight = json.loads((folder / name / "digest.json").read_text())
+        results[name] = {"straight": straight, "kills": [], "seconds": seconds}
+    for number in range(kills):
+        name = NAMES[number % len(NAMES)]
+        place = folder / f"kill{number}"
+        kill = one_kill(draw, name, place, results[name]["seconds"], number % 3)  # type: ignore[index]
+        results[name]["kills"].append(kill)  # type: ignore[index]
+    (folder / "kills.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""kill -9 of the whole job loses at most the round under way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightfed.testing.processes import run_module
+from tests.promises.conformance.killer import ROUNDS
+
+
+@pytest.mark.parametrize("number", [4, pytest.param(10, marks=pytest.mark.matrix)])
+def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(number: int, tmp_path: Path) -> None:
+    run_module("tests.promises.conformance.killer", str(tmp_path), str(number))
+    results = json.loads((tmp_path / "kills.json").read_text())
+    kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
+    assert len(kills) == number
+    for name, straight, kill in kills:
+        assert kill["digest"] == straight, (name, kill["ranks"])
+        assert kill["rounds"] == ROUNDS, (name, kill["ranks"])

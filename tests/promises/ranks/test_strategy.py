@@ -1,0 +1,284 @@
+"""Ranks of a Trainer: how many on which device, and what is said when one of them fails."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightfed.distributed import requeue, starting
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs.saving import LastCheckpoint
+from lightfed.testing.processes import run_module
+from lightfed.testing.ranks import kept_port
+from lightfed.utils.errors import UserError
+
+ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
+Faults = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
+    folder = tmp_path_factory.mktemp("faults")
+    run_module("tests.promises.ranks.faults", str(folder))
+    return json.loads((folder / "faults.json").read_text())  # type: ignore[no-any-return]
+
+
+def line(said: str) -> str:
+    """The last line, without the number of the process."""
+    return re.sub(r" \(pid \d+\)", "", said.splitlines(keepends=True)[-1])
+
+
+def test_a_rank_that_dies_ends_the_other_during_a_long_session(faults: Faults) -> None:
+    assert faults["dies"]["statuses"] == [1, -signal.SIGKILL]
+    said = faults["dies"]["said"]
+    assert len(said[0].splitlines()) == 1
+    assert line(said[0]) == f"lightfed: error: rank 1 on n1 died{ENDS}"
+    assert said[1] == ""
+
+
+def test_a_rank_that_hangs_is_named_after_the_timeout(faults: Faults) -> None:
+    """At the barrier after the sessions."""
+    assert faults["hangs"]["statuses"] == [1]
+    said = faults["hangs"]["said"]
+    what = "did not reach the end of the sessions of round 1 within 0.1 minutes"
+    assert line(said[0]) == f"lightfed: error: rank 1 on n1 {what}{ENDS}"
+    assert "Traceback" not in said[0]
+
+
+@pytest.mark.parametrize("when", ["raises", "fit end", "teardown"])
+def test_an_exception_of_one_rank_is_seen_and_the_other_says_whose_it_is(
+    when: str, faults: Faults
+) -> None:
+    assert faults[when]["statuses"] == [1, 3]
+    assert faults[when]["finished"] is False
+    said = faults[when]["said"]
+    assert "\nZeroDivisionError: of rank 1\n" in said[1]
+    what = r"rank 1 on n1 ended with an error \((trainer.callbacks: )?ZeroDivisionError: of rank 1"
+    assert re.match(rf"lightfed: error: {what}.*{ENDS}", line(said[0]))
+    assert "Traceback" not in said[0]
+
+
+def test_an_exception_of_all_ranks_is_each_rank_s_own(faults: Faults) -> None:
+    assert faults["all raise"]["statuses"] == [3, 3]
+    for rank, said in enumerate(faults["all raise"]["said"]):
+        assert f"\nZeroDivisionError: of rank {rank}\nits traceback is in " in said
+        assert "lightfed: error" not in said
+
+
+def test_a_rank_that_exits_without_an_error_has_made_one(faults: Faults) -> None:
+    assert faults["exits"]["statuses"] == [1, 3]
+    assert "SystemExit: 0" in line(faults["exits"]["said"][0])
+    said = faults["exits"]["said"][1]
+    assert re.search(r"UserError: sys\.exit: called by \S+/faults\.py, line \d+", said)
+
+
+def test_runs_that_follow_each_other_in_a_process_end_well(faults: Faults) -> None:
+    assert faults["twice"] == {"statuses": [0, 0], "said": ["", ""], "finished": True}
+
+
+@pytest.mark.parametrize(
+    ("stage", "keeps", "saved", "stated"),
+    [
+        (TrainerFn.FITTING, True, 4, True),
+        (TrainerFn.FITTING, True, 3, False),  # what the run came from, once more
+        (TrainerFn.FITTING, False, None, None),
+        (TrainerFn.TESTING, True, None, None),
+    ],
+)
+def test_a_training_run_that_keeps_checkpoints_goes_on_after_a_lost_node(
+    stage: TrainerFn,
+    keeps: bool,
+    saved: int | None,
+    stated: bool | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With what it has put on disk since its start, which bounds how often."""
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        requeue, "after_node_loss", lambda *, progressed: asked.append(progressed) or "requeued"
+    )
+    ranks = FederatedStrategy()
+    ranks.ranks = Ranks(torch.device("cpu"))
+    callbacks = [LastCheckpoint()] if keeps else []
+    run = SimpleNamespace(state=SimpleNamespace(fn=stage), checkpoint_callbacks=callbacks)
+    ranks._lightning_module = SimpleNamespace(trainer=run)  # type: ignore[assignment]
+    ranks.save_checkpoint({"global_step": 3}, tmp_path / "old.ckpt")
+    ranks.load_checkpoint(tmp_path / "old.ckpt")
+    if saved is not None:
+        ranks.save_checkpoint({"global_step": saved}, tmp_path / "new.ckpt")
+    assert ranks._node_lost() == ("" if stated is None else "requeued")
+    assert asked == ([] if stated is None else [stated])
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def trainer(**flags: Any) -> FederatedTrainer:
+    return FederatedTrainer(
+        accelerator="gpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        **flags,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("given", ["federated", FederatedStrategy(timeout=5)])
+def test_ranks_share_a_gpu_over_gloo(given: Any) -> None:
+    ranks = trainer(devices=2, num_nodes=3, ranks_per_device=2, strategy=given).strategy
+    assert isinstance(ranks, FederatedStrategy)
+    assert [device.index for device in ranks.parallel_devices or []] == [0, 0, 1, 1]
+    assert ranks.num_processes == ranks.launcher.num_processes == 4  # type: ignore[union-attr]
+    assert ranks.world_size == 12
+    assert ranks._get_process_group_backend() == "gloo"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_rank_of_its_own_gpu_talks_over_nccl() -> None:
+    ranks = trainer(devices=[1]).strategy
+    assert isinstance(ranks, FederatedStrategy)
+    assert ranks.parallel_devices == [torch.device("cuda", 1)]
+    assert ranks._get_process_group_backend() == "nccl"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_task_of_slurm_has_the_gpu_of_its_place_on_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = {"NTASKS": 8, "NTASKS_PER_NODE": 4, "NNODES": 2, "PROCID": 6, "LOCALID": 2, "NODEID": 1}
+    for name, value in tasks.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    ranks = trainer(devices=2, num_nodes=2, ranks_per_device=2).strategy
+    assert isinstance(ranks, FederatedStrategy)
+    assert isinstance(ranks.cluster_environment, SLURMEnvironment)
+    ranks.cluster_environment.validate_settings(num_devices=ranks.num_processes, num_nodes=2)
+    assert (ranks.global_rank, ranks.root_device.index) == (6, 1)
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan")])
+def test_a_timeout_of_nothing_is_refused(minutes: float) -> None:
+    with pytest.raises(UserError, match=r"^trainer\.strategy\.init_args\.timeout: "):
+        FederatedStrategy(timeout=minutes)
+
+
+def test_the_timeout_is_that_of_the_process_group() -> None:
+    assert FederatedStrategy()._timeout == dist.constants.default_pg_timeout
+    assert FederatedStrategy(timeout=0.5)._timeout.total_seconds() == 30  # type: ignore[union-attr]
+
+
+def test_ranks_that_do_not_meet_are_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise dist.DistStoreError("Timed out: 1/2 clients joined.\nframe #0")
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    said = r"^MASTER_ADDR: .* at localhost:\d+ \(.*1/2 clients joined\.\);"
+    with kept_port() as keeper, pytest.raises(UserError, match=said):
+        strategy_at("localhost", monkeypatch, port=keeper.getsockname()[1]).setup_distributed()
+
+
+def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ranks = strategy_at("127.0.0.1", monkeypatch, port=port)
+        with pytest.raises(
+            UserError, match=rf"^MASTER_ADDR: .* at 127\.0\.0\.1:{port} \("
+        ) as error:
+            ranks.setup_distributed()
+    assert "in use" in str(error.value)
+
+
+def test_a_script_that_has_begun_with_one_rank_stays_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = strategy_at("localhost", monkeypatch, port=1)
+    for name, value in {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():  # by Lightning
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="has begun with 1") as refused:
+        strategy.check_launch(1, None)
+    assert refused.value.key == "trainer.devices"
+
+
+def strategy_at(
+    address: str, monkeypatch: pytest.MonkeyPatch, *, port: int, ranks: int = 2
+) -> FederatedStrategy:
+    """The strategy of rank 0 on the CPU, before it has met the others."""
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    # A run of another test in this process has left its group.
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    strategy = FederatedStrategy()
+    strategy.accelerator = CPUAccelerator()
+    strategy.cluster_environment = LightningEnvironment()
+    strategy.parallel_devices = [torch.device("cpu")] * ranks
+    return strategy
+
+
+@pytest.fixture
+def launched() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A rank that has ended with an error, and one that is stopped."""
+    ended, stopped = subprocess.Popen(["false"]), subprocess.Popen(["sleep", "60"])
+    stopped.send_signal(signal.SIGSTOP)
+    ended.wait()
+    yield [ended, stopped]
+    stopped.kill()
+    stopped.wait()
+
+
+def test_launched_ranks_are_the_watch_s_and_no_longer_lightning_s(
+    launched: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(_ChildProcessObserver, "_terminate_all", lambda self: killed.append(1))
+    monkeypatch.setattr(starting, "_LAST_WORDS", 0.1)
+    observer = _ChildProcessObserver(main_pid=0, child_processes=launched)
+    observer._run()
+    assert killed == [1]
+    ranks, both = FederatedStrategy(), list(launched)
+    ranks._launcher = SimpleNamespace(procs=launched)  # type: ignore[assignment]
+    ranks._relieve_observer()
+    assert observer._run() is True  # and ends
+    assert killed == [1]
+    ranks._kill_launched()
+    assert [process.wait(5) for process in both] == [1, -signal.SIGKILL]
+
+
+@pytest.mark.gpu
+def test_two_ranks_train_on_one_gpu(tmp_path: Path) -> None:
+    with kept_port() as keeper:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(keeper.getsockname()[1])}
+        shared |= {"WORLD_SIZE": "2", "NODE_RANK": "0"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.promises.ranks.gpu_rank", str(tmp_path)],
+                env=os.environ | shared | {"LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        errors = [process.communicate(timeout=250)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    both = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert both[0] == both[1]
+    for seen in both[0].values():
+        assert (seen["backend"], seen["device"], seen["finite"]) == ("gloo", "cuda:0", True)

@@ -1,0 +1,160 @@
+"""Ranks that SLURM would not start, or start wrongly, are refused before any waits for another."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lightfed.cli.command_line import main
+from lightfed.distributed.slurm import check_launch, check_tasks
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.utils.errors import UserError
+from tests.promises.refusals.mistakes import edited
+
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}
+BATCH |= {"SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+STEP = BATCH | {"SLURM_STEP_ID": "0"}
+JOB, ONE_TASK = {"SLURM_JOB_ID": "7"}, {"SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
+Launch = tuple[dict[str, str], int, int]  # the environment, ranks on a node, nodes
+
+
+def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "auto"])
+@pytest.mark.parametrize("local", ["0", "1"])
+def test_one_visible_gpu_a_task(accelerator: str, local: str) -> None:
+    """Rank 0 refuses as the others do, though it has its GPU: the others are not heard."""
+    with pytest.raises(UserError) as refused:
+        check_tasks(STEP | {"SLURM_LOCALID": local}, accelerator=accelerator, gpus=1)
+    assert refused.value.key == "--gpus-per-node"
+    assert "--gpus-per-node=2" in refused.value.fix
+
+
+def test_enough_gpus_are_accepted() -> None:
+    check_tasks(STEP, accelerator="gpu", gpus=2)
+    check_tasks(STEP, accelerator="gpu", gpus=1, ranks_per_device=2)
+    check_tasks(STEP, accelerator="cpu", gpus=1)
+    check_tasks(STEP, accelerator="auto", gpus=0)  # on the CPU
+    check_tasks(STEP | {"TORCHELASTIC_RUN_ID": "x"}, accelerator="gpu", gpus=1)
+    wide = STEP | {"SLURM_NTASKS_PER_NODE": "6"}
+    with pytest.raises(UserError, match="--gpus-per-node=3"):
+        check_tasks(wide, accelerator="gpu", gpus=2, ranks_per_device=2)
+
+
+def test_tasks_have_to_be_given_by_node() -> None:
+    environ = without(STEP, "SLURM_NTASKS_PER_NODE")
+    with pytest.raises(UserError) as refused:
+        check_tasks(environ, accelerator="cpu", gpus=0)
+    assert refused.value.key == "--ntasks"
+    assert "--nodes=2 --ntasks-per-node=2" in refused.value.fix
+    check_tasks(environ | {"SLURM_NTASKS": "1"}, accelerator="cpu", gpus=0)
+    check_tasks(environ | {"SLURM_JOB_NAME": "bash"}, accelerator="cpu", gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "processes", "nodes", "key"),
+    [
+        (BATCH, 2, 2, "srun"),
+        (STEP, 1, 2, "trainer.devices"),
+        (STEP, 2, 1, "trainer.num_nodes"),
+        (STEP | {"SLURM_NTASKS": "2"}, 2, 2, "trainer.devices"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, 4, 1,
+            "trainer.devices",
+        ),
+        ({"SLURM_JOB_ID": "7"}, 2, 2, "trainer.num_nodes"),
+    ],
+)  # fmt: skip
+def test_ranks_that_nobody_starts(
+    environ: Mapping[str, str], processes: int, nodes: int, key: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        check_launch(environ, processes=processes, nodes=nodes)
+    assert refused.value.key == key
+
+
+def test_the_fix_counts_ranks_that_share_a_device() -> None:
+    with pytest.raises(UserError, match="set it to 1, or submit with --ntasks-per-node=4"):
+        check_launch(STEP, processes=4, nodes=2, ranks_per_device=2)
+
+
+@pytest.mark.parametrize(
+    ("starts", "does_not"),
+    [
+        ((STEP, 2, 2), (STEP, 2, 1)),
+        (({}, 4, 2), (JOB, 4, 2)),
+        ((JOB, 4, 1), (JOB, 4, 2)),  # a batch job of one task: Lightning starts the others
+        ((JOB | {"NODE_RANK": "1"}, 4, 2), (JOB, 4, 2)),
+        ((BATCH | {"SLURM_JOB_NAME": "interactive"}, 3, 1), (BATCH, 3, 1)),
+        ((BATCH | {"TORCHELASTIC_RUN_ID": "x"}, 4, 1), (BATCH, 4, 1)),
+        ((JOB | ONE_TASK, 1, 1), (JOB | ONE_TASK, 4, 1)),
+    ],
+)
+def test_what_starts_is_let_through_and_what_is_nearly_the_same_is_not(
+    starts: Launch, does_not: Launch
+) -> None:
+    def check(environ: Mapping[str, str], processes: int, nodes: int) -> None:
+        check_launch(environ, processes=processes, nodes=nodes)
+
+    check(*starts)
+    with pytest.raises(UserError):
+        check(*does_not)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder in a batch job, as the batch script sees it."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in BATCH.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "a.yaml").write_text(edited({"trainer.devices": 2, "trainer.num_nodes": 2}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_a_command_without_srun_is_one_line(
+    command: str, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
+        main([command, "--config", "a.yaml"])
+    assert left.value.code == 2
+    said = "lightfed: error: srun: the job has 4 tasks, and this process is not one of them; "
+    assert capsys.readouterr().err == f"{said}write srun before the command\n"
+    assert [path.name for path in job.iterdir()] == ["a.yaml"]
+
+
+def test_what_needs_no_ranks_needs_no_srun(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        main(["partition", "--config", "a.yaml"])
+    assert "client" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_tasks_without_tasks_per_node_are_refused_before_lightning_raises(
+    rank: str,
+    lines: int,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", rank)
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
+        main(["fit", "--config", "a.yaml"])
+    assert left.value.code == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.startswith("lightfed: error: --ntasks: 4 tasks") for line in errors] == [
+        True
+    ] * lines
+
+
+def test_a_strategy_that_is_not_federated_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"trainer\.strategy: ddp; use strategy: federated"):
+        FederatedTrainer(accelerator="cpu", devices=2, strategy="ddp")  # type: ignore[arg-type]

@@ -1,0 +1,271 @@
+"""Checkpoints that are written while training goes on, and how often they are written."""
+
+import errno
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs import saving
+from lightfed.runs.checkpoint import CLIENTS, load, newest_file, previous_of
+from lightfed.runs.saving import Background, Writing
+from lightfed.state.chain import Chains, HostCopies
+from lightfed.state.client_state import by_client
+from lightfed.utils.errors import DiskError, UserError
+from lightfed.utils.memory import free_memory
+from tests.engine.spy import Spy, data, federation, state_of
+from tests.promises.stopping.test_suspend import SignalAt
+from tests.small import CPU, fit
+
+LAST = Path("run") / "checkpoints" / "last.ckpt"
+
+
+def test_a_job_that_raises_is_heard_of_once_and_the_next_one_waits_for_it() -> None:
+    background, order = Background(), list[str]()
+
+    def fails() -> None:
+        time.sleep(0.02)
+        order.append("first")
+        raise KeyError("why")
+
+    background.start(fails)
+    assert not background.failed
+    with pytest.raises(KeyError, match="why"):
+        background.start(lambda: order.append("never"))
+    background.start(lambda: order.append("second"))
+    background.finish()
+    background.finish()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("changed", [{2}, set(range(4))], ids=["one", "all"])
+def test_what_is_written_is_what_was_there_when_the_copy_was_made(
+    tmp_path: Path, changed: set[int]
+) -> None:
+    path, ranks, chains = tmp_path / "last.ckpt", Ranks(CPU), Chains()
+    store, server = torch.arange(20.0).view(4, 5), torch.zeros(3)
+
+    def writing_now() -> Writing:
+        rows = {"floats": [{"clients": torch.arange(4), "values": store[:]}]}
+        content = {"state_dict": {"w": server}, CLIENTS: rows}
+        return Writing(content, path, ranks, chains=chains)
+
+    for _ in range(2):  # of each chain
+        writing_now().write(ranks)
+    for value in (-1.0, -2.0):  # in memory that is used again
+        store[sorted(changed)] = value
+        server += 1
+        before, ours = store.clone(), writing_now()
+        assert ours.detach(ranks)
+        store.zero_()
+        server.zero_()
+        ours.write(ranks)
+        found = load(path)
+        rows = {k: v for shard in found[CLIENTS] for k, v in by_client(shard).items()}
+        assert torch.equal(torch.stack([rows[k]["floats"] for k in range(4)]), before)
+        assert found["state_dict"]["w"].tolist() == [1.0] * 3
+        store.copy_(before)
+    assert len(load(path)[CLIENTS]) == (1 if len(changed) == 4 else 2)
+
+
+def test_copies_that_do_not_fit_are_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"floats": [{"clients": torch.arange(2), "values": torch.zeros(2, 5)}]}
+    for free, fits in ((79.0, False), (80.0, True)):
+        ours = Writing({CLIENTS: dict(rows)}, tmp_path / "x.ckpt", Ranks(CPU), chains=Chains())
+        monkeypatch.setattr(saving, "free_memory", lambda free=free: free)
+        assert ours.detach(Ranks(CPU)) is fits
+
+
+def test_memory_for_copies_is_used_again_while_it_suffices() -> None:
+    copies, like = HostCopies(), torch.zeros(9, 3, dtype=torch.bfloat16)
+    first = copies.empty("a", like, 4)
+    assert (first.shape, first.dtype) == ((4, 3), torch.bfloat16)
+    assert first.untyped_storage().nbytes() == first.nbytes  # else more would be saved
+    assert copies.empty("a", like, 2).data_ptr() == first.data_ptr()
+    assert copies.empty("b", like, 4).data_ptr() != first.data_ptr()
+    assert copies.empty("a", like, 2**20).shape == (2**20, 3)
+    assert copies.empty("a", torch.zeros(9, 0), 4).shape == (4, 0)
+
+
+def test_free_memory_is_that_of_the_machine_or_of_the_job(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert free_memory(proc, groups) == float("inf")
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   500 kB\nHuge: 0\n")
+    assert free_memory(proc, groups) == 500 * 1024
+    (proc / "self" / "cgroup").write_text("0::/slurm/job\n")
+    for name, limit in (("slurm/job", "max"), ("slurm", "4000")):
+        (groups / name).mkdir(parents=True, exist_ok=True)
+        (groups / name / "memory.max").write_text(f"{limit}\n")
+        (groups / name / "memory.current").write_text("3000\n")
+        (groups / name / "memory.stat").write_text("anon 2500\ninactive_file 400\n")
+    assert free_memory(proc, groups) == 1400
+
+
+def test_a_session_trains_while_the_checkpoint_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, waited = threading.Event(), list[bool]()
+    write = saving.write_atomically
+
+    def slow(path: Path, content: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            waited.append(trained.wait(timeout=20))
+        write(path, content)
+
+    monkeypatch.setattr(saving, "write_atomically", slow)
+    spy = Spy(on_train_batch_end=lambda trainer: trainer.current_epoch and trained.set())
+    fit(federation(), data(), tmp_path, rounds=2, callbacks=[spy])
+    assert waited == [True, True]  # after each of the rounds
+    assert load(tmp_path / LAST)["global_step"] == 2
+
+
+def rounds_on_disk(trainer: FederatedTrainer) -> int:
+    trainer.strategy.checkpoints.finish()
+    assert trainer.last_checkpoint is not None
+    return int(load(trainer.last_checkpoint.path)["global_step"])
+
+
+def test_checkpoints_come_every_few_rounds_and_after_the_last(tmp_path: Path) -> None:
+    spy = Spy(on_train_epoch_start=rounds_on_disk)
+    fit(federation(), data(), tmp_path, rounds=5, callbacks=[spy], checkpoint_every=2)
+    assert spy.seen == [0, 0, 2, 2, 4]
+    assert load(tmp_path / LAST)["global_step"] == 5
+    assert load(previous_of(tmp_path / LAST))["global_step"] == 4
+
+
+def test_checkpoints_come_every_few_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(saving, "time", clock)
+
+    def passes(trainer: FederatedTrainer) -> int:
+        clock.now += 40.0
+        return rounds_on_disk(trainer)
+
+    spy = Spy(on_train_epoch_start=passes)
+    flags = {"checkpoint_minutes": 1.0, "callbacks": [spy]}
+    fit(federation(), data(), tmp_path, rounds=5, **flags)
+    assert spy.seen == [0, 0, 2, 2, 4]
+
+
+def full_from(count: int, write: Callable[[Path, Any], None]) -> Callable[[Path, Any], None]:
+    """A disk that is full from a file on."""
+    written = 0
+
+    def refuse(path: Path, content: Any) -> None:
+        nonlocal written
+        written += 1
+        if written >= count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content)
+
+    return refuse
+
+
+@pytest.mark.parametrize("after", ["the next checkpoint", "the next round", "the end"])
+def test_a_disk_that_is_full_in_the_background_ends_the_run_in_one_line(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "write_atomically", full_from(2, saving.write_atomically))
+
+    def until_it_failed(trainer: FederatedTrainer) -> None:
+        while after == "the next round" and trainer.current_epoch == 2 and not failed(trainer):
+            time.sleep(0.001)
+
+    def failed(trainer: FederatedTrainer) -> bool:
+        return trainer.strategy.checkpoints.background.failed
+
+    rounds, every = {"the next checkpoint": (9, 1), "the next round": (9, 2), "the end": (2, 2)}[
+        after
+    ]
+    spy = Spy(on_train_epoch_start=until_it_failed)
+    flags = {"checkpoint_every": every, "callbacks": [spy]}
+    with pytest.raises(DiskError, match=r"last\.ckpt is complete$") as caught:
+        fit(federation(), data(), tmp_path, rounds=rounds, **flags)
+    assert "No space left on device" in caught.value.found
+    assert load(tmp_path / LAST)["global_step"] == 0
+    trained = spy.calls.count("on_train_epoch_start")
+    assert trained <= {"the next checkpoint": 2, "the next round": 3, "the end": 2}[after]
+
+
+def test_a_signal_in_a_round_whose_start_is_not_on_disk_leaves_its_end(tmp_path: Path) -> None:
+    straight, other = federation(), federation()
+    fit(straight, data(), tmp_path / "straight", rounds=4)
+    folder, flags = tmp_path / "other", {"rounds": 4, "checkpoint_every": 3}
+    with pytest.raises(SystemExit) as left:
+        fit(federation(), data(), folder, callbacks=[SignalAt(4)], **flags)  # in the second round
+    assert left.value.code == 128 + signal.SIGUSR1
+    assert load(folder / LAST)["global_step"] == 2
+    fit(other, data(), folder, ckpt_path=str(folder / LAST), **flags)
+    assert state_of(other) == state_of(straight)
+
+
+@pytest.mark.parametrize("number", [3, 4])  # a shard, a main file: of the first round's end
+def test_a_kill_in_the_background_loses_what_was_being_written(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path, **flags: Any) -> dict[str, Any]:
+        model = federation(algorithm=LGFedAvg(global_layers=1), fraction=0.5)
+        fit(model, data(), folder, rounds=3, **flags)
+        return state_of(model)
+
+    whole, seen = torch.save, 0
+
+    def torn(content: Any, file: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == number:  # what a kill leaves on the disk
+            assert threading.current_thread() is not threading.main_thread()
+            file.write(b"half")
+            file.flush()
+            folders = [tmp_path / name / LAST.parent for name in ("straight", "killed")]
+            shutil.copytree(*folders)  # no other thread writes there
+            file.seek(0)
+        whole(content, file)
+
+    monkeypatch.setattr(torch, "save", torn)
+    straight = run(tmp_path / "straight")
+    left = tmp_path / "killed" / LAST
+    assert load(left)["global_step"] == 0
+    assert list((tmp_path / "killed").rglob("*.part"))
+    assert run(tmp_path / "killed", ckpt_path=str(newest_file(left))) == straight
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"checkpoint_minutes": 0.0}, "checkpoint_minutes"),
+        ({"checkpoint_minutes": float("nan")}, "checkpoint_minutes"),
+        ({"checkpoint_every": 2, "enable_checkpointing": False}, "checkpoint_every"),
+        ({"checkpoint_every": 2, "callbacks": "keeps"}, "checkpoint_every"),
+    ],
+)
+def test_intervals_without_effect_are_refused(flags: dict[str, Any], key: str) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    if flags.get("callbacks"):
+        flags = {**flags, "callbacks": ModelCheckpoint(save_last=True)}
+    with pytest.raises(UserError) as caught:
+        FederatedTrainer(accelerator="cpu", **flags)
+    assert caught.value.key == f"trainer.{key}"

@@ -1,0 +1,255 @@
+"""A run resumed from any moment has the bits, rows and hooks of one that never stopped."""
+
+import csv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.standalone import Standalone
+from lightfed.runs.checkpoint import load
+from lightfed.utils.errors import UserError
+from tests.engine.spy import Spy, data, federation, lr_schedule, state_of
+from tests.small import fit
+
+ROUNDS = 5
+ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "fedavg": FedAvg,
+    "local_statistics": partial(FedAvg, buffers="local"),
+    "standalone": Standalone,
+}
+# The step is a figure of every checkpoint: this monitor keeps them all.
+EVERY: dict[str, Any] = {
+    "monitor": "step", "mode": "max", "save_top_k": -1, "filename": "{epoch}",
+}  # fmt: skip
+# When a checkpoint is asked for, and the flags of such a run.
+MOMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "round_end": ({"save_on_train_epoch_end": True}, {}),
+    "mid_round": ({"every_n_train_steps": 1}, {}),
+    "validation_end": ({"save_on_train_epoch_end": False}, {}),
+    "validation_end_of_two": (
+        {"save_on_train_epoch_end": False}, {"check_val_every_n_epoch": 2},
+    ),
+}  # fmt: skip
+
+
+def checkpoints_of(folder: Path) -> dict[int, Path]:
+    """By the round during which they were asked for, 0 being the first."""
+    found = (folder / "run" / "checkpoints").glob("epoch=*.ckpt")
+    return {int(path.stem.removeprefix("epoch=")): path for path in found}
+
+
+def metrics_of(folder: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv but for what is of this machine."""
+    with (folder / "run" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in r.items() if k not in ("seconds", "wire_bytes")} for r in rows]
+
+
+def text_of(folder: Path, name: str) -> str:
+    return (folder / "run" / name).read_text()
+
+
+# Every algorithm at the moment that keeps most, and one of them at every moment.
+RESUMED = [(name, "mid_round") for name in ALGORITHMS]
+RESUMED += [(min(ALGORITHMS), moment) for moment in MOMENTS if moment != "mid_round"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "asked", "flags"),
+    [(ALGORITHMS[name], *MOMENTS[moment]) for name, moment in RESUMED],
+    ids=["-".join(pair) for pair in RESUMED],
+)
+def test_any_checkpoint_resumes_to_the_same_bits(
+    asked: dict[str, Any], flags: dict[str, Any], algorithm: Callable[[], Any], tmp_path: Path
+) -> None:
+    whole = federation(algorithm=algorithm())
+    keep = ModelCheckpoint(**EVERY, **asked)
+    trainer = fit(whole, data(), tmp_path, rounds=ROUNDS, callbacks=[keep], **flags)
+    expected = state_of(whole), trainer.callback_metrics
+    paths = checkpoints_of(tmp_path)
+    assert len(paths) >= 2
+    for path in (paths[min(paths)], paths[max(k for k in paths if k < ROUNDS - 1)]):
+        again = federation(algorithm=algorithm())
+        trainer = fit(again, data(), tmp_path, rounds=ROUNDS, ckpt_path=path, **flags)
+        assert (state_of(again), trainer.callback_metrics) == expected
+
+
+@pytest.mark.parametrize(("asked", "flags"), MOMENTS.values(), ids=MOMENTS)
+def test_the_files_of_a_resumed_run_are_those_of_one_that_never_stopped(
+    asked: dict[str, Any], flags: dict[str, Any], tmp_path: Path
+) -> None:
+    keep = ModelCheckpoint(**EVERY, **asked)
+    fit(federation(), data(), tmp_path, rounds=ROUNDS, callbacks=[keep], **flags)
+    rows, clients = metrics_of(tmp_path), text_of(tmp_path, "clients.csv")
+    paths = checkpoints_of(tmp_path)
+    fit(federation(), data(), tmp_path, rounds=ROUNDS, ckpt_path=paths[min(paths)], **flags)
+    assert text_of(tmp_path, "clients.csv") == clients
+    assert metrics_of(tmp_path) == rows
+
+
+def test_a_checkpoint_asked_for_within_a_round_holds_the_finished_round(tmp_path: Path) -> None:
+    model = federation(fraction=1.0)
+    keep = ModelCheckpoint(**EVERY, every_n_train_steps=1)
+    fit(model, data(), tmp_path, rounds=3, callbacks=[keep])
+    paths = checkpoints_of(tmp_path)
+    # Lightning asks for none before the first update of the server.
+    assert sorted(paths) == [1, 2]
+    for asked, path in paths.items():
+        assert load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"] == asked + 1
+
+
+@pytest.mark.parametrize(("asked", "flags"), MOMENTS.values(), ids=MOMENTS)
+def test_a_resumed_run_fires_the_hooks_of_its_rounds(
+    asked: dict[str, Any], flags: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of every round that it trains, in order: start, waves, validation, end."""
+    spy = Spy()
+    callbacks: list[Callback] = [ModelCheckpoint(**EVERY, **asked), spy]
+    fit(federation(), data(), tmp_path, rounds=ROUNDS, callbacks=callbacks, **flags)
+    straight = _rounds_of(spy)
+    paths = checkpoints_of(tmp_path)
+    path = paths[min(paths)]
+    trained = load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"]
+    spy = Spy()
+    fit(federation(), data(), tmp_path, rounds=ROUNDS, ckpt_path=path, callbacks=[spy], **flags)
+    resumed = [calls for calls in _rounds_of(spy) if "on_train_batch_start" in calls]
+    assert resumed == straight[trained:]
+
+
+def _rounds_of(spy: Spy) -> list[list[str]]:
+    """The hooks of training and validation, a list a round."""
+    rounds: list[list[str]] = [[]]
+    for name in spy.calls:
+        if name.startswith(("on_train_epoch", "on_train_batch", "on_validation")):
+            rounds[-1].append(name)
+        if name == "on_train_epoch_end":
+            rounds.append([])
+    return rounds[:-1]
+
+
+def test_a_resumed_run_may_watch_the_training_loss(tmp_path: Path) -> None:
+    """Also in the round whose training had ended when its checkpoint was written."""
+    keep = ModelCheckpoint(**EVERY, save_on_train_epoch_end=False)
+    fit(federation(), data(), tmp_path, rounds=2, callbacks=[keep])
+    stop = EarlyStopping("train_loss", patience=100, check_on_train_epoch_end=True)
+    path = checkpoints_of(tmp_path)[1]
+    trainer = fit(federation(), data(), tmp_path, rounds=ROUNDS, ckpt_path=path, callbacks=[stop])
+    assert trainer.current_epoch == ROUNDS
+
+
+def test_a_run_limited_by_steps_resumes_its_count(tmp_path: Path) -> None:
+    flags = {"check_val_every_n_epoch": 2}
+    whole = federation()
+    fit(whole, data(), tmp_path / "whole", rounds=100, max_steps=4, **flags)
+    keep = ModelCheckpoint(**EVERY, save_on_train_epoch_end=True)
+    fit(federation(), data(), tmp_path, rounds=100, max_steps=3, callbacks=[keep], **flags)
+    for stopped_at, path in sorted(checkpoints_of(tmp_path).items()):
+        again = federation()
+        trainer = fit(again, data(), tmp_path, rounds=100, max_steps=4, ckpt_path=path, **flags)
+        assert (trainer.current_epoch, trainer.global_step) == (4, 4), stopped_at
+        assert state_of(again) == state_of(whole)
+        assert metrics_of(tmp_path) == metrics_of(tmp_path / "whole")
+
+
+def test_last_goes_on_with_the_run_of_that_name(tmp_path: Path) -> None:
+    whole, again = federation(), federation()
+    fit(whole, data(), tmp_path / "whole", rounds=3)
+    fit(federation(), data(), tmp_path, rounds=1)
+    trainer = fit(again, data(), tmp_path, rounds=3, ckpt_path="last")
+    assert trainer.run_logger is not None
+    assert trainer.run_logger.folder == tmp_path / "run"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "whole"]
+    assert state_of(again) == state_of(whole)
+    assert metrics_of(tmp_path) == metrics_of(tmp_path / "whole")
+
+
+class Killed(Exception):
+    """What ends a run in the middle of a round."""
+
+
+class Kill(Callback):
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (trainer.current_epoch, batch_idx) == (3, 1):
+            raise Killed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_run_killed_within_a_round_goes_on_from_the_one_before(
+    algorithm: Callable[[], Any], tmp_path: Path
+) -> None:
+    whole, again = federation(algorithm=algorithm()), federation(algorithm=algorithm())
+    fit(whole, data(), tmp_path / "whole", rounds=ROUNDS)
+    with pytest.raises(Killed):
+        fit(federation(algorithm=algorithm()), data(), tmp_path, rounds=ROUNDS, callbacks=[Kill()])
+    assert [row["round"] for row in metrics_of(tmp_path)] == ["1", "2", "3"]
+    fit(again, data(), tmp_path, rounds=ROUNDS, ckpt_path="last")
+    assert state_of(again) == state_of(whole)
+    assert metrics_of(tmp_path) == metrics_of(tmp_path / "whole")
+    assert text_of(tmp_path, "clients.csv") == text_of(tmp_path / "whole", "clients.csv")
+
+
+def test_a_linked_last_checkpoint_resumes(tmp_path: Path) -> None:
+    whole, again = federation(), federation()
+    fit(whole, data(), tmp_path / "whole", rounds=3)
+    keep = ModelCheckpoint(save_last="link", save_top_k=1, monitor="global/accuracy", mode="max")
+    fit(federation(), data(), tmp_path, rounds=2, callbacks=[keep])
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_symlink()
+    fit(again, data(), tmp_path, rounds=3, ckpt_path="last")
+    assert state_of(again) == state_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"algorithm": Standalone()}, "algorithm"),
+    ],
+)
+def test_a_checkpoint_of_another_federation_is_refused(
+    change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    fit(federation(), data(), tmp_path, rounds=1)
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    with pytest.raises(UserError, match=f"another federation: its {named} is"):
+        fit(federation(**change), data(), tmp_path, rounds=2, ckpt_path=path)
+
+
+@pytest.mark.parametrize("schedule", [None, lr_schedule])
+def test_a_run_that_goes_on_with_another_rate_trains_with_it(schedule: Any, tmp_path: Path) -> None:
+    """Also with another schedule, as if it had always been that."""
+
+    def rates(t: int) -> float:
+        return (1.0 if t < 2 else 0.125) * (0.5**t if schedule else 1.0)
+
+    def run(folder: Path, rate: float, rounds: int, schedule: Any, **settings: Any) -> Any:
+        model = federation(optimizer=partial(SGD, lr=rate), lr_schedule=schedule)
+        fit(model, data(), folder, rounds=rounds, **settings)
+        return state_of(model)
+
+    expected = run(tmp_path / "whole", 0.25, 4, partial(LambdaLR, lr_lambda=rates))
+    run(tmp_path, 0.25, 2, schedule)
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    found = run(tmp_path, 0.03125, 4, schedule, ckpt_path=path)
+    assert found == expected
+
+
+def test_the_server_of_a_checkpoint_is_what_validate_tests(tmp_path: Path) -> None:
+    trainer = fit(federation(local_epochs=3), data(), tmp_path, rounds=3)
+    expected = {k: float(v) for k, v in trainer.callback_metrics.items() if "/" in k}
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    fresh = fit(federation(), data(), tmp_path / "other", rounds=1)
+    for run in (fresh.validate, fresh.test):
+        (found,) = run(federation(), ckpt_path=path, datamodule=data(), verbose=False)
+        assert {k: found[k] for k in expected} == expected

@@ -1,0 +1,199 @@
+"""What happens around a run: its files vanish or cannot be written, its process is killed."""
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from typing_extensions import override
+
+from lightfed import report
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs import checkpoint, run_folder
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import DiskError, UserError
+from tests.engine.spy import data, federation
+from tests.small import CPU, fit
+
+TABLES = ("metrics", "clients", "timings")
+
+
+class Strikes(Callback):
+    """Does something before the third round, when all of the second one is on disk."""
+
+    def __init__(self, strike: Callable[[Path], object]) -> None:
+        self._strike = strike
+
+    @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 2:
+            trainer.strategy.checkpoints.finish()
+            self._strike(trainer.run_logger.folder)
+
+
+def run(folder: Path, *callbacks: Callback, rounds: int = 3, **flags: Any) -> FederatedTrainer:
+    return fit(federation(), data(), folder, rounds=rounds, callbacks=list(callbacks), **flags)
+
+
+def rounds_in(folder: Path) -> dict[str, list[str]]:
+    """The first column of every table, without its repetitions."""
+    texts = {name: (folder / f"{name}.csv").read_text().splitlines() for name in TABLES}
+    return {name: list(dict.fromkeys(x.split(",")[0] for x in t)) for name, t in texts.items()}
+
+
+def exits(status: object) -> Callable[..., None]:
+    def leave(*_: object) -> None:
+        sys.exit(status)  # type: ignore[arg-type]
+
+    return leave
+
+
+@pytest.mark.parametrize("status", [0, None, 256])
+def test_a_run_that_a_user_s_exit_ends_has_not_succeeded(
+    status: int | None, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as refused:
+        run(tmp_path, Strikes(exits(status)))
+    assert refused.value.key == "sys.exit"
+    assert f"{__file__}, line " in refused.value.found
+    assert "finished" not in run_folder.read_environment(tmp_path / "run")
+    assert rounds_in(tmp_path / "run")["metrics"] == ["round", "1", "2"]
+
+
+def test_an_exit_with_an_error_keeps_its_status(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path, Strikes(exits(3)))
+    assert left.value.code == 3
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_folder_that_is_removed_ends_the_run(keeps: bool, tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="was removed") as ended:
+        run(tmp_path, Strikes(shutil.rmtree), enable_checkpointing=keeps)
+    assert (ended.value.key, ended.value.status) == ("trainer.default_root_dir", 1)
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC, errno.ENOENT, errno.EACCES])
+def test_an_error_in_the_folder_of_the_run_is_one_line(error: int, tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(error, os.strerror(error), str(folder / "metrics.csv"))
+
+    with pytest.raises(DiskError, match=os.strerror(error)):
+        run(tmp_path, Strikes(refuse))
+    assert rounds_in(tmp_path / "run")["metrics"] == ["round", "1", "2"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_is_removed_is_begun_again(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a first line; metrics.csv with all rounds, which the run remembers."""
+    every = ["round", "1", "2", "3"]
+    run(tmp_path / "a", Strikes(lambda folder: (folder / f"{name}.csv").unlink()))
+    kept = rounds_in(tmp_path / "a" / "run")
+    others = {other: kept[other] for other in TABLES if other != name}
+    assert others == dict.fromkeys(others, every)
+    assert kept[name] == (every if name == "metrics" else ["round", *kept[name][1:]])
+    assert "3" in kept[name]
+    run(tmp_path / "b", rounds=2)
+    (tmp_path / "b" / "run" / f"{name}.csv").unlink()
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path / "b", ckpt_path="last")
+    assert f"{name}.csv is gone" in caplog.text
+    assert caplog.text.count("is gone") == 1
+    assert rounds_in(tmp_path / "b" / "run")[name][-1] == "3"
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def refused(*_: object, **__: object) -> None:
+    raise UserError("report", "index.html cannot be written", "free space")
+
+
+@pytest.mark.parametrize("what", ["the page", "the record", "standard output"])
+def test_a_full_disk_after_the_last_round_is_a_warning(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if what == "the page":
+        monkeypatch.setattr(report, "build", refused)
+    elif what == "the record":
+        monkeypatch.setattr(RunLogger, "finish", full)
+    else:
+        monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, enable_page=True)
+    assert "training is finished after 3 rounds" in caplog.text
+
+
+def test_a_command_whose_output_is_full_says_so() -> None:
+    with open("/dev/full", "w") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "lightfed", "--version"],
+            stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lightfed: error: stdout: ")
+
+
+def folder_of(path: Path) -> RunLogger:
+    """Of a new run whose last checkpoint is a file."""
+    logger = RunLogger(str(path), "run")
+    logger.place.claim(Ranks(CPU))
+    logger.place.own()
+    last = logger.folder / "checkpoints" / "last.ckpt"
+    last.parent.mkdir()
+    last.touch()
+    return logger
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_a_checkpoint_that_is_no_file_is_refused(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = folder_of(tmp_path).folder / "checkpoints" / "last.ckpt"
+    last.unlink()
+    make(last)
+    with pytest.raises(UserError, match=r"last\.ckpt is no regular file") as found:
+        RunLogger(str(tmp_path), "run").place.resume_newest(trains=True)
+    assert found.value.key == "ckpt_path"
+    monkeypatch.setattr(checkpoint, "_read_main", lambda path: pytest.fail("a pipe is read"))
+    assert checkpoint.tags_of(last) == []
+
+
+def test_the_newest_run_is_the_one_that_has_started_last(tmp_path: Path) -> None:
+    """Also if the clock was set back."""
+    first, second = folder_of(tmp_path).folder, folder_of(tmp_path).folder
+    newest = second / "checkpoints" / "last.ckpt"
+    os.utime(newest, ns=(1, 1))
+    assert RunLogger(str(tmp_path), "run").place.resume_newest(trains=True) == newest
+    again = RunLogger(str(tmp_path), "run")
+    again.place.resume_from(first / "checkpoints" / "last.ckpt")
+    again.place.claim(Ranks(CPU))
+    again.place.own()
+    found = RunLogger(str(tmp_path), "run").place.resume_newest(trains=True)
+    assert found == first / "checkpoints" / "last.ckpt"
+
+
+def test_a_start_removes_what_a_killed_writer_has_left(tmp_path: Path) -> None:
+    logger = folder_of(tmp_path)
+    parts = [".index.html.123.part", "models/server.safetensors.0123abcd.part"]
+    for name in [*parts, "my.part"]:
+        (logger.folder / name).parent.mkdir(exist_ok=True)
+        (logger.folder / name).touch()
+    again = RunLogger(str(tmp_path), "run")
+    again.place.resume_from(logger.folder / "checkpoints" / "last.ckpt")
+    again.place.claim(Ranks(CPU))
+    again.place.own()
+    assert [path.name for path in logger.folder.rglob("*.part")] == ["my.part"]

@@ -1,0 +1,195 @@
+"""What a checkpoint holds, which files it is, and what is refused as one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs import checkpoint, saving
+from lightfed.runs.checkpoint import (
+    CLIENTS,
+    load,
+    load_newest,
+    newest_file,
+    previous_of,
+    remove,
+)
+from lightfed.runs.saving import save
+from lightfed.utils.errors import UserError
+from tests.promises.stopping.checkpoints import names_in, tags_of, value_in, value_of, write
+from tests.small import CPU
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6, 8])
+def test_any_number_of_ranks_writes_what_one_reads(tmp_path: Path, ranks: int) -> None:
+    path = tmp_path / "new" / "last.ckpt"
+    write(path, 5.0, ranks=ranks)
+    assert len(load(path)[CLIENTS]) == ranks
+    assert value_of(path) == 5.0
+
+
+def test_stateless_runs_write_no_shards(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 5.0, ranks=2, clients=None)
+    assert load(path)[CLIENTS] == []
+    assert names_in(tmp_path) == ["last.ckpt"]
+
+
+def test_a_rank_without_clients_writes_an_empty_shard(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 5.0, ranks=4, clients=2)
+    assert value_of(path, clients=2) == 5.0
+
+
+def test_a_new_checkpoint_keeps_the_one_it_replaces_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    for value, ranks in ((1.0, 3), (2.0, 2), (3.0, 1)):
+        write(path, value, ranks=ranks)
+    assert (value_of(path), value_of(previous_of(path))) == (3.0, 2.0)
+    assert tags_of(path) == 2
+    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards", "last.previous.ckpt"]
+
+
+def test_stateless_checkpoints_are_kept_too(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    for value in (1.0, 2.0, 3.0):
+        write(path, value, clients=None)
+    assert [load(p)["state_dict"]["w"][0] for p in (path, previous_of(path))] == [3.0, 2.0]
+    assert names_in(tmp_path) == ["last.ckpt", "last.previous.ckpt"]
+
+
+def test_the_one_before_is_kept_only_where_it_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.ckpt"
+    for value in (1.0, 2.0):
+        write(path, value, ranks=2, keep=False)
+    assert value_of(path) == 2.0
+    assert tags_of(path) == 1
+    assert names_in(tmp_path) == ["sessions.ckpt", "sessions.ckpt.shards"]
+
+
+def test_a_previous_one_stays_where_the_newest_is_not_to_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    write(path, 2.0)
+    write(path, 3.0, keep=False)
+    assert (value_of(path), value_of(previous_of(path))) == (3.0, 1.0)
+    assert tags_of(path) == 2
+
+
+def test_the_newest_file_is_the_previous_one_where_that_is_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "last.ckpt"
+    assert newest_file(path) is None
+    write(path, 1.0, ranks=2)
+    write(path, 2.0)
+    assert newest_file(path) == path
+    path.unlink()
+    assert newest_file(path) == tmp_path / "last.previous.ckpt"
+    found, source = load_newest(path, Ranks(CPU))
+    assert (value_in(found), source) == (1.0, tmp_path / "last.previous.ckpt")
+    assert caplog.records == []  # a kill between two renames is nothing to warn of
+    with pytest.raises(UserError, match=r"no file .*last\.ckpt; give .*last\.previous\.ckpt"):
+        load(path)
+    write(path, 3.0)
+    assert (value_of(path), value_of(previous_of(path))) == (3.0, 1.0)
+
+
+def test_what_was_mapped_survives_the_next_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    rows = load(path)[CLIENTS][0]
+    write(path, 2.0)
+    assert rows[3][0].tolist() == [4.0] * 4
+
+
+def refused(path: Path, found: str) -> None:
+    with pytest.raises(UserError, match=found) as caught:
+        load(path)
+    assert caught.value.key == "ckpt_path"
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    refused(path, "no file")
+    path.mkdir()
+    refused(path, "no file")
+    path = tmp_path / "text.ckpt"
+    path.write_text("epoch: 3\n" * 100)
+    refused(path, "cannot be read")
+    path.write_bytes(b"")
+    refused(path, "cannot be read")
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {"w": torch.zeros(2)}}, torch.zeros(2), [1, 2]])
+def test_checkpoints_of_other_programs_are_refused(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "other.ckpt"
+    torch.save(content, path)
+    refused(path, "was not written by lightfed")
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    with monkeypatch.context() as later:
+        later.setattr(saving, "FORMAT", 4)
+        write(path, 2.0)
+    with pytest.raises(UserError, match="has format 4; this version of lightfed reads format 3"):
+        load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older
+    refused(path, "has format 4")
+    monkeypatch.setattr(checkpoint, "FORMAT", 4)
+    assert (value_of(path), tags_of(path)) == (2.0, 2)
+
+
+def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "code.ckpt"
+    torch.save({checkpoint.SHARDS: {"tags": ["x"], "ranks": 0}, "x": Path("/")}, path)
+    refused(path, "cannot be read")
+
+
+def test_a_link_stands_for_the_checkpoint_it_points_to(tmp_path: Path) -> None:
+    path, link = tmp_path / "epoch=1.ckpt", tmp_path / "last.ckpt"
+    write(path, 1.0, ranks=2)
+    link.symlink_to(path.name)
+    assert value_of(link) == 1.0
+    write(link, 2.0, ranks=2)  # a checkpoint that takes the link's place, not its target's
+    assert (value_of(link), value_of(path)) == (2.0, 1.0)
+    assert value_of(previous_of(link)) == 1.0  # the link has moved
+    write(link, 3.0)
+    assert [value_of(p) for p in (link, previous_of(link), path)] == [3.0, 2.0, 1.0]
+
+
+def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
+    path, link = tmp_path / "epoch=1.ckpt", tmp_path / "last.ckpt"
+    write(path, 1.0)
+    link.symlink_to(path.name)
+    remove(link)
+    assert value_of(path) == 1.0
+    write(path, 2.0)
+    remove(path)
+    assert names_in(tmp_path) == []
+    remove(path)  # nothing there is no error
+
+
+def test_removing_a_previous_one_leaves_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    write(path, 2.0)
+    remove(previous_of(path))
+    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards"]
+    assert value_of(path) == 2.0
+
+
+def test_what_is_no_state_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    content = {"hyper_parameters": {"path": tmp_path}, "hparams_name": "kwargs", "epoch": 3}
+    save(content, path, Ranks(CPU))
+    found = load(path)
+    assert found["epoch"] == 3
+    assert "path" not in found["hyper_parameters"]
+    assert "hparams_name" not in found

@@ -1,0 +1,381 @@
+"""Which folder a run gets: numbered anywhere, the job's own under SLURM, never a stranger's."""
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.cli.command_line import main
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.runs import run_folder as runfolder
+from lightfed.runs.federation_state import config_digest
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import DiskError, UserError
+from tests.promises.refusals.mistakes import edited
+from tests.small import CPU, SGD_HALF, Line, fit, random_data, server_row
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test is in a real job."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    process(monkeypatch)
+
+
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on as in another process."""
+    monkeypatch.setattr(runfolder, "_in_this_process", set())
+
+
+def job(monkeypatch: pytest.MonkeyPatch, number: int, *, restarts: int = 0, task: int = 0) -> None:
+    """Start, or restart, a job."""
+    process(monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", str(number))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    if task:
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", str(number - task))
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+
+
+def start(folder: Path, *, config: str | None = "c", name: str = "run") -> RunLogger:
+    """What `fit` does of a command line without a checkpoint."""
+    logger = RunLogger(str(folder), name)
+    logger.place.config = config
+    logger.place.resume_job()
+    logger.place.claim(Ranks(CPU))
+    return logger
+
+
+@pytest.mark.parametrize(("restarts", "name"), [(1, "run-7"), (0, "run-7-2")])
+def test_a_job_that_died_before_its_first_file_was_complete_uses_its_folder(
+    restarts: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run-7").mkdir()
+    (tmp_path / "run-7" / "environment.json.1a2b.part").write_text('{"na')
+    job(monkeypatch, 7, restarts=restarts)
+    assert start(tmp_path).folder.name == name
+    (tmp_path / "run-8").mkdir()
+    (tmp_path / "run-8" / "notes").touch()  # somebody's
+    job(monkeypatch, 8, restarts=1)
+    assert start(tmp_path).folder.name == "run-8-2"
+
+
+def saved(logger: RunLogger, name: str = "last.ckpt") -> Path:
+    path = logger.folder / "checkpoints" / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_a_job_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(monkeypatch, 12)
+    logger = start(tmp_path)
+    assert (logger.folder.name, logger.place.resumed) == ("run-12", False)
+    stated = json.loads((logger.folder / "environment.json").read_text())
+    assert stated == {"name": "run", "config": "c", "job": ":12"}
+
+
+def test_the_same_job_goes_on_and_another_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(monkeypatch, 12)
+    saved(start(tmp_path))
+    job(monkeypatch, 12, restarts=1)
+    again = start(tmp_path)
+    assert (again.folder.name, again.place.resumed) == ("run-12", True)
+    job(monkeypatch, 13)
+    other = start(tmp_path)
+    assert (other.folder.name, other.place.resumed) == ("run-13", False)
+
+
+def test_a_task_goes_on_in_its_own_folder_and_not_in_its_siblings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in (1, 11):
+        job(monkeypatch, 20 + task, task=task)
+        saved(start(tmp_path))
+    job(monkeypatch, 21, task=1, restarts=1)
+    again = start(tmp_path)
+    assert (again.folder.name, again.place.resumed) == ("run-20_1", True)
+
+
+def test_another_configuration_in_the_same_job_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for restarts in (0, 1):  # requeued, both srun lines find their own
+        for config, name in (("a", "run-12"), ("b", "run-12-2")):
+            job(monkeypatch, 12, restarts=restarts)
+            logger = start(tmp_path, config=config)
+            assert (logger.folder.name, logger.place.resumed) == (name, restarts == 1)
+            saved(logger)
+
+
+def test_a_job_that_died_before_its_first_checkpoint_uses_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(monkeypatch, 12)
+    start(tmp_path)
+    job(monkeypatch, 12, restarts=1)
+    again = start(tmp_path)
+    assert (again.folder.name, again.place.resumed) == ("run-12", False)
+    assert [p.name for p in tmp_path.iterdir()] == ["run-12"]
+
+
+def test_a_cluster_that_counts_from_1_again_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(monkeypatch, 12)
+    saved(start(tmp_path))
+    job(monkeypatch, 12, restarts=1)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "other")
+    other = start(tmp_path)
+    assert (other.folder.name, other.place.resumed) == ("run-12-2", False)
+
+
+def test_the_previous_checkpoint_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(monkeypatch, 12)
+    saved(start(tmp_path), "last.previous.ckpt")
+    job(monkeypatch, 12, restarts=1)
+    assert start(tmp_path).place.resumed
+
+
+def test_runs_of_a_script_in_a_job_are_distinguished_by_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for restarts in (0, 1):
+        job(monkeypatch, 12, restarts=restarts)
+        for name in ("run-12", "run-12-2"):
+            logger = start(tmp_path, config=None)
+            assert (logger.folder.name, logger.place.resumed) == (name, restarts == 1)
+            saved(logger)
+
+
+def test_where_a_job_started_from_counts_until_it_is_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(monkeypatch, 12)
+    saved(start(tmp_path))
+    place = RunLogger(str(tmp_path), "run").place
+    place.config = "c"
+    assert place.resume_job(requeued=True) is None  # what the command line names is meant
+    job(monkeypatch, 12, restarts=1)
+    place = RunLogger(str(tmp_path), "run").place
+    place.config = "c"
+    assert place.resume_job(requeued=True) == tmp_path / "run-12" / "checkpoints" / "last.ckpt"
+
+
+def test_a_run_from_elsewhere_does_not_overwrite_the_jobs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(monkeypatch, 12)
+    saved(start(tmp_path))
+    logger = RunLogger(str(tmp_path), "run")
+    logger.place.config = "c"
+    logger.place.resume_from(tmp_path.parent / "run" / "checkpoints" / "last.ckpt")
+    logger.place.claim(Ranks(CPU))
+    assert logger.folder.name == "run-12-2"
+
+
+def test_last_is_of_the_same_configuration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for moment, config in ((1, "a"), (2, "b")):
+        logger = start(tmp_path, config=config)
+        logger.start({}, finished_rounds=0)
+        os.utime(saved(logger), ns=(moment, moment))
+    for config, name in (("a", "run"), ("b", "run-2")):
+        place = RunLogger(str(tmp_path), "run").place
+        place.config = config
+        assert place.resume_newest(trains=True) == tmp_path / name / "checkpoints" / "last.ckpt"
+    place = RunLogger(str(tmp_path), "run").place
+    with caplog.at_level(logging.WARNING):
+        assert place.resume_newest(trains=True) is None
+    assert "run-2 has this name, but another configuration" in caplog.text
+    place = RunLogger(str(tmp_path), "run").place
+    newest = tmp_path / "run-2" / "checkpoints" / "last.ckpt"
+    assert place.resume_newest(trains=False) == newest, "to be evaluated"
+
+
+def test_last_finds_the_folders_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(monkeypatch, 12)
+    saved(start(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID")
+    place = RunLogger(str(tmp_path), "run").place
+    place.config = "c"
+    assert place.resume_newest(trains=True) == tmp_path / "run-12" / "checkpoints" / "last.ckpt"
+
+
+def test_a_corrupt_environment_is_none(tmp_path: Path) -> None:
+    for text in ("{", "[]"):
+        (tmp_path / "environment.json").write_text(text)
+        assert runfolder.read_environment(tmp_path) == {}
+
+
+class SecondRank(Ranks):
+    """Whose first rank has found a run, and which hears of it."""
+
+    def __init__(self, found: str | None) -> None:
+        super().__init__(CPU)
+        self.found = found
+
+    @override
+    def broadcast(self, obj: Any) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize("found", ["run-7", None])
+def test_ranks_that_see_different_disks_say_so(tmp_path: Path, found: str | None) -> None:
+    place = RunLogger(str(tmp_path), "run").place
+    if found is None:
+        place.name = "run-7"
+    with pytest.raises(UserError, match=r"trainer\.default_root_dir: the ranks do not find"):
+        place.claim(SecondRank(found))
+    assert list(tmp_path.iterdir()) == []
+
+
+# A whole run.
+
+
+def line_federation() -> Federation:
+    return Federation(FedAvg(), [ClientGroup(2, Line)], optimizer=SGD_HALF)
+
+
+class Stops(L.Callback):
+    """Ends the run after its second round."""
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+def test_a_requeued_script_has_the_state_of_its_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random_data([4, 4], features=2)
+    rows = []
+    for restarts in (0, 1):
+        job(monkeypatch, 12, restarts=restarts)
+        federation = line_federation()
+        flags = {"logger": True, "default_root_dir": str(tmp_path), "callbacks": [Stops()]}
+        trainer = fit(federation, data, tmp_path, rounds=5, **flags)
+        rows.append(server_row(federation))
+        assert trainer.current_epoch == 2
+    assert torch.equal(*rows)
+    metrics = (tmp_path / "FedAvg-Tensors-s0-12" / "metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in metrics] == ["round", "1", "2"]
+
+
+def test_the_same_command_in_a_job_finds_the_run_finished_and_a_longer_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("build", "print_summary"):  # takes seconds
+        monkeypatch.setattr(f"lightfed.report.{name}", lambda folder: None)
+    (tmp_path / "a.yaml").write_text(edited({"trainer.max_epochs": 1}))
+    words = ["fit", "--config", "a.yaml"]
+    for restarts, extra, said in (
+        (0, [], False),
+        (1, [], True),
+        (1, ["--trainer.max_epochs", "2"], False),
+        (1, ["--trainer.max_epochs", "2"], True),
+    ):
+        job(monkeypatch, 12, restarts=restarts)
+        main([*words, *extra])
+        assert ("runs/a-12 is finished" in capsys.readouterr().out) == said
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["a-12"]
+    metrics = (tmp_path / "runs" / "a-12" / "metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in metrics] == ["round", "1", "2"]
+
+
+class Fills(L.Callback):
+    """The disk is full from the second round on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "run" / "metrics.csv"
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            self.file.unlink()
+            self.file.symlink_to("/dev/full")
+
+
+def test_a_full_disk_is_one_line_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    data = random_data([4, 4], features=2)
+    with pytest.raises(DiskError, match="No space left on device") as full:
+        fit(line_federation(), data, tmp_path, rounds=5, callbacks=[Fills(tmp_path)])
+    assert full.value.key == "trainer.default_root_dir"
+    assert full.value.status == 1
+    last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["epoch"] == 0
+
+
+def test_other_errors_of_files_pass(tmp_path: Path) -> None:
+    logger = RunLogger(str(tmp_path / "runs"), "run")
+    foreign = OSError(errno.EIO, "Input/output error", str(tmp_path / "data"))
+    for error in (foreign, OSError(errno.EACCES, "Permission denied")):
+        with pytest.raises(OSError, match=error.strerror) as passed, logger.writing():
+            raise error
+        assert passed.value is error
+    own = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "runs" / "run" / "x"))
+    with pytest.raises(DiskError, match=r"x cannot be written \(Disk quota"), logger.writing():
+        raise own
+
+
+def test_a_full_disk_is_no_mistake_in_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise DiskError("trainer.default_root_dir", "x cannot be written", "free space")
+
+    monkeypatch.setattr("lightfed.cli.command_line._run", full)
+    with pytest.raises(SystemExit) as left:
+        main(["fit"])
+    assert left.value.code == 1
+    said = "lightfed: error: trainer.default_root_dir: x cannot be written; free space\n"
+    assert capsys.readouterr().err == said
+
+
+# Which configurations are of the same run.
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "trainer": {"precision": "32", "limit_train_batches": None, "max_epochs": 5, "devices": 1},
+    "model": {"algorithm": {"class_path": "FedAvg"}, "seed": 0},
+    "data": {"dataset": {"class_path": "MNIST", "init_args": {"root": "/a"}}, "batch_size": 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "same"),
+    [
+        ("trainer", "max_epochs", 9, True),
+        ("trainer", "devices", 4, True),
+        ("trainer", "precision", "bf16-mixed", False),
+        ("trainer", "limit_train_batches", 2, False),
+        ("trainer", "gradient_clip_val", 1.0, False),
+        ("model", "seed", 1, False),
+        ("model", "export", ["server", "clients"], True),
+        ("model", "store", "disk", True),
+        ("data", "resident", "host", True),
+        ("data", "batch_size", 16, False),
+        ("data", "dataset", {"class_path": "MNIST", "init_args": {"root": "/b"}}, True),
+        ("data", "dataset", {"class_path": "Digits", "init_args": {"root": "/a"}}, False),
+    ],
+)
+def test_what_a_result_depends_on_makes_another_run(
+    section: str, key: str, value: object, same: bool
+) -> None:
+    changed = {name: dict(options) for name, options in OPTIONS.items()}
+    changed[section][key] = value
+    assert (config_digest(changed) == config_digest(OPTIONS)) == same
