@@ -81,14 +81,3 @@ def device_delays(
     return np.array(
         [delay.draw(numpy_generator(seed, purpose, t, device), 1)[0] for device in devices]
     )
-
-
-def first_awake(wakes: np.ndarray, count: int) -> np.ndarray:
-    """(count,) ascending positions of the first devices to wake up; ties go to the lower.
-
-    This is the activation of the paper's second experiment in its released code: all devices of a
-    server draw wake-up times; the first ones are active and start then. `wakes` are (D,) virtual
-    seconds.
-    """
-    assert 0 <= count <= len(wakes)
-    return np.sort(np.argsort(wakes, kind="stable")[:count])

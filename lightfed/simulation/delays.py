@@ -9,8 +9,10 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy import integrate, special, stats
 from typing_extensions import override
 
 from lightfed.utils.errors import UserError, require
@@ -36,28 +38,35 @@ class Delay(Recorded, ABC):
 
 
 class _Continuous(Delay):
-    """A delay T whose hazard -log P(T > t) is continuous in t."""
+    """A delay with a density."""
 
+    @property
     @abstractmethod
-    def log_delay(self, hazard: float) -> float:
-        """The logarithm of t, from -log P(T > t): accurate in both tails, and no overflow."""
+    def law(self) -> Any:
+        """The frozen distribution of scipy.stats."""
 
     @override
     def quantile(self, p: float) -> float:
-        return math.exp(self.log_delay(-math.log1p(-p)))
+        return float(self.law.ppf(p))
 
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
-        """The integral of t(y) exp(-y) over y > 0, where P(tau_(B) > t(y)) = exp(-y)."""
-        from scipy import integrate  # scipy takes a second to import, as below
+        """The integral of t(y) exp(-y) over y > 0, where P(tau_(B) > t(y)) = exp(-y).
+
+        P(tau_(B) > t) is that of a beta variable of parameters N - B + 1 and B below the
+        probability that one server, the largest of its m delays, is late.
+        """
+        law, late = self.law, servers - wait + 1
 
         def weighted(y: float) -> float:
-            return math.exp(self.log_delay(_hazard(y, wait, servers, devices)) - y)
+            server = special.betaincinv(late, wait, math.exp(-y))
+            device = -math.expm1(math.log1p(-server) / devices)
+            return float(law.isf(device)) * math.exp(-y)
 
         # The integrand matters near y = 1 for light tails and near 100 for the heaviest. Beyond 200
         # it is below rounding errors, and `betaincinv` fails from 300.
         places = (1, 10, 100)
-        return integrate.quad(weighted, 0, 200, points=places, epsabs=0, epsrel=1e-12, limit=500)[0]
+        return integrate.quad(weighted, 0, 200, points=places, epsabs=0, epsrel=1e-10, limit=500)[0]
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,10 @@ class Exponential(_Continuous):
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.exponential(self.mean, size)
 
+    @property
     @override
-    def log_delay(self, hazard: float) -> float:
-        return math.log(self.mean) + math.log(hazard)
+    def law(self) -> Any:
+        return stats.expon(scale=self.mean)
 
 
 @dataclass(frozen=True)
@@ -96,9 +106,10 @@ class Weibull(_Continuous):
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return self.scale * rng.weibull(self.shape, size)
 
+    @property
     @override
-    def log_delay(self, hazard: float) -> float:
-        return math.log(self.scale) + math.log(hazard) / self.shape
+    def law(self) -> Any:
+        return stats.weibull_min(self.shape, scale=self.scale)
 
 
 @dataclass(frozen=True)
@@ -118,11 +129,10 @@ class LogNormal(_Continuous):
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.lognormal(self.mu, self.sigma, size)
 
+    @property
     @override
-    def log_delay(self, hazard: float) -> float:
-        from scipy import special
-
-        return self.mu - self.sigma * float(special.ndtri_exp(-hazard))
+    def law(self) -> Any:
+        return stats.lognorm(self.sigma, scale=math.exp(self.mu))
 
 
 @dataclass(frozen=True)
@@ -143,9 +153,10 @@ class Uniform(_Continuous):
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.uniform(self.low, self.high, size)
 
+    @property
     @override
-    def log_delay(self, hazard: float) -> float:
-        return math.log(self.low - (self.high - self.low) * math.expm1(-hazard))
+    def law(self) -> Any:
+        return stats.uniform(self.low, self.high - self.low)
 
 
 @dataclass(frozen=True)
@@ -197,27 +208,9 @@ class Trace(Delay):
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
         """A sum over the values, exact."""
-        from scipy import special
-
         in_time = np.linspace(0.0, 1.0, len(self.values) + 1) ** devices
         weights = np.diff(special.betainc(wait, servers - wait + 1, in_time))
         return float(weights @ self.values)
-
-
-def _hazard(y: float, wait: int, servers: int, devices: int) -> float:
-    """-log P(T > t) of one delay, at the t with P(tau_(B) > t) = exp(-y).
-
-    tau_(B) <= t where P(tau <= t) of one server, P(T <= t) ** m, exceeds a beta variable of
-    parameters B and N - B + 1.
-    """
-    from scipy import special
-
-    late = servers - wait + 1
-    if y < math.log(2.0):  # compute the smaller probability in each half, for full precision
-        in_time = float(special.betaincinv(wait, late, -math.expm1(-y)))
-        return -math.log1p(-(in_time ** (1 / devices)))
-    out = float(special.betaincinv(late, wait, math.exp(-y)))
-    return -math.log(-math.expm1(math.log1p(-out) / devices))
 
 
 def _read_trace(path: Path) -> np.ndarray:

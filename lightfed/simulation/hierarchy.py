@@ -8,7 +8,7 @@ import numpy as np
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.local_work import LocalWork
-from lightfed.simulation.clock import device_delays, first_awake
+from lightfed.simulation.clock import device_delays
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
@@ -110,24 +110,20 @@ class Hierarchy:
     def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
         """The phase that a server starts in round t; draws use (seed, purpose, t, device)."""
         devices = self.devices(server, clients)
-        awake = np.array([])
+        awake = np.zeros(len(devices))
         if self.activation == "first":
             awake = device_delays(self.delay, devices, seed=seed, t=t, purpose="wake")
-            order = np.argsort(awake, kind="stable")
-            active = [devices[i] for i in first_awake(awake, self.active)]
-            available = sorted(devices[i] for i in order[: self.available])
+            order = np.argsort(awake, kind="stable")  # ties go to the lower number
         else:
-            rng = numpy_generator(seed, "active", t, server)
-            order = rng.permutation(len(devices))
-            active = sorted(devices[i] for i in order[: self.active])
-            available = sorted(devices[i] for i in order[: self.available])
+            order = numpy_generator(seed, "active", t, server).permutation(len(devices))
+        active = sorted(devices[i] for i in order[: self.active])
+        available = sorted(devices[i] for i in order[: self.available])
         low, high = self.steps
         units = {
             i: int(numpy_generator(seed, "steps", t, i).integers(low, high + 1)) for i in available
         }
         delays = self._delays(active, units, t, seed=seed)
-        if self.activation == "first":
-            delays = delays + awake[[i - devices[0] for i in active]]
+        delays = delays + awake[[i - devices[0] for i in active]]
         return Phase(active, available, units, float(delays.max()))
 
     def _delays(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.simulation.clock import VirtualClock, check_waits, device_delays, first_awake
+from lightfed.simulation.clock import VirtualClock, check_waits, device_delays
 from lightfed.simulation.delays import Exponential
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
@@ -33,7 +33,7 @@ def response_phases(events: Events) -> list[tuple[list[list[int]], float]]:
             wakes, done = values[0], 0
             phases.append(([], 0.0))
         elif kind == "argpart" and values[0] == wakes:
-            phases[-1][0].append(first_awake(np.array(wakes), values[1]).tolist())
+            phases[-1][0].append(sorted(np.argsort(wakes, kind="stable")[: values[1]].tolist()))
             assert phases[-1][0][-1] == sorted(values[2][: values[1]])
         elif kind == "K":
             steps = values[0]
@@ -151,10 +151,3 @@ def test_draws_of_a_device_are_named() -> None:
         device_delays(delay, [7, 2], seed=1, t=4, purpose="wake"),
     ]
     assert len({tuple(drawn.tolist()) for drawn in [few, *others]}) == 4
-
-
-def test_the_first_awake() -> None:
-    wakes = np.array([3.0, 1.0, 2.0, 1.0, 1.0])
-    assert [first_awake(wakes, n).tolist() for n in range(4)] == [[], [1], [1, 3], [1, 3, 4]]
-    assert first_awake(wakes, 4).tolist() == [1, 2, 3, 4]
-    assert first_awake(wakes, 5).tolist() == [0, 1, 2, 3, 4]

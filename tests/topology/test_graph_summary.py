@@ -2,9 +2,8 @@
 
 import pytest
 
-from lightfed.topology import graph_summary
-from lightfed.topology.graph_summary import summarise
-from lightfed.topology.topology import Full, Ring, Star
+from lightfed.topology import topology as graph_summary
+from lightfed.topology.topology import Full, Ring, Star, summarise
 
 
 @pytest.mark.parametrize(

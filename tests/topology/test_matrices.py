@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.topology.graph_summary import graph
 from lightfed.topology.matrices import read_mixing
-from lightfed.topology.topology import Adjacency, round_senders
+from lightfed.topology.topology import Adjacency, graph, round_senders
 from lightfed.utils.errors import UserError
 
 GRAPH = "model.algorithm.init_args.topology.init_args.matrix"

@@ -8,8 +8,13 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.state.rows import Moment
-from lightfed.topology.graph_summary import summarise
-from lightfed.topology.topology import TimeVarying, Topology, round_senders, warning_of_isolated
+from lightfed.topology.topology import (
+    TimeVarying,
+    Topology,
+    round_senders,
+    summarise,
+    warning_of_isolated,
+)
 
 
 class Peers(Algorithm):
