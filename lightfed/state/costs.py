@@ -15,7 +15,6 @@ from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
 
 from lightfed.models.composites.split import evaluating
-from lightfed.models.networks.one_pixel import as_convolutions
 
 Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one of each
@@ -90,9 +89,8 @@ def forward_flops(
     from torch.utils.flop_counter import FlopCounterMode
 
     # The counter does not know fused attention on CPUs; matrix products are counted.
-    fused, whole = sdpa_kernel(SDPBackend.MATH), as_convolutions(module)
     counter = FlopCounterMode(display=False)
-    with evaluating(module), torch.no_grad(), fused, whole, counter:
+    with evaluating(module), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         (call or module)(batch)
     return counter.get_total_flops() / len(batch)
 

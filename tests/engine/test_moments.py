@@ -31,8 +31,8 @@ from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import RoundPlan
+from lightfed.models.networks.layers import Scaler
 from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.scaler import Scaler
 from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Full
 from tests.engine.spy import data, federation

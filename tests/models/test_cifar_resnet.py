@@ -2,8 +2,7 @@
 
 import json
 from functools import partial
-from itertools import combinations, takewhile
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -45,15 +44,6 @@ def test_it_has_the_entries_of_the_papers_in_their_order(depth: Depth) -> None:
     assert ModelLayout.of(model).parameter_numel == FAMILY["param_count"][f"resnet{depth}"]
 
 
-@pytest.mark.parametrize("pair", combinations(DEPTHS, 2))
-def test_small_versions_have_the_same_prefixes_in_common(pair: tuple[Depth, Depth]) -> None:
-    one, other = (CIFARResNet(depth=depth, width=0.25) for depth in pair)
-    both = zip(one.state_dict().items(), other.state_dict().items(), strict=False)
-    same = takewhile(lambda ab: ab[0][0] == ab[1][0] and ab[0][1].shape == ab[1][1].shape, both)
-    key = f"resnet{pair[0]}|resnet{pair[1]}"
-    assert len(list(same)) == FAMILY["pairwise"][key]["common_entries"]
-
-
 def test_fedbcds_has_padded_shortcuts_and_biases() -> None:
     model = CIFARResNet(depth=20, shortcut="pad", conv_bias=True)
     assert ModelLayout.of(model).parameter_numel == 270_410
@@ -61,26 +51,6 @@ def test_fedbcds_has_padded_shortcuts_and_biases() -> None:
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     assert len(convs) == 19
     assert not any(conv.bias.any() for conv in convs if conv.bias is not None)
-
-
-@pytest.mark.parametrize("shortcut", ["conv", "pad"])
-@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 32, 32), (1, 8, 8), (2, 9, 5)])
-def test_images_become_logits(shortcut: Any, shape: tuple[int, int, int]) -> None:
-    model = CIFARResNet(5, shape, depth=20, width=0.125, shortcut=shortcut)
-    logits = model(random(2, *shape))
-    assert logits.shape == (2, 5)
-    logits.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-def test_every_stage_but_the_first_halves_the_image_in_its_first_block() -> None:
-    model = CIFARResNet(depth=32, width=0.25)
-    x = model.stem(random(2, 3, 32, 32))
-    for blocks, size, channels in zip(model.stages, (32, 16, 8), (4, 8, 16), strict=True):
-        assert len(blocks) == 5  # type: ignore[arg-type]
-        for block in blocks:  # type: ignore[attr-defined]
-            x = block(x)
-            assert x.shape == (2, channels, size, size)
 
 
 @torch.no_grad()
@@ -106,15 +76,6 @@ def test_a_block_is_its_formula() -> None:
     x = random(2, 2, 6, 6)
     expected = conv(conv(x, "body.0", 2).relu(), "body.3", 1) + conv(x, "shortcut.0", 2)
     torch.testing.assert_close(block(x), expected.relu())
-
-
-def test_where_the_shape_stays_the_input_itself_is_added() -> None:
-    block = ResidualBlock(3, 3, 1, norm=nn.BatchNorm2d, shortcut="conv", conv_bias=False)
-    assert block.shortcut is None
-    with torch.no_grad():
-        block.body[-1].weight.zero_()  # type: ignore[operator]
-    x = random(2, 3, 4, 4)
-    assert torch.equal(block(x), x.relu())
 
 
 def test_convolutions_start_by_their_outputs() -> None:
@@ -148,16 +109,6 @@ def test_resnet18gn_has_the_entries_of_the_released_code(classes: int) -> None:
     theirs = json.loads((GOLDEN / "dispfl/erk.json").read_text())[f"resnet18_gn_c{classes}"]
     assert shapes(model) == list(theirs["params"].values())
     assert ModelLayout.of(model).parameter_numel == theirs["total"]
-
-
-def test_a_narrow_resnet18gn() -> None:
-    model = ResNet18GN(4, (1, 8, 8), width=6, groups=3)
-    norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
-    assert len(norms) == 20
-    assert {m.num_groups for m in norms} == {3}
-    assert [m.num_channels for m in norms if m is not norms[0]][::5] == [6, 12, 24, 48]
-    assert model.linear.in_features == 48
-    assert model(random(2, 1, 8, 8)).shape == (2, 4)
 
 
 def test_what_cannot_be_built() -> None:

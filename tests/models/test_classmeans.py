@@ -1,6 +1,5 @@
 """Means by class, on a client and on the server."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +8,6 @@ from safetensors.torch import load_file
 from lightfed.models.composites.class_means import ClassMeans, ClassSums, mean_of_clients
 from tests.models.client_cases import random
 from tests.small import GOLDEN
-
-CPU = torch.device("cpu")
 
 
 def none(classes: int, size: int) -> ClassSums:
@@ -44,13 +41,6 @@ def test_sums_are_exact_under_autocast() -> None:
     torch.testing.assert_close(sums.means().values[0], values.mean(0), rtol=1e-6, atol=0)
 
 
-def test_gathering_keeps_no_graph() -> None:
-    values = random(4, 3).requires_grad_()
-    sums = none(2, 3)
-    sums.add(torch.tensor([0, 1, 1, 0]), values)
-    assert not sums.means().values.requires_grad
-
-
 def test_the_server_takes_the_unweighted_mean_of_those_that_have_a_class() -> None:
     vectors = load_file(GOLDEN / "baselines/htfllib.safetensors")
     packages = []
@@ -72,15 +62,3 @@ def test_what_a_client_has_not_seen_does_not_leak() -> None:
     other = ClassMeans(torch.tensor([[4.0], [7.0]]), torch.tensor([True, True]))
     mean = mean_of_clients([one, other])
     assert mean.values.tolist() == [[2.5], [7.0]]
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e8])
-def test_the_mean_of_one_client_is_its_own(scale: float) -> None:
-    own = ClassMeans(scale * random(3, 2), torch.ones(3, dtype=torch.bool))
-    mean = mean_of_clients([own, ClassMeans.none(3, 2)])
-    assert torch.equal(mean.values, own.values)
-    assert mean.seen.all()
-    assert ClassMeans.none(3, 2).bytes == 0
-    moved = own.to(CPU)
-    assert torch.equal(moved.values, own.values)
-    assert torch.equal(moved.seen, own.seen)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lightfed.models.networks.cnn import Conv, SimpleCNN, make_norm
-from lightfed.models.networks.scaler import Scaler
+from lightfed.models.networks.layers import Scaler
 from lightfed.state.rows import ModelLayout
 from tests.small import GOLDEN
 
@@ -55,18 +55,6 @@ def test_hidden_widths_are_rounded_up(rate: float) -> None:
     assert found["blocks.16.weight"] == (7, widths[-1])
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
-@pytest.mark.parametrize("make", [partial(Conv, hidden=(4, 4, 4)), partial(SimpleCNN, hidden=8)])
-def test_images_become_logits(make: partial[nn.Module], shape: tuple[int, ...]) -> None:
-    assert make(7, shape)(torch.zeros(2, *shape)).shape == (2, 7)
-
-
-def test_the_last_block_of_conv_is_not_pooled() -> None:
-    model = Conv(4, (1, 8, 8), hidden=(3, 5))
-    before_average = nn.Sequential(*list(model.blocks)[:-3])
-    assert before_average(torch.zeros(2, 1, 8, 8)).shape == (2, 5, 4, 4)
-
-
 def test_the_scaler_divides_in_training_alone() -> None:
     x = torch.tensor([1.0, -3.0])
     scaler = Scaler(0.25)
@@ -87,10 +75,6 @@ def test_conv_scales_by_its_rate() -> None:
     assert torch.equal(model.eval()(x), plain.eval()(x))
 
 
-def test_the_classifier_of_conv_starts_without_bias() -> None:
-    assert not Conv(3, (1, 8, 8), hidden=(4,)).blocks[-1].bias.any()  # type: ignore[operator]
-
-
 @pytest.mark.parametrize(("norm", "groups"), [("in", 8), ("ln", 1), ("gn", 4)])
 def test_norms_are_groups_of_channels(norm: str, groups: int) -> None:
     layer = make_norm(norm, 8)  # type: ignore[arg-type]
@@ -100,8 +84,3 @@ def test_norms_are_groups_of_channels(norm: str, groups: int) -> None:
     grouped = layer(x).view(2, groups, -1)
     assert grouped.mean(-1).abs().max() < 1e-5
     assert (grouped.var(-1, unbiased=False) - 1).abs().max() < 1e-3
-
-
-def test_batch_norm_and_none() -> None:
-    assert isinstance(make_norm("bn", 8), nn.BatchNorm2d)
-    assert isinstance(make_norm("none", 8), nn.Identity)

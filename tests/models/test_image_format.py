@@ -1,8 +1,5 @@
 """Which networks get images in channels_last, and what they get instead."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,30 +139,6 @@ def test_a_convolution_that_may_crash_gets_torchs_own_format(
     fit(federation, data, tmp_path)
     module: Any = federation.fleet.groups[0].module
     assert module.net.formats == {True}
-
-
-_PROBE = """
-import sys, torch
-from lightfed.models.image_format import channels_first
-layer = torch.nn.Conv2d(3, 8, 1, stride=2)
-for images in [*(torch.randn(n, 3, 32, 32) for n in (2, 5, 16))] * 30:
-    x = images.contiguous(memory_format=torch.channels_last)
-    if sys.argv[1] == "first":
-        (x,) = channels_first(layer, (x,))
-    layer(x.requires_grad_()).square().mean().backward()
-"""
-
-
-@pytest.mark.matrix
-def test_torch_crashes_in_channels_last_alone() -> None:
-    def status(order: str) -> int:
-        environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-        words = [sys.executable, "-c", _PROBE, order]
-        return subprocess.run(words, env=environment, capture_output=True, check=False).returncode
-
-    assert status("first") == 0
-    if status("last") == 0:
-        pytest.skip("this torch has not the fault that `crashing` avoids")
 
 
 def test_its_values_stay() -> None:

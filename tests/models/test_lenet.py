@@ -69,19 +69,6 @@ def test_the_forward_pass_is_its_formula() -> None:
 
 
 @settings(deadline=None, max_examples=20)
-@given(
-    height=st.integers(16, 40), across=st.integers(16, 40), hidden=st.lists(st.just(3), min_size=1)
-)
-def test_images_of_any_size_become_features_and_logits(
-    height: int, across: int, hidden: list[int]
-) -> None:
-    model = LeNet(5, (1, height, across), channels=(2, 2), hidden=hidden)
-    x = torch.zeros(2, 1, height, across)
-    assert model.extractor(x).shape == (2, model.feature_dim)
-    assert model(x).shape == (2, 5)
-
-
-@settings(deadline=None, max_examples=20)
 @given(width=st.floats(0.001, 0.3), variant=st.sampled_from(VARIANTS))
 def test_all_variants_of_one_width_give_the_same_features(width: float, variant: Variant) -> None:
     model = MoECNN(4, (1, 16, 16), variant=variant, width=width)

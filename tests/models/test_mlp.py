@@ -29,19 +29,6 @@ def test_hidden_layers_have_their_share_of_units(
     assert model(torch.zeros(5, 3, 2, 2)).shape == (5, 3)
 
 
-def test_without_hidden_layers_it_is_linear() -> None:
-    model = MLP(3, (4,), hidden=())
-    assert widths(model) == [(4, 3)]
-    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(model(x), model.layers[-1](x))
-
-
-def test_fedbcds_network_for_mnist() -> None:
-    model = MLP(10, (1, 28, 28), hidden=(128, 64))
-    assert widths(model) == [(784, 128), (128, 64), (64, 10)]
-    assert sum(p.numel() for p in model.parameters()) == 785 * 128 + 129 * 64 + 65 * 10
-
-
 def test_dropout_follows_every_hidden_layer() -> None:
     model = MLP(3, (4,), hidden=(5, 6), dropout=0.25)
     drops = [m for m in model.layers if isinstance(m, nn.Dropout)]

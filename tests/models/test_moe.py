@@ -1,7 +1,6 @@
 """pFedMoE's client: the gate and the mixture of the shared and the private extractor."""
 
 import math
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -10,14 +9,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
-from lightfed.models.composites.split import SplitNetwork, split
+from lightfed.models.composites.split import SplitNetwork
 from lightfed.models.composites.switch_norm import SwitchNorm1d
-from lightfed.models.networks.lenet import MoECNN
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
     Alone,
     descend,
-    drawn,
     gradients,
     labels,
     network,
@@ -60,17 +57,6 @@ def recorded_client(*, debias: bool = False) -> MixtureClient:
     client.shared.load_state_dict(recorded("init", "G", EXTRACTOR))
     client.head.load_state_dict(recorded("init", "head", {}))
     return client
-
-
-def test_the_first_batch_is_the_recorded_one() -> None:
-    client = recorded_client()
-    # Every forward pass moves the running statistics, and nothing else that these depend on.
-    torch.testing.assert_close(client.gate(X[:8]), VECTORS["moe/alpha0"], **CLOSE)
-    torch.testing.assert_close(client.features(X[:8]), VECTORS["moe/mixed0"], **CLOSE)
-    torch.testing.assert_close(client(X[:8]), VECTORS["moe/logits0"], **CLOSE)
-    losses = client.losses(X[:8], Y[:8])
-    assert list(losses) == ["mixture"]
-    torch.testing.assert_close(losses["mixture"], VECTORS["moe/loss0"], **CLOSE)
 
 
 def test_four_steps_are_the_recorded_ones() -> None:
@@ -177,18 +163,6 @@ def test_a_gate_fixed_to_the_shared_expert_trains_the_small_network() -> None:
             assert not grad.any()
         else:
             assert torch.equal(grad, alone[name.replace("shared.", "extractor.")])
-
-
-def test_the_papers_networks_mix() -> None:
-    images = torch.zeros(2, 1, 16, 16)
-    shared = split(MoECNN(4, (1, 16, 16), variant=5, width=0.1), images).extractor
-    for variant in (1, 2, 3, 4):
-        own = split(MoECNN(4, (1, 16, 16), variant=variant, width=0.1), images)
-        head = drawn(nn.Sequential(OrderedDict(first=nn.Linear(50, 3), last=nn.Linear(3, 4))))
-        for top in (own.head, head):  # heads and gates may differ from client to client
-            gate = Gate((1, 16, 16), hidden=variant)
-            client = MixtureClient(own.extractor, top, shared, gate, batch=images)
-            assert client(random(3, 1, 16, 16)).shape == (3, 4)
 
 
 def test_extractors_with_other_features_are_refused_with_both_numbers() -> None:

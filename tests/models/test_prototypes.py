@@ -106,13 +106,6 @@ def test_inference_is_by_the_nearest_known_prototype() -> None:
 
 
 @pytest.mark.parametrize("inference", ["head", "prototypes"])
-def test_the_kind_of_inference_is_chosen(inference: Inference) -> None:
-    client = FedProtoClient(network(6), 4, inference=inference)
-    client.receive(common(5))
-    assert torch.equal(client(X), client.private(X)) is (inference == "head")
-
-
-@pytest.mark.parametrize("inference", ["head", "prototypes"])
 def test_the_other_rules_accuracy_is_a_figure(inference: Inference) -> None:
     other: Inference = "head" if inference == "prototypes" else "prototypes"
     client, same = (FedProtoClient(network(6), 4, inference=rule) for rule in (inference, other))
@@ -141,20 +134,9 @@ def test_uploads_are_the_means_before_the_steps_of_all_epochs() -> None:
     assert not client.upload().seen.any(), "a new session"
 
 
-def test_forward_gathers_nothing() -> None:
-    client = FedProtoClient(network(6), 4)
-    client(X)
-    assert not client.upload().seen.any()
-
-
 def test_tables_are_no_part_of_the_state() -> None:
     """Rows and checkpoints hold the network alone."""
     client = FedProtoClient(network(6), 4)
     client.receive(common(5))
     client.losses(X, Y)
     assert set(client.state_dict()) == {f"private.{n}" for n in network(6).state_dict()}
-
-
-def test_vectors_of_another_shape_are_a_fault() -> None:
-    with pytest.raises(AssertionError, match=r"\(4, 3\)"):
-        FDClient(network(6), 4).receive(common(3))

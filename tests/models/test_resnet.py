@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.resnet import Block, PreActBlock, PreActResNet
-from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
@@ -65,31 +64,6 @@ def test_a_bottleneck_has_four_times_the_channels_behind_it() -> None:
     assert ModelLayout.of(model).parameter_numel == sum(parts)
 
 
-def test_the_conv3x3_of_a_bottleneck_has_the_stride() -> None:
-    model = PreActResNet(3, (3, 8, 8), hidden=(2, 2), blocks=(1, 1), block="bottleneck")
-    strides = {n: m.stride[0] for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
-    assert {name for name, stride in strides.items() if stride == 2} == {
-        "stages.1.0.body.2",
-        "stages.1.0.shortcut",
-    }
-
-
-@pytest.mark.parametrize("block", ["basic", "bottleneck"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_become_logits(block: str, channels: int) -> None:
-    assert small(5, channels, block=block)(random(2, channels, 8, 8)).shape == (2, 5)
-
-
-def test_every_stage_but_the_first_halves_the_image_in_its_first_block() -> None:
-    model = PreActResNet(3, hidden=(4, 4, 4), blocks=(2, 2, 1))
-    x = model.stem(random(2, 3, 32, 32))
-    assert x.shape[2:] == (32, 32)
-    for blocks, size in zip(model.stages, (32, 16, 8), strict=True):
-        for part in blocks:  # type: ignore[attr-defined]
-            x = part(x)
-            assert x.shape[2:] == (size, size)
-
-
 def expected_logits(model: PreActResNet, x: Tensor, divisor: float) -> Tensor:
     """The network of one stage of one block without norms, as a formula of its parameters."""
     own = dict(model.named_parameters())
@@ -117,13 +91,6 @@ def test_the_scaler_is_at_the_input_of_every_norm(block: Block, scaler: bool) ->
     torch.testing.assert_close(model.eval()(x), expected_logits(model, x, 1.0))
 
 
-def test_there_are_as_many_scalers_as_norms() -> None:
-    parts = list(small(rate=0.5, norm="ln").modules())
-    assert sum(isinstance(p, Scaler) for p in parts) == 7  # two of each block and the last one
-    assert sum(isinstance(p, nn.GroupNorm) for p in parts) == 7
-    assert not any(isinstance(p, Scaler) for p in small(rate=0.5, scaler=False).modules())
-
-
 def test_the_identity_shortcut_adds_the_unscaled_input() -> None:
     block = small(rate=0.5).stages[0][1]  # type: ignore[index]
     assert isinstance(block, PreActBlock)
@@ -142,12 +109,6 @@ def test_the_shortcut_convolution_takes_the_activated_input() -> None:
         block.body[-1].weight.zero_()  # type: ignore[operator]
     x = random(4, 2, 4, 4)
     assert torch.equal(block(x), block.shortcut(block.activate(x)))
-
-
-def test_it_starts_without_a_bias_and_without_biases_of_convolutions() -> None:
-    model = small()
-    assert not model.linear.bias.any()
-    assert all(m.bias is None for m in model.modules() if isinstance(m, nn.Conv2d))
 
 
 norms = st.sampled_from(["bn", "in", "none"])

@@ -1,7 +1,5 @@
 """Networks as extractor and head."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models import MLP, VGG, VGG11GN, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
-from lightfed.models.composites.split import evaluating, feature_dim, split
+from lightfed.models.composites.split import feature_dim, split
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.utils.errors import UserError
@@ -74,22 +72,6 @@ def test_a_network_that_names_its_parts_keeps_them() -> None:
     assert parts.extractor is net.extractor
     assert parts.head is net.head
     assert parts.feature_dim == 5
-
-
-def test_the_head_is_found_by_what_it_does_not_by_its_place() -> None:
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(5, 4)
-            self.first = nn.Linear(7, 5)
-
-        @override
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(input=self.first(x))
-
-    net = Backwards()
-    last = net.last
-    assert split(net, random(2, 7)).head is last
 
 
 class Wrong(nn.Module):
@@ -157,14 +139,3 @@ def test_looking_at_a_network_changes_nothing() -> None:
     assert [part.training for part in net] == [True, False, True, True]
     assert all(torch.equal(net.state_dict()[n], t) for n, t in before.items())
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_modes_come_back_after_an_error() -> None:
-    net = nn.Sequential(nn.Dropout(0.5))
-    seen = []
-    with contextlib.suppress(KeyError), evaluating(net):
-        seen.append(net[0].training)
-        raise KeyError
-    assert seen == [False]
-    assert net.training
-    assert net[0].training

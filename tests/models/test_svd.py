@@ -61,14 +61,6 @@ def test_a_flat_spectrum_keeps_its_full_rank_where_the_released_code_sends_nothi
     assert torch.equal(received(tensor, float(energy)), tensor)
 
 
-def test_a_vector_of_three_is_no_factors() -> None:
-    tensors = {"bias": random(3), "weight": random(3, 9), "scalar": torch.tensor(2.0)}
-    packages = compress(tensors, 0.5)
-    assert [len(packages[name].parts) for name in tensors] == [1, 3, 1]
-    for name in ("bias", "scalar"):
-        assert torch.equal(packages[name].tensor(), tensors[name])
-
-
 @settings(deadline=None, max_examples=25)
 @given(
     shape=st.lists(st.integers(2, 7), min_size=2, max_size=4),
@@ -99,23 +91,6 @@ def test_energy_one_is_no_compression(shape: list[int], seed: int) -> None:
     assert total_bytes(packages) == 4 * tensor.numel()
 
 
-@pytest.mark.parametrize(
-    ("spectrum", "energy", "rank"),
-    [
-        ([2, 1, 1, 1, 1], 0.49, 1),
-        ([2, 1, 1, 1, 1], 0.5, 2),  # the energy has to be exceeded
-        ([2, 1, 1, 1, 1], 0.99, 5),
-        ([2, 1, 1, 1, 1], 1.0, 5),
-        ([2, 0, 0], 0.0, 1),
-        ([0, 0, 0], 0.5, 3),
-        ([[2, 0], [0, 0], [1, 1]], 0.8, 1),  # of all matrices together: 5 and 1
-        ([[2, 0], [0, 0], [1, 1]], 0.9, 2),
-    ],
-)
-def test_ranks_of_given_spectra(spectrum: list[float], energy: float, rank: int) -> None:
-    assert kept_rank(torch.tensor(spectrum, dtype=torch.float32), energy) == rank
-
-
 def test_tensors_of_one_row_and_of_zeros_travel_whole() -> None:
     tensors = {"row": random(1, 6), "filter": random(1, 3, 2, 2), "zeros": torch.zeros(4, 5)}
     back = decompress(compress(tensors, 0.1))
@@ -135,21 +110,6 @@ def test_bytes_are_those_of_the_factors_or_of_the_tensor_if_it_is_smaller() -> N
     (whole,) = compress({"it": cut}, 0.9)["it"].parts
     torch.testing.assert_close(whole, VECTORS["svd/conv/e0.9"], rtol=0, atol=1e-5)
     assert not torch.equal(whole, cut)
-
-
-def test_a_package_is_a_copy() -> None:
-    tensors = {"bias": random(4), "weight": random(6, 6)}
-    packages = compress(tensors, 1.0)
-    before = {name: tensor.clone() for name, tensor in decompress(packages).items()}
-    for tensor in tensors.values():
-        tensor.zero_()
-    assert all(torch.equal(packages[n].tensor(), t) for n, t in before.items())
-
-
-def test_gradients_do_not_travel() -> None:
-    weight = torch.nn.Parameter(random(6, 6))
-    packages = compress({"weight": weight, "bias": torch.nn.Parameter(random(4))}, 0.5)
-    assert not any(part.requires_grad for p in packages.values() for part in p.parts)
 
 
 def test_the_energy_grows_to_its_end() -> None:

@@ -1,7 +1,6 @@
 """The masked language model: its size, its arithmetic, what it masks, how its heads nest."""
 
 import json
-from itertools import pairwise, product
 from math import ceil, sqrt
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.networks.scaler import Scaler
 from lightfed.models.networks.transformer import Attention, Transformer
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
@@ -102,24 +100,6 @@ def test_the_forward_pass_is_its_formula(rate: float) -> None:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def test_attention_of_one_head_by_hand() -> None:
-    attention = Attention(1, 1, 1.0)
-    for name, value in {"q": 1.0, "k": 1.0, "v": 10.0, "o": 1.0}.items():
-        getattr(attention, name).weight.fill_(value)
-        getattr(attention, name).bias.zero_()
-    found = attention(torch.tensor([[[0.0], [1.0]]]))
-    # Position 0 weighs both alike; position 1 by exp(0) and exp(1): 10 e / (1 + e).
-    assert found.flatten().tolist() == pytest.approx([5.0, 7.310586], abs=1e-5)
-
-
-def test_what_the_scalers_follow() -> None:
-    parts = dict(small(rate=0.5).named_modules())
-    of_layer = ["attention.scaler", "scaler"]
-    expected = ["scaler", *(f"layers.{i}.{n}" for i, n in product(range(2), of_layer)), "decoder.1"]
-    assert sorted(n for n, m in parts.items() if isinstance(m, Scaler)) == sorted(expected)
-
-
 def test_how_it_starts() -> None:
     model = small(embedding=64, hidden=96)
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
@@ -161,17 +141,6 @@ def test_masked_positions_do_not_see_their_token_and_others_are_not_touched() ->
     assert torch.equal(model(tokens)[masked], logits[masked])
     assert torch.equal(model(tokens), model(tokens.flip(0)))
     assert model.masked.all()
-
-
-def test_masks_are_no_state_and_tokens_keep() -> None:
-    model, tokens = small(mask_rate=1.0), windows()
-    before = tokens.clone()
-    model(tokens).sum().backward()
-    assert torch.equal(tokens, before)
-    assert not any("masked" in name for name in model.state_dict())
-    gradient = model.token.weight.grad
-    assert gradient is not None
-    assert not gradient[:VOCABULARY].any()  # only the mask token's row was used
 
 
 @torch.no_grad()
@@ -226,11 +195,6 @@ def test_slices_are_those_of_the_released_code() -> None:
             assert torch.equal(full[grid], expected), (level, name)
 
 
-def test_label_rows_are_the_tokens_and_the_mask_token() -> None:
-    model = small(rate=0.5)
-    assert [shapes(model)[name] for name in model.label_rows] == [(VOCABULARY + 1, 4)]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("rate", [0.5, 0.25])
 def test_a_narrow_attention_is_the_wide_one_whose_other_weights_are_zero(rate: float) -> None:
@@ -269,24 +233,6 @@ def test_a_width_without_whole_heads_is_refused(embedding: int, heads: int, rate
     needed, width = heads * ceil(embedding / heads * rate), ceil(embedding * rate)
     assert f"are {needed}, where" in str(error.value)
     assert str(error.value).endswith(f"is {width}")
-
-
-@settings(deadline=None, max_examples=20)
-@given(given=st.lists(rates, min_size=2, max_size=4), heads=st.sampled_from([1, 2, 4]))
-def test_narrower_models_have_leading_parts_of_every_head(given: list[float], heads: int) -> None:
-    legal = sorted(rate for rate in (1.0, 0.5, *given) if is_legal(8, heads, rate))
-    models = [small(heads=heads, rate=rate, layers=1) for rate in legal]
-    whole = shapes(models[-1])
-    groups = declared(models[-1])
-    assert declared(models[0]) == groups
-    for narrow, wide in pairwise(models):
-        for name, counts in groups.items():
-            pair = zip(
-                kept(shapes(narrow)[name], whole[name], counts),
-                kept(shapes(wide)[name], whole[name], counts),
-                strict=True,
-            )
-            assert all(set(less) <= set(more) for less, more in pair), name
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lightfed.data.datasets.text import ALPHABET, encode
 from lightfed.models.networks.vdcnn import VDCNN, ConvBlock
 from lightfed.state.rows import ModelLayout
-from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 
 DEPTHS = (9, 17, 29, 49)
@@ -33,20 +32,6 @@ def test_vdcnns_have_the_published_entries_in_order(layers: int) -> None:
     assert shapes == [shape for _, shape in FAMILY["entries"][f"vdcnn{layers}"]]
     count = FAMILY["param_count"][f"vdcnn{layers}"]
     assert ModelLayout.of(model).parameter_numel == count
-
-
-@pytest.mark.parametrize("layers", DEPTHS)
-def test_layers_are_registered_as_they_are_called(layers: int) -> None:
-    model = small(layers)
-    leaves = [module for module in model.modules() if not list(module.children())]
-    called: list[nn.Module] = []
-    for module in leaves:
-        module.register_forward_hook(lambda module, *_: called.append(module))
-    model(letters(2, 64))
-    assert [id(module) for module in called] == [id(module) for module in leaves]
-    # The first, two of every block, and one of the shortcut of each of the three that widen.
-    convolutions = [module for module in leaves if isinstance(module, nn.Conv1d)]
-    assert len(convolutions) == {9: 12, 17: 20, 29: 32, 49: 52}[layers]
 
 
 def test_the_alphabet_has_no_newline_and_one_hyphen() -> None:
@@ -105,23 +90,3 @@ def test_convolutions_start_as_he_et_al_say() -> None:
         if isinstance(module, nn.Conv1d) and module.weight.numel() > 10_000:
             fan_in = module.weight[0].numel()
             assert (module.weight.std() * (fan_in / 2) ** 0.5 - 1).abs() < 0.05
-
-
-def test_a_width_leaves_channels() -> None:
-    assert small(width=1e-6)(letters(2, 20)).shape == (2, 4)
-    with pytest.raises(UserError, match="width: 0"):
-        small(width=0.0)
-
-
-def test_letters_can_be_learnt_from() -> None:
-    torch.manual_seed(0)
-    y = torch.arange(32) % 4
-    x = torch.where(torch.rand(32, 60) < 0.5, y[:, None] * 9 + 3, letters(32, 60))
-    model = small(9)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(15):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.3

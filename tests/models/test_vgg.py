@@ -1,9 +1,6 @@
 """VGG: the entries of the released code, torchvision's arithmetic, small versions."""
 
 import json
-from collections.abc import Callable
-from functools import partial
-from itertools import combinations, takewhile
 from typing import Any, get_args
 
 import pytest
@@ -44,14 +41,6 @@ def test_it_has_the_entries_of_the_released_code(depth: Depth) -> None:
     assert ModelLayout.of(model).parameter_numel == FAMILY["param_count"][f"vgg{depth}"]
 
 
-@pytest.mark.parametrize("pair", combinations(DEPTHS, 2))
-def test_small_versions_have_the_same_prefixes_in_common(pair: tuple[Depth, Depth]) -> None:
-    both = zip(*(entries(small(depth)) for depth in pair), strict=False)
-    common = takewhile(lambda ab: ab[0] == ab[1], both)
-    key = f"vgg{pair[0]}|vgg{pair[1]}"
-    assert len(list(common)) == FAMILY["pairwise"][key]["common_entries"]
-
-
 @torch.no_grad()
 def test_its_features_are_those_of_torchvision() -> None:
     model = VGG(depth=11, hidden=4).eval()
@@ -59,39 +48,6 @@ def test_its_features_are_those_of_torchvision() -> None:
     theirs.load_state_dict(model.features.state_dict())
     x = random(2, 3, 32, 32)
     assert torch.equal(model.features(x), theirs(x))
-
-
-@torch.no_grad()
-def test_the_head_drops_twice_and_is_a_formula_of_its_parameters() -> None:
-    model = small(dropout=0.25).eval()
-    drops = [i for i, m in enumerate(model.classifier) if isinstance(m, nn.Dropout)]
-    assert drops == [0, 3]
-    assert [model.classifier[i].p for i in drops] == [0.25, 0.25]
-    p = dict(model.classifier.named_parameters())
-    x = random(2, 3, 32, 32)
-    y = model.features(x).flatten(1)
-    for layer in ("1", "4"):
-        y = (y @ p[f"{layer}.weight"].T + p[f"{layer}.bias"]).relu()
-    torch.testing.assert_close(model(x), y @ p["6.weight"].T + p["6.bias"])
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 32), (3, 70)])
-def test_images_become_logits(depth: Depth, channels: int, size: int) -> None:
-    model = small(depth, channels, size)
-    logits = model(random(2, channels, size, size))
-    assert logits.shape == (2, 5)
-    logits.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize("make", [partial(VGG, depth=13, width=0.5, hidden=4), VGG11GN])
-def test_convolutions_start_by_their_outputs(make: Callable[[], nn.Module]) -> None:
-    convs = [m for m in make().modules() if isinstance(m, nn.Conv2d)]
-    for conv in convs:
-        assert conv.bias is not None
-        assert not conv.bias.any()
-        assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, 0.1)
 
 
 @settings(deadline=None, max_examples=15)

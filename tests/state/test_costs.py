@@ -18,7 +18,6 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.one_pixel import OnePixelConv2d
 from lightfed.state.costs import Ledger, MaskedFlops, forward_flops, weight_uses
 from lightfed.topology.topology import Ring
 from tests.small import Line, data_of, fleet_of, random_data, run_round
@@ -197,7 +196,6 @@ USES: dict[str, tuple[nn.Module, tuple[int, ...], float]] = {
     "conv": (nn.Conv2d(2, 5, 3, padding=1), (2, 2, 6, 8), 6 * 8),
     "conv_with_a_stride": (nn.Conv2d(2, 5, 3, padding=1, stride=(1, 2)), (2, 2, 6, 8), 6 * 4),
     "grouped_conv": (nn.Conv2d(4, 6, 3, groups=2), (2, 4, 5, 5), 3 * 3),
-    "conv_of_one_pixel": (OnePixelConv2d(4, 6), (2, 4, 1, 1), 1),
     "conv_of_one_dimension": (nn.Conv1d(3, 4, 3), (2, 3, 9), 7),
 }
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lightfed.cli.control_string import Control
 from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.layers import scaled
 from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.sizes import scaled
 from lightfed.utils.counts import rounded_down, rounded_up
 
 

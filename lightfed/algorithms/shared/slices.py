@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
 from lightfed.models.client_module import NetworkClient
-from lightfed.models.networks.scaler import Scaler
+from lightfed.models.networks.layers import Scaler
 from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError, require

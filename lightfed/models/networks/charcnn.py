@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.networks.sizes import scaled
+from lightfed.models.networks.layers import scaled
 from lightfed.utils.errors import require
 
 LETTERS = 70

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.networks.initial import he_normal_
-from lightfed.models.networks.sizes import group_norm, image_shape, scaled
+from lightfed.models.networks.layers import group_norm, he_normal_, image_shape, scaled
 
 Shortcut = Literal["conv", "pad"]
 Norm = Callable[[int], nn.Module]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.networks.one_pixel import OnePixelConv2d
-from lightfed.models.networks.scaler import Scaler
+from lightfed.models.networks.layers import Scaler
 from lightfed.utils.counts import rounded_up
 
 Norm = Literal["bn", "in", "ln", "gn", "none"]
@@ -46,12 +45,9 @@ class Conv(nn.Module):
         super().__init__()
         channels = [input_shape[0], *(rounded_up(width * rate) for width in hidden)]
         blocks: list[nn.Module] = []
-        for block, (inputs, outputs) in enumerate(pairwise(channels)):
-            if max(input_shape[1:]) >> block > 1:
-                blocks += [nn.Conv2d(inputs, outputs, 3, 1, 1)]
-            else:
-                blocks += [OnePixelConv2d(inputs, outputs)]
-            blocks += [Scaler(rate) if scaler else nn.Identity()]
+        for inputs, outputs in pairwise(channels):
+            blocks.append(nn.Conv2d(inputs, outputs, 3, 1, 1))
+            blocks.append(Scaler(rate) if scaler else nn.Identity())
             normed = make_norm(norm, outputs, layer=f"blocks.{len(blocks)}")
             blocks += [normed, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         pooled = blocks[:-1]

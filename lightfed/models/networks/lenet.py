@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.networks.sizes import image_shape, scaled
+from lightfed.models.networks.layers import image_shape, scaled
 from lightfed.utils.errors import require
 
 Variant = Literal[1, 2, 3, 4, 5]

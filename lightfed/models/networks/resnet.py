@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.networks.cnn import Norm, make_norm
-from lightfed.models.networks.scaler import Scaler
+from lightfed.models.networks.layers import Scaler
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import require
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.networks.charcnn import LETTERS
-from lightfed.models.networks.sizes import scaled
+from lightfed.models.networks.layers import scaled
 
 # Number of blocks in each stage after its first one.
 _MORE = {9: (0, 0, 0, 0), 17: (1, 1, 1, 1), 29: (4, 4, 1, 1), 49: (7, 7, 4, 2)}
