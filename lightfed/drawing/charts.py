@@ -1,23 +1,18 @@
-"""What a figure is: charts with their data, in Vega-Lite's language, and the series in them.
-
-`marks` makes the charts; `export` writes figures as files, and `pages` puts them on a page.
-"""
+"""What a figure is: charts of Altair with their data, and the series in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
+import pandas as pd
 
 from lightfed.drawing.theme import colour_of, dash_of
 from lightfed.results.tables import readable
 from lightfed.results.units import is_share
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.1.json"
-VERSION = "6.1"  # of Vega-Lite, for the page and for files
 DECADES = 50  # ratio of largest to smallest value from which a loss has a log axis
 
 
@@ -50,9 +45,9 @@ class Axis:
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
     """An axis of a metric: shares in per cent, losses and perplexities over decades in log."""
-    known = values[values.notna()]
+    known = values.dropna()
     wide = len(known) > 0 and 0 < known.min() < known.max() / DECADES
-    log = bool("perplexity" in metric or "loss" in metric) and wide
+    log = ("perplexity" in metric or "loss" in metric) and wide
     return Axis(column, title or readable(metric), "%" if is_share(metric) else "", log=log)
 
 
@@ -70,20 +65,6 @@ class Series:
         ordered = dict.fromkeys(names)
         return cls(column, {name: place for place, name in enumerate(ordered)}, title)
 
-    def colour(self) -> dict[str, Any]:
-        """The channel of colours."""
-        scale = [colour_of(place) for place in self.places.values()]
-        return self._channel(scale)
-
-    def dash(self) -> dict[str, Any]:
-        """The channel of dashes."""
-        return self._channel([dash_of(place) for place in self.places.values()])
-
-    def _channel(self, scale: Sequence[Any]) -> dict[str, Any]:
-        names = {"domain": list(self.places), "range": scale}
-        # a page has its own legend, with buttons; `export` adds Vega's
-        return {"field": "series", "type": "nominal", "scale": names, "legend": None}
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -91,24 +72,25 @@ class Chart:
 
     Attributes:
         title: above it.
-        spec: in Vega-Lite, without data and width; colours by name, see `theme`.
-        data: what it shows, with the columns that the specification names.
+        drawing: without its data and width; colours by name, see `theme`.
+        data: what it shows, with the columns that the drawing names.
         headings: of those columns that readers see, in their order.
         formats: of these columns, in d3's language.
         series: the names that can be switched off.
     """
 
     title: str
-    spec: Mapping[str, Any]
+    drawing: alt.LayerChart
     data: pd.DataFrame
     headings: Mapping[str, str]
     formats: Mapping[str, str] = field(default_factory=dict)
     series: Series | None = None
 
     @property
-    def rows_are_series(self) -> bool:
-        """Whether each series has a row of its own with its name, so that it needs no legend."""
-        return self.series is not None and bool((self.data["y"] == self.data["series"]).all())
+    def spec(self) -> dict[str, Any]:
+        """The drawing in Vega-Lite, without data and configuration."""
+        spec: dict[str, Any] = self.drawing.to_dict(validate=False)
+        return {key: value for key, value in spec.items() if key not in ("config", "data")}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -130,14 +112,34 @@ class Figure:
     @property
     def series(self) -> dict[str, int]:
         """Names drawn in any of its charts and their places, for one legend."""
-        charts = [(one.series, one.data["series"]) for one in self.charts if one.series]
+        charts = [(chart.series, chart.data["series"]) for chart in self.charts if chart.series]
         drawn = {name for _, names in charts for name in names}
         return {n: p for by, _ in charts for n, p in by.places.items() if n in drawn}
 
     @property
     def table(self) -> pd.DataFrame:
         """The numbers of all its charts."""
-        import pandas as pd
-
         tables = {chart.title: chart.table for chart in self.charts}
         return pd.concat(tables, names=["chart"]).reset_index("chart")
+
+
+def colour(by: Series, data: pd.DataFrame) -> alt.Color:
+    """The channel of colours; a legend in files, as a page has its own with buttons."""
+    drawn = _drawn(by, data)
+    scale = alt.Scale(domain=list(drawn), range=[colour_of(place) for place in drawn.values()])
+    rows_are_series = bool((data["y"] == data["series"]).all())
+    legend = None if len(drawn) < 2 or rows_are_series else alt.Undefined
+    return alt.Color("series:N", scale=scale, title=None, legend=legend)
+
+
+def dash(by: Series, data: pd.DataFrame) -> alt.StrokeDash:
+    """The channel of dashes."""
+    drawn = _drawn(by, data)
+    scale = alt.Scale(domain=list(drawn), range=[dash_of(place) for place in drawn.values()])
+    legend = None if len(drawn) < 2 else alt.Undefined
+    return alt.StrokeDash("series:N", scale=scale, title=None, legend=legend)
+
+
+def _drawn(by: Series, data: pd.DataFrame) -> dict[str, int]:
+    names = set(data["series"])
+    return {name: place for name, place in by.places.items() if name in names}

@@ -1,4 +1,4 @@
-"""Pages that need nothing from outside: templates, charts with their data, and the library.
+"""Pages that need nothing from outside: templates, charts with their data, and Vega's script.
 
 A page works from a file, offline, under a content policy that lets only its own two scripts run
 and nothing be fetched. It draws its charts in the reader's colours and draws them again if these
@@ -7,23 +7,33 @@ change. Every text is escaped. `parts()` has the macros of templates/parts.html.
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import math
+import os
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+import pandas as pd
+import vl_convert
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from lightfed.drawing.charts import Chart, Figure
-from lightfed.drawing.library import LICENCES, digest, library
+from lightfed.drawing.files import VERSION, write_file
 from lightfed.drawing.theme import DARK, LIGHT, coloured, config, dash_of
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lightfed.utils.errors import UserError
 
 DIGITS = 5  # of a number in a chart
+LICENCES = (
+    "Vega, Vega-Lite, vega-embed and vega-tooltip: copyright University of Washington Interactive "
+    "Data Lab and contributors, BSD 3-Clause licence. D3: copyright Mike Bostock, ISC licence."
+)
 
 
 @cache
@@ -32,25 +42,28 @@ def parts() -> Any:
     return _environment().get_template("parts.html").module
 
 
-def document(name: str, *, template: str, refresh: int = 0, **also: Any) -> str:
+def document(name: str, *, template: str, **also: Any) -> str:
     """A whole page.
 
-    `name` is the title of the browser tab, `template` a file in templates/. The page loads itself
-    again after `refresh` seconds; 0 for a page that stays.
+    `name` is the title of the browser tab, `template` a file in templates/, and `also` what the
+    template shows; with `refresh` the page loads itself again after so many seconds.
     """
-    own, packed = _script(), library()
-    policy = f"script-src '{digest(own.encode())}' '{packed.digest}'"
-    page = _environment().get_template(template)
-    return page.render(
-        name=name,
-        refresh=refresh,
-        script=Markup(own),
-        packed=packed.packed,
-        policy=f"default-src 'none'; {policy}; style-src 'unsafe-inline'; img-src data:",
-        looks={"light": coloured(config(), LIGHT), "dark": coloured(config(), DARK)},
-        colours={"light": LIGHT.colours, "dark": DARK.colours},
-        licences=LICENCES,
-        **also,
+    script = (files("lightfed.drawing") / "templates" / "charts.js").read_text("utf-8")
+    packed = library()
+    allowed = f"'{digest(script.encode())}' '{digest(gzip.decompress(packed))}'"
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            name=name,
+            script=Markup(script),
+            packed=base64.b64encode(packed).decode("ascii"),
+            policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'",
+            looks={"light": coloured(config(), LIGHT), "dark": coloured(config(), DARK)},
+            colours={"light": LIGHT.colours(), "dark": DARK.colours()},
+            licences=LICENCES,
+            **also,
+        )
     )
 
 
@@ -70,39 +83,47 @@ def content(figure: Figure) -> list[dict[str, Any]]:
 
 def describe(chart: Chart) -> str:
     """For readers who do not see the chart."""
-    names = [] if chart.series is None else list(dict.fromkeys(chart.data["series"]))
+    names = [] if chart.series is None else list(chart.data["series"].unique())
     of = f" of {', '.join(map(str, names[:12]))}" if names else ""
     return f"{chart.title}{of}. The numbers are in the table below the figure."
 
 
-def _column(values: pd.Series[Any]) -> Any:
-    """Numbers with DIGITS digits, up to the last that is known; names once each, with places.
+def library() -> bytes:
+    """Vega, Vega-Lite and vega-embed in one script, in gzip.
 
-    Places that repeat are written once, and how many times, where that is shorter.
+    vl-convert bundles it in two seconds, so the script is kept in the user's cache folder.
     """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    place = home / "lightfed" / f"vega-{VERSION}-{version('vl-convert-python')}.js.gz"
+    if place.is_file():
+        return place.read_bytes()
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION)
+    packed = gzip.compress(script.encode(), mtime=0)
+    with suppress(UserError):  # without a place for it, each report bundles the script again
+        write_file(place, packed)
+    return packed
+
+
+def digest(script: bytes) -> str:
+    """How a content policy names a script that may run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode('ascii')}"
+
+
+def _column(values: pd.Series[Any]) -> Any:
+    """Numbers with DIGITS digits, up to the last that is known; names once each, with places."""
     if values.dtype.kind == "b":
-        return [bool(value) for value in values]
+        return values.tolist()
     if values.dtype.kind in "iuf":
-        known = len(values) - int(values[::-1].notna().to_numpy().argmax()) if len(values) else 0
-        return [_number(value) for value in values.tolist()[:known]]
-    codes, labels = values.factorize()
-    named = {"of": [str(name) for name in labels]}
-    begins = np.flatnonzero(np.diff(codes, prepend=-2))
-    if 2 * len(begins) > len(codes):
-        return {**named, "at": codes.tolist()}
-    times = np.diff(begins, append=len(codes))
-    return {**named, "at": codes[begins].tolist(), "times": times.tolist()}
+        return [_number(value) for value in values.loc[: values.last_valid_index()]]
+    codes, names = values.factorize()
+    return {"of": [str(name) for name in names], "at": codes.tolist()}
 
 
 def _number(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-    return int(short) if short == int(short) and abs(short) < 2**53 else short
-
-
-def _script() -> str:
-    return (files("lightfed.drawing") / "templates" / "charts.js").read_text("utf-8")
+    return int(short) if short == int(short) else short
 
 
 @cache
@@ -115,10 +136,10 @@ def _environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # and columns in their order
     made.filters |= {"typeset": _typeset, "content": content, "describe": describe}
-    made.globals |= {"light": LIGHT, "dark": DARK, "dash": dash_of, "series": len(LIGHT.series)}
+    made.globals |= {"light": LIGHT, "dark": DARK, "dash": dash_of}
     return made
 
 
 def _typeset(text: str) -> Markup:
-    """Escaped, with a true plus-minus and minus sign."""
+    """Escaped, with a true plus-minus sign."""
     return escape(text).replace(" +- ", Markup(" &plusmn; "))

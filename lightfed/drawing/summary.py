@@ -1,14 +1,12 @@
 """Terminal output at the end of a run: key figures, client groups, and the path of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pandas import DataFrame
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,11 +14,7 @@ from lightfed.results.outcome import outcome_of
 from lightfed.results.run import read
 from lightfed.results.tables import client_group_table, headline, key_figures, measured, text_table
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 WIDTH_OF_A_FILE = 240
-BORDER = 3  # spaces and rule of a column
 CLIENT_GROUP_SPARE = ("std", "down / client", "compute / client", "stored / client")
 
 
@@ -46,8 +40,9 @@ def print_summary(run: Path) -> None:
 def new_console() -> Console:
     """Standard output; in a pipe or file, lines are wide enough not to break cells."""
     console = Console(highlight=False, markup=False)
-    width = None if console.is_terminal else WIDTH_OF_A_FILE
-    return Console(highlight=False, markup=False, width=width)
+    if not console.is_terminal:
+        console.width = WIDTH_OF_A_FILE
+    return console
 
 
 def print_line(console: Console, text: str) -> None:
@@ -67,29 +62,22 @@ def print_table(
         if fits(console, content):
             break
         content = content.drop(columns=header, errors="ignore")
-    widths = _widths(content, wrapped=False)
-    if _total(widths) > console.width:
-        widths = _widths(content, wrapped=True)
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for number, (header, width) in enumerate(zip(content.columns, widths, strict=True)):
-        justify: JustifyMethod = "left" if number in left else "right"
-        table.add_column(Text(header), justify=justify, overflow="fold", width=width)
-    for row in content.itertuples(index=False, name=None):
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    console.print(_table(content, left))
 
 
 def fits(console: Console, content: DataFrame) -> bool:
     """Whether the console is wide enough not to break cells."""
-    return _total(_widths(content, wrapped=True)) <= console.width
+    needed = Measurement.get(console, console.options.update(width=10_000), _table(content))
+    return needed.minimum <= console.width
 
 
-def _widths(content: DataFrame, *, wrapped: bool) -> list[int]:
-    """Characters per column that keep cells and headers (if `wrapped`, their words) whole."""
-    heads = [header.split() if wrapped else [header] for header in content.columns]
-    columns = zip(heads, *content.to_numpy().tolist(), strict=True)
-    return [max(map(cell_len, (*words, *cells, ""))) for words, *cells in columns]
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(width + BORDER for width in widths) + 1
+def _table(content: DataFrame, left: Sequence[int] = (0,)) -> Table:
+    """Cells stay whole, and words of headers."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for number, header in enumerate(content.columns):
+        widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
+        side: JustifyMethod = "left" if number in left else "right"
+        table.add_column(Text(header), justify=side, overflow="fold", min_width=widest)
+    for row in content.itertuples(index=False, name=None):
+        table.add_row(*map(Text, row))
+    return table

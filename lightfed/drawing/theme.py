@@ -1,35 +1,22 @@
 """Colours and dashes of all charts and pages, for light and dark screens.
 
-A specification names its colours (`theme:ink`, `theme:c0`), and `coloured` puts in those of a
-theme. So a page follows the reader's screen, and a file for a paper is light. Series colours have a
-contrast of at least 3:1 with the background, texts one of at least 4.5:1 (WCAG 2.2 AA). They were
-chosen for the largest distance in OKLab under normal vision and the three colour vision
-deficiencies of Machado et al., "A Physiologically-based Model for Simulation of Color Vision
-Deficiency", TVCG 2009; dashes tell series apart where colours repeat or are printed in grey.
+A chart names its colours (`theme:ink`, `theme:c0`), and `coloured` puts in those of a theme. So a
+page follows the reader's screen, and a file for a paper is light. Series colours have a contrast of
+at least 3:1 with the background, texts one of at least 4.5:1 (WCAG 2.2 AA). They were chosen for
+the largest distance in OKLab under normal vision and the three colour vision deficiencies of
+Machado et al., "A Physiologically-based Model for Simulation of Color Vision Deficiency", TVCG
+2009; dashes tell series apart where colours repeat or are printed in grey.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import json
+import re
+from typing import Any, NamedTuple
 
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 3), (2, 5))
-PREFIX = "theme:"
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of one scheme.
-
-    Attributes:
-        page: behind everything.
-        face: behind charts and tables.
-        ink: texts.
-        muted: texts of axes and notes.
-        grid: lines of grids and frames.
-        accent: links, notes and marks of means.
-        series: by place.
-        ramp: from low to high.
-        diverging: from brown through grey to blue.
-    """
+class Theme(NamedTuple):
+    """Colours of one scheme: of the page, texts and frames, of series by place, of heat maps."""
 
     page: str
     face: str
@@ -41,11 +28,9 @@ class Theme:
     ramp: tuple[str, ...]
     diverging: tuple[str, ...]
 
-    @property
     def colours(self) -> dict[str, Any]:
-        """By the names that follow `theme:` in a specification."""
-        found = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return found | {f"c{place}": colour for place, colour in enumerate(self.series)}
+        """By the names that follow `theme:` in a chart."""
+        return self._asdict() | {f"c{place}": name for place, name in enumerate(self.series)}
 
 
 LIGHT = Theme(
@@ -78,7 +63,7 @@ DARK = Theme(
 
 def colour_of(place: int) -> str:
     """The colour of a series, by name."""
-    return f"{PREFIX}c{place % len(LIGHT.series)}"
+    return f"theme:c{place % len(LIGHT.series)}"
 
 
 def dash_of(place: int) -> list[int]:
@@ -86,31 +71,34 @@ def dash_of(place: int) -> list[int]:
     return list(DASHES[place % len(DASHES)])
 
 
-def coloured(spec: Any, theme: Theme) -> Any:
+def coloured(spec: dict[str, Any], theme: Theme) -> dict[str, Any]:
     """A specification with the colours of a theme in place of their names."""
-    if isinstance(spec, dict):
-        return {key: coloured(value, theme) for key, value in spec.items()}
-    if isinstance(spec, list | tuple):
-        return [coloured(value, theme) for value in spec]
-    named = isinstance(spec, str) and spec.startswith(PREFIX)
-    return theme.colours.get(spec.removeprefix(PREFIX), spec) if named else spec
+    colours = theme.colours()
+    named: dict[str, Any] = json.loads(
+        re.sub(r'"theme:(\w+)"', lambda name: json.dumps(colours[name[1]]), json.dumps(spec))
+    )
+    return named
 
 
 def config() -> dict[str, Any]:
-    """Vega-Lite's configuration: quiet axes, one font, colours by name."""
-    font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-    text: dict[str, Any] = {"labelColor": f"{PREFIX}muted", "titleColor": f"{PREFIX}muted"}
-    text |= {"titleFontWeight": "normal", "titleFontSize": 12, "labelFontSize": 12}
+    """Vega-Lite's configuration: quiet axes, one font, legends below, colours by name."""
+    text = {
+        "labelColor": "theme:muted",
+        "titleColor": "theme:muted",
+        "titleFontWeight": "normal",
+        "titleFontSize": 12,
+        "labelFontSize": 12,
+    }
     return {
-        "background": f"{PREFIX}face",
-        "font": font,
+        "background": "theme:face",
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
         "view": {"stroke": None},
         "axis": {
             **text,
             "labelLimit": 180,
-            "gridColor": f"{PREFIX}grid",
-            "domainColor": f"{PREFIX}muted",
-            "tickColor": f"{PREFIX}muted",
+            "gridColor": "theme:grid",
+            "domainColor": "theme:muted",
+            "tickColor": "theme:muted",
             "labelOverlap": "greedy",
             "labelSeparation": 8,
             "labelFlush": False,  # a label that is moved inwards touches its neighbour
@@ -118,7 +106,16 @@ def config() -> dict[str, Any]:
         },
         # the label at the end of an axis is wider than its tick
         "padding": {"left": 5, "top": 5, "right": 16, "bottom": 5},
-        "legend": {**text, "titleLimit": 300},
-        "title": {"color": f"{PREFIX}ink", "fontSize": 13, "anchor": "start", "offset": 10},
-        "text": {"color": f"{PREFIX}ink"},
+        "range": {"ramp": "theme:ramp", "diverging": "theme:diverging"},
+        "legend": {
+            **text,
+            "orient": "bottom",
+            "columns": 3,
+            "labelLimit": 200,
+            "titleLimit": 300,
+            "symbolStrokeWidth": 2,
+            "symbolOpacity": 1,
+        },
+        "title": {"color": "theme:ink", "fontSize": 13, "anchor": "start", "offset": 10},
+        "text": {"color": "theme:ink"},
     }

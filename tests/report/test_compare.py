@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from lightfed.drawing.theme import colour_of, dash_of
 from lightfed.report import compare
 from lightfed.report.comparison import common_metric
 from lightfed.report.comparison_figures import comparison_figures
@@ -185,7 +186,9 @@ def test_many_experiments_have_lines_of_their_own(tmp_path: Path) -> None:
     chart = comparison_figures(rows, "global/accuracy")[0].charts[0]
     assert chart.series is not None
     looks = zip(
-        chart.series.colour()["scale"]["range"], chart.series.dash()["scale"]["range"], strict=True
+        map(colour_of, chart.series.places.values()),
+        map(dash_of, chart.series.places.values()),
+        strict=True,
     )
     assert len({(colour, *dash) for colour, dash in looks}) == 13
 

@@ -19,19 +19,27 @@ async function unpack() {
 
 function rows(columns) {
   const names = Object.keys(columns);
-  const named = ({ of, at, times }) =>
-    times ? at.flatMap((place, i) => Array(times[i]).fill(of[place])) : at.map((place) => of[place]);
-  const cells = names.map((name) => (Array.isArray(columns[name]) ? columns[name] : named(columns[name])));
+  const cells = names.map((name) => {
+    const { of, at } = columns[name];
+    return of ? at.map((place) => of[place]) : columns[name];
+  });
   return Array.from({ length: Math.max(...cells.map((column) => column.length)) }, (_, i) =>
     Object.fromEntries(names.map((name, k) => [name, cells[k][i] ?? null])));
 }
 
-// a colour by name, as the theme has it
-function coloured(value, theme) {
-  if (typeof value === "string" && value.startsWith("theme:")) return theme[value.slice(6)] ?? value;
-  if (Array.isArray(value)) return value.map((one) => coloured(one, theme));
-  if (value === null || typeof value !== "object") return value;
-  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, coloured(one, theme)]));
+// a chart names its colours; its legend is the page's, with buttons
+function specify(chart, host, scheme) {
+  const named = (_, name) => JSON.stringify(colours[scheme][name]);
+  const spec = JSON.parse(JSON.stringify(chart.spec).replace(/"theme:(\w+)"/g, named));
+  const look = looks[scheme];
+  const labelLimit = Math.max(180, 0.4 * host.clientWidth);
+  return {
+    ...spec,
+    width: "container",
+    autosize: { type: "fit-x", contains: "padding" },
+    data: { values: rows(chart.data) },
+    config: { ...look, axis: { ...look.axis, labelLimit }, legend: { ...look.legend, disable: chart.series } },
+  };
 }
 
 async function draw(figure) {
@@ -39,12 +47,8 @@ async function draw(figure) {
   const hosts = figure.element.querySelectorAll(".chart");
   figure.views.forEach((view) => view.finalize());
   figure.views = await Promise.all(figure.charts.map(async (chart, i) => {
-    const data = { values: rows(chart.data) };
-    const spec = { ...coloured(chart.spec, colours[scheme]), width: "container", data };
-    const labelLimit = Math.max(180, 0.4 * hosts[i].clientWidth);
-    const config = { ...looks[scheme], axis: { ...looks[scheme].axis, labelLimit } };
-    const options = { ast: true, actions: false, renderer: "svg", config };
-    const { view } = await vegaEmbed(hosts[i], spec, { ...options, tooltip: { theme: scheme } });
+    const options = { ast: true, actions: false, renderer: "svg", tooltip: { theme: scheme } };
+    const { view } = await vegaEmbed(hosts[i], specify(chart, hosts[i], scheme), options);
     entitle(hosts[i]);
     return view;
   }));
