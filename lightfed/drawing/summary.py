@@ -15,7 +15,7 @@ from lightfed.results.run import read
 from lightfed.results.tables import client_group_table, headline, key_figures, measured, text_table
 
 WIDTH_OF_A_FILE = 240
-CLIENT_GROUP_SPARE = ("std", "down / client", "compute / client", "stored / client")
+CLIENT_GROUP_SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
 
 
 def print_summary(run: Path) -> None:

@@ -10,29 +10,32 @@ comparison-verdicts.csv.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pandas import DataFrame, concat
 
-from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import write_figures, write_file, write_table
 from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.comparison_figures import comparison_figures, seeds_note
 from lightfed.report.final_figures import comparison_table
-from lightfed.report.verdicts import (
-    Contest,
-    contests,
-    print_verdicts,
-    verdicts_csv,
-    verdicts_markup,
+from lightfed.report.verdicts import NOTE, Contest, contests, verdicts_csv
+from lightfed.results.groups import (
+    Group,
+    common_parent,
+    data_terms,
+    grouped,
+    runs_of,
+    singles,
+    terms_of,
 )
-from lightfed.results.groups import Group, common_parent, grouped, runs_of, singles, terms_of
+from lightfed.results.intervals import CHOSEN
 from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
-from lightfed.results.tables import failures_text, rounds_text, without_shared_columns
+from lightfed.results.tables import failures_text, rounds_text
 from lightfed.results.units import NOTHING, is_share
 from lightfed.studies.figures import study_figures
 from lightfed.studies.flexifed.strategies import Study, studies
@@ -43,12 +46,12 @@ from lightfed.utils.errors import UserError
 
 FOLDER = "comparison"  # of its output, beside the runs
 PAGE = "comparison.html"
-SETTINGS = ("seed", "algorithm", "data", "clients", "rounds", "n")
+SETTINGS = ("seed", "algorithm", "data", "clients", "rounds", "n")  # said once if all share them
 SPARE = (
     *("train loss", "time / round", "between servers", "stored / client", "compute"),
     *("rounds", "algorithm", "seed", "worst 10 %"),
 )
-SAID = r"method|data|clients \d+ (count|level|rate)"  # settings that other columns tell
+SAID = re.compile(r"^clients |^max_epochs$| digest$")  # settings that other words tell
 MOST_NAMED = 12  # runs in a sentence
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
 
@@ -59,15 +62,19 @@ class Comparison:
 
     Attributes:
         rows: of the table of final values.
+        finals: this table, without columns in which all rows are alike.
+        settings: those in which rows differ, see `differing`.
         column: of metrics.csv, for the lines.
         studies: of FlexiFed's strategies.
         protocols: in which pFedMoE is compared with other methods.
         contests: the metrics in which experiments are compared seed by seed.
         target: as requested.
-        notes: what all runs share, and which are left out.
+        notes: what intervals are of, what all runs share, and which are left out.
     """
 
     rows: Sequence[Group]
+    finals: DataFrame
+    settings: DataFrame
     column: str
     studies: Sequence[Study]
     protocols: Sequence[Protocol]
@@ -126,35 +133,51 @@ def compare(
     finished = [run for run in files if run.finished]
     ended = finished if len(finished) > 1 else files
     rows = grouped(ended) if group else singles(ended)
-    found = Comparison(
-        rows=rows,
-        column=common_metric(ended),
-        studies=studies(ended),
-        protocols=protocols(ended),
-        contests=contests(ended),
-        target=target,
-        notes=[*notes, *provisos(files, runs_of(rows))],
-    )
-    _check_target(found)
-    finals, shared = without_shared_columns(
-        comparison_table(rows, found.column, target=target), SETTINGS
-    )
-    found = replace(found, notes=[f"all runs: {shared}", *found.notes] if shared else found.notes)
+    found = _compared(rows, ended, target, [*notes, *provisos(files, runs_of(rows))])
     folder = common_parent(files) / FOLDER if output is None else output
-    page = _write(found, finals, folder, formats, tables)
-    _print(found, finals)
+    page = _write(found, folder, formats, tables)
+    _print(found)
     print_line(new_console(), f"page: {page}")
     return page
 
 
-def differing(rows: Sequence[Group]) -> DataFrame:
-    """The settings in which rows differ, by their names in labels; a dash where there is none.
+def _compared(
+    rows: Sequence[Group], runs: Sequence[Run], target: float | None, notes: Sequence[str]
+) -> Comparison:
+    column, compared, strategies = common_metric(runs), protocols(runs), studies(runs)
+    metrics = [column, *(study.topic.metric for study in strategies)]
+    _check_target(target, [*metrics, *(protocol.metric for protocol in compared)])
+    finals = comparison_table(rows, column, target=target)
+    alike = [name for name in finals if name in SETTINGS and finals[name].nunique() == 1]
+    settings = settings_of(rows)
+    shared = {name: finals[name].iloc[0] for name in alike} | {
+        name: settings[name].iloc[0]
+        for name in settings.columns[1:]
+        if settings[name].nunique() == 1 and not SAID.search(name)
+    }
+    texts = [f"{name} {text}" for name, text in shared.items() if text != NOTHING]
+    said = f"all runs: {', '.join(texts)}" if texts else ""
+    return Comparison(
+        rows=rows,
+        finals=finals.drop(columns=alike),
+        settings=settings.loc[:, (settings.nunique() > 1) | (settings.columns == "settings of")],
+        column=column,
+        studies=strategies,
+        protocols=compared,
+        contests=contests(runs),
+        target=target,
+        notes=[note for note in (seeds_note(rows), said, _synthetic(rows), *notes) if note],
+    )
 
-    Widths of groups are in the column `levels`; methods and data are in the table of final values.
-    """
-    terms = DataFrame([terms_of(row) for row in rows], index=[row.label for row in rows])
-    shown = terms.fillna(NOTHING).loc[:, ~terms.columns.str.fullmatch(SAID)]
-    return shown.loc[:, shown.nunique() > 1].reset_index(names="settings of")
+
+def settings_of(rows: Sequence[Group]) -> DataFrame:
+    """The settings of each row by their names in reports, a dash where there is none."""
+    terms = [
+        {k: v for k, v in data_terms(row).items() if k not in SETTINGS} | terms_of(row)
+        for row in rows
+    ]
+    labels = [row.label for row in rows]
+    return DataFrame(terms, index=labels).fillna(NOTHING).reset_index(names="settings of")
 
 
 def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
@@ -184,57 +207,65 @@ def common_metric(runs: Sequence[Run]) -> str:
 def clients_of(groups: Sequence[Group]) -> DataFrame:
     """The clients of all evaluations of all runs, a row a client and evaluation.
 
-    Columns: `run`, `experiment`, `method`, `seed` and those of clients.csv.
+    Columns: `run`, `experiment`, `method`, `seed`, `data` and those of clients.csv.
     """
     parts = [
         run.clients.assign(
-            run=run.name, experiment=group.label, method=run.algorithm, seed=run.seed
+            run=run.name,
+            experiment=group.label,
+            method=run.algorithm,
+            seed=run.seed,
+            data=group.condition,
         )
         for group in groups
         for run in group.runs
         if len(run.clients)
     ]
     table = concat(parts, ignore_index=True) if parts else DataFrame()
-    first = [name for name in ("run", "experiment", "method", "seed") if name in table]
+    first = [name for name in ("run", "experiment", "method", "seed", "data") if name in table]
     return table[[*first, *(name for name in table if name not in first)]]
 
 
-def _check_target(found: Comparison) -> None:
-    target = found.target
-    if target is None:
-        return
-    metrics = [study.topic.metric for study in found.studies]
-    metrics += [found.column, *(protocol.metric for protocol in found.protocols)]
+def _check_target(target: float | None, metrics: Sequence[str]) -> None:
     shares = all(map(is_share, metrics))
-    if not math.isfinite(target) or (shares and not 0 < target <= 1):
+    if target is not None and (not math.isfinite(target) or (shares and not 0 < target <= 1)):
         fix = "give an accuracy in 0..1, such as 0.8" if shares else "give a finite number"
         raise UserError("--target", f"{target:g}", fix)
 
 
-def _write(
-    found: Comparison,
-    finals: DataFrame,
-    folder: Path,
-    formats: Sequence[str],
-    tables: Sequence[str],
-) -> Path:
+def _write(found: Comparison, folder: Path, formats: Sequence[str], tables: Sequence[str]) -> Path:
     figures = [
         *comparison_figures(found.rows, found.column),
         *study_figures(found.runs, target=found.target),
     ]
+    strategies = found.strategies
+    studied = strategies.markup() if strategies else []
     page = folder / PAGE
-    write_file(page, _page(found, figures, finals).encode())
-    if found.strategies:
-        write_file(folder / STRATEGY_TABLE, found.strategies.csv().encode())
-    if found.contests:
-        write_file(folder / VERDICTS, verdicts_csv(found.contests).encode())
-    for name, stale in ((STRATEGY_TABLE, not found.strategies), (VERDICTS, not found.contests)):
-        if stale:
+    text = document(
+        f"Comparison of {len(found.runs)} runs",
+        template="comparison.html",
+        places=[row.place for row in found.rows],
+        finals=found.finals,
+        notes=[f"{note[0].upper()}{note[1:]}." for note in found.notes],
+        contests=found.further_contests,
+        contests_note=NOTE,
+        figures=figures,
+        tables=[*studied, *(part for p in found.protocols for part in markup(p, found.target))],
+        settings=found.settings,
+    )
+    write_file(page, text.encode())
+    for name, content in (
+        (STRATEGY_TABLE, strategies.csv() if strategies else ""),
+        (VERDICTS, verdicts_csv(found.contests) if found.contests else ""),
+    ):
+        if content:
+            write_file(folder / name, content.encode())
+        else:
             (folder / name).unlink(missing_ok=True)  # a table of other runs would now be wrong
     write_figures(figures, folder, formats)
     for table in tables:
-        write_table(finals, folder / "comparison-table", table)
-        write_table(differing(found.rows), folder / "comparison-settings", table)
+        write_table(found.finals, folder / "comparison-table", table)
+        write_table(found.settings, folder / "comparison-settings", table)
         for figure in figures:
             write_table(figure.table, folder / figure.name, table)
     if "csv" in tables:
@@ -244,45 +275,23 @@ def _write(
     return page
 
 
-def _page(found: Comparison, figures: Sequence[Figure], finals: DataFrame) -> str:
-    tables = found.strategies.markup() if found.strategies else []
-    note = seeds_note(found.rows)
-    return document(
-        f"Comparison of {len(found.runs)} runs",
-        template="comparison.html",
-        lead=_lead(found),
-        figures=figures,
-        tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
-        finals=finals,
-        settings=differing(found.rows),
-        places=[row.place for row in found.rows],
-        note=f"{note[0].upper()}{note[1:]}." if note else "",
-        verdicts=verdicts_markup(found.further_contests),
-    )
+def _synthetic(rows: Sequence[Group]) -> str:
+    names = [run.name for run in runs_of(rows) if run.synthetic]
+    text = ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs"
+    return f"synthetic data: {text}" if names else ""
 
 
-def _lead(found: Comparison) -> list[tuple[str, str]]:
-    """Paragraphs: who is ahead, which data are synthetic, and what is left out."""
-    verdicts = [f"{one.title}: {one.verdict()}" for one in found.further_contests]
-    synthetic = [run.name for run in found.runs if run.synthetic]
-    text = ", ".join(synthetic) if len(synthetic) <= MOST_NAMED else f"{len(synthetic)} runs"
-    return [
-        *(("lead", verdict) for verdict in verdicts),
-        *([("note", f"Synthetic data: {text}.")] if synthetic else []),
-        *(("note", f"{note[0].upper()}{note[1:]}.") for note in found.notes),
-    ]
-
-
-def _print(found: Comparison, finals: DataFrame) -> None:
+def _print(found: Comparison) -> None:
     console = new_console()
-    print_table(console, finals, spare=SPARE)
-    settings = differing(found.rows)
-    if len(settings.columns) > 1:
-        print_table(console, settings, spare=[*settings.columns[:0:-1]])
-    for note in (seeds_note(found.rows), *found.notes):
-        if note:
-            print_line(console, note)
+    print_table(console, found.finals, spare=SPARE)
+    for note in found.notes:
+        print_line(console, note)
+    for contest in found.further_contests:
+        print_line(console, f"{contest.title}: {contest.verdict()}")
+    if found.further_contests:
+        print_line(console, CHOSEN)
     if found.strategies:
         print_strategies(console, found.strategies)
     print_methods(console, found.protocols, found.target)
-    print_verdicts(console, found.further_contests)
+    if len(found.settings.columns) > 1:
+        print_table(console, found.settings, spare=[*found.settings.columns[:0:-1]])

@@ -1,20 +1,24 @@
-"""The figures of any comparison: courses, final values, costs, and the spread over clients."""
+"""The figures of any comparison: courses, final values, costs, and the spread over clients.
+
+Experiments on different data are never drawn in one chart: each condition has charts of its own.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
-from lightfed.drawing.tidy import score_row, stacked
+from lightfed.drawing.tidy import course_table, score_row, stacked
 from lightfed.report.run_figures import scaled_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
-from lightfed.results.groups import Group, courses
+from lightfed.results.groups import Group
 from lightfed.results.outcome import client_metric, outcome_of
+from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
 
 COSTS = {
@@ -24,18 +28,37 @@ COSTS = {
     "seconds": ("time of the run", "s", "time"),
 }
 DRAG = "Drag to move, shift and wheel to zoom, double click to go back."
+Draw = Callable[[Sequence[Group], str, Series, str], list[Chart]]
 
 
 def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
-    """Those that the runs allow; each group has one colour and one dash in all of them."""
+    """Those that the runs allow; each label has one colour and one dash in all of them."""
     by = Series("label", {group.label: group.place for group in groups}, "experiment")
-    made = (
-        _courses(groups, column, by),
-        _finals(groups, column, by),
-        _costs(groups, column, by),
-        _clients(groups, column, by),
+    conditions = gathered(groups, lambda group: group.condition)
+    note, metric = seeds_note(groups) or "single runs", readable(base_name(column))
+    spread = (
+        "The clients of all runs of an experiment at their last evaluation. Boxes: quartiles; "
+        "lines: 5 % to 95 %; bars: median (thick) and mean (thin)."
     )
-    return [figure for figure in made if figure is not None]
+    kinds: tuple[tuple[str, str, str, Draw], ...] = (
+        ("comparison", f"Course of the {readable(column)}", f"Lines: {note}. {DRAG}", _courses),
+        ("comparison-finals", f"Final {metric}", f"Points: {note}.", _finals),
+        (
+            "comparison-costs",
+            "Costs",
+            f"A point is a run, at its final {readable(column)}.",
+            _costs,
+        ),
+        ("comparison-clients", f"Spread of the {metric} over clients", spread, _clients),
+    )
+    figures = []
+    for name, title, caption, draw in kinds:
+        charts: list[Chart] = []
+        for condition, own in conditions.items():
+            charts += draw(own, column, by, f"{condition}: " if len(conditions) > 1 else "")
+        if charts:
+            figures.append(Figure(name, title, tuple(charts), caption))
+    return figures
 
 
 def seeds_note(groups: Sequence[Group]) -> str:
@@ -47,25 +70,23 @@ def seeds_note(groups: Sequence[Group]) -> str:
     return f"mean and 95 % t interval over {ends} seeds"
 
 
-def _courses(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
-    table = stacked([courses(groups, [column])], column)
+def _courses(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
+    tables = [course_table(group, column, group.label) for group in groups]
+    table = stacked(tables, column).rename(columns={"series": "label"})
     if table["round"].nunique() < 2:
-        return None
-    metric = base_name(column)
-    y = metric_axis("mean", metric, table["mean"])
-    title = sentence(column)
+        return []
+    y = metric_axis("mean", base_name(column), table["mean"])
+    title = f"{begin}{sentence(column)}"
     charts = [marks.lines(table, Axis("round"), y, by, title=title)]
     sent = table[table["sent"] > 0]
     if sent["sent"].nunique() > 1:
         x, scaled = scaled_axis("sent", *COSTS["sent"][:2], sent["sent"])
         named = f"{title} for the bytes sent"
         charts.append(marks.lines(sent.assign(sent=scaled), x, y, by, title=named))
-    note = seeds_note(groups)
-    caption = f"Lines: {note}. {DRAG}" if note else DRAG
-    return Figure("comparison", f"Course of the {readable(column)}", tuple(charts), caption)
+    return charts
 
 
-def _finals(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
+def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
     metric = base_name(column)
     columns = {
         f"global/{metric}": "global model",
@@ -73,45 +94,36 @@ def _finals(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
         f"personal/{metric}_worst10": "personal, worst 10 % of the clients",
         **{f"{kind}/{metric}": text for kind, (_, text) in OF_CLIENTS.items()},
     }
-    charts = [_final(groups, name, title, by) for name, title in columns.items()]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    note = seeds_note(groups)
-    caption = f"Points: {note}." if note else ""
-    return (
-        Figure("comparison-finals", f"Final {readable(metric)}", drawn, caption) if drawn else None
-    )
+    charts = []
+    for name, title in columns.items():
+        rows = [score_row(group, name, label=group.label) for group in groups]
+        table = stacked([pd.DataFrame(rows).dropna(subset=["value"])], name)
+        if len(table):
+            x = metric_axis("value", name, table["value"], title=readable(metric))
+            y, text = Axis("label", by.title), f"{begin}{sentence(title)}"
+            charts.append(marks.points(table, x, y, by, across=True, title=text))
+    return charts
 
 
-def _final(groups: Sequence[Group], column: str, title: str, by: Series) -> Chart | None:
-    rows = [score_row(group, column, label=group.label) for group in groups]
-    table = stacked([pd.DataFrame(rows).dropna(subset=["value"])], column)
-    if table.empty:
-        return None
-    x = metric_axis("value", column, table["value"], title=readable(base_name(column)))
-    return marks.points(table, x, Axis("label", by.title), by, across=True, title=sentence(title))
-
-
-def _costs(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
-    outcomes = [(g.label, outcome_of(run, primary=column)) for g in groups for run in g.runs]
+def _costs(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
     rows = [
-        {"label": label, "value": o.run.final(column), **{c: getattr(o, c) for c in COSTS}}
-        for label, o in outcomes
+        {"label": group.label, "value": run.final(column), **outcome_of(run).totals}
+        for group in groups
+        for run in group.runs
     ]
     table = pd.DataFrame(rows).replace(math.inf, math.nan)
-    metric = base_name(column)
     y = metric_axis("value", column, table["value"], title=readable(column))
     charts = []
     for name, (title, unit, short) in COSTS.items():
         known = table[table[name] > 0]
         if known[name].nunique() > 1:
             x, scaled = scaled_axis(name, title, unit, known[name])
-            heading = f"{sentence(metric)} and {short}"
+            heading = f"{begin}{sentence(base_name(column))} and {short}"
             charts.append(marks.points(known.assign(**{name: scaled}), x, y, by, title=heading))
-    caption = f"A point is a run, at its final {readable(column)}."
-    return Figure("comparison-costs", "Costs", tuple(charts), caption) if charts else None
+    return charts
 
 
-def _clients(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
+def _clients(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
     metric = base_name(column)
     parts = [
         finite(run.evaluation[[metric]]).assign(label=group.label)
@@ -120,13 +132,8 @@ def _clients(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
         if client_metric(run, metric) == metric and metric in run.evaluation
     ]
     if not parts:
-        return None
+        return []
     table = pd.concat(parts, ignore_index=True)
     x = metric_axis(metric, metric, table[metric])
-    title = f"Spread of the {readable(metric)} over clients"
-    spread = marks.spread(table, x, Axis("label", by.title), by, title=title)
-    caption = (
-        "The clients of all runs of an experiment at their last evaluation. Boxes: quartiles; "
-        "lines: 5 % to 95 %; bars: median (thick) and mean (thin)."
-    )
-    return Figure("comparison-clients", title, (spread,), caption)
+    title = f"{begin}{sentence(metric)} over clients"
+    return [marks.spread(table, x, Axis("label", by.title), by, title=title)]

@@ -1,13 +1,13 @@
 """The table of a comparison: the final values of each run, or of each group of seeds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pandas import DataFrame
 
 from lightfed.results import units
 from lightfed.results.columns import OF_CLIENTS, base_name
-from lightfed.results.groups import Group, final_text
+from lightfed.results.groups import Group, final_heading, final_text
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import costs_to, mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
@@ -15,6 +15,12 @@ from lightfed.studies.fedbcd.clouds import common_target, time_to
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 
 STAGES = (AGGREGATED, TRAINED)
+COSTS = {
+    "sent": ("sent", units.bytes_text),
+    "between servers": ("server_bytes", units.bytes_text),
+    "compute": ("flops", units.flops_text),
+    "stored / client": ("stored_bytes", lambda x: units.bytes_text(x or math.nan)),
+}
 
 
 def comparison_table(
@@ -25,74 +31,69 @@ def comparison_table(
     `target` is the value of the metric up to which rounds, bytes, FLOPs and virtual time are
     counted; by default virtual time alone, up to what all runs that have it reached.
     """
-    goal = common_target(rows, column) if target is None else target
     metric = base_name(column)
+    name = readable(metric)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    cells = [_row(row, column, goal, _until(row, column, target), staged=staged) for row in rows]
-    table = without_empty_columns(text_table(cells))
+    kinds = {} if staged else {f"{text} {name}": kind for kind, (text, _) in OF_CLIENTS.items()}
+
+    def cells(row: Group) -> dict[str, str]:
+        stages = stage_columns(row, metric) if staged else {}
+        finals = {
+            f"global {name}": f"global/{metric}",
+            **{f"{name} {stage}": stages.get(stage, "") for stage in STAGES},
+            f"personal {name}": f"personal/{metric}",
+            "worst 10 %": f"personal/{metric}_worst10",
+            **{text: f"{kind}/{metric}" for text, kind in kinds.items()},
+            "train loss": "train_loss",
+        }
+        return {
+            **_about(row),
+            **{final_heading(head, rows): final_text(row, own) for head, own in finals.items()},
+            **_spent(row, column),
+            **_until(row, column, target, common_target(rows, column)),
+        }
+
+    table = without_empty_columns(text_table([cells(row) for row in rows]))
     named = all(row.label.startswith(row.algorithm) for row in rows)
     return table.drop(columns="algorithm", errors="ignore") if named else table
 
 
-def _row(
-    row: Group, column: str, goal: float, until: dict[str, str], *, staged: bool
-) -> dict[str, str]:
-    outcomes = [outcome_of(run, primary=column) for run in row.runs]
-    metric = base_name(column)
-    name = readable(metric)
-
-    def final(column: str) -> str:
-        return final_text(row, column) if column else units.NOTHING
-
-    def mean(text: Callable[[float], str], figure: str) -> str:
-        return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])
-
-    stages = stage_columns(row, metric) if staged else {}
-    kinds = {} if staged else {kind: text for kind, (text, _) in OF_CLIENTS.items()}
-    time = time_to(row, column, goal)
-    reached = math.isfinite(time[0]) or {*until.values()} - {units.NOTHING}
+def _about(row: Group) -> dict[str, str]:
+    seeds = sorted(run.seed for run in row.runs if run.seed is not None)
     clients = [run.num_clients or math.nan for run in row.runs]
     return {
         "run": row.label,
         "n": str(len(row.runs)),
-        "seed": seeds_text(sorted(run.seed for run in row.runs if run.seed is not None))
-        or units.NOTHING,
-        "algorithm": _stated(row, "algorithm"),
-        "data": _stated(row, "dataset"),
+        "seed": seeds_text(seeds) or units.NOTHING,
+        "algorithm": row.algorithm,
+        "data": row.condition,
         "clients": units.count_text(mean_and_std(clients)[0]),
         "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
-        f"global {name}": final(f"global/{metric}"),
-        **{f"{name} {stage}": final(stages.get(stage, "")) for stage in STAGES},
-        f"personal {name}": final(f"personal/{metric}"),
-        "worst 10 %": final(f"personal/{metric}_worst10"),
-        **{f"{text} {name}": final(f"{kind}/{metric}") for kind, text in kinds.items()},
-        "train loss": final("train_loss"),
-        "sent": mean(units.bytes_text, "sent"),
-        "between servers": mean(units.bytes_text, "server_bytes"),
-        "compute": mean(units.flops_text, "flops"),
-        "stored / client": mean(
-            lambda x: units.bytes_text(x) if x else units.NOTHING, "stored_bytes"
-        ),
-        "time / round": mean(units.seconds_text, "seconds_per_round"),
-        **until,
-        f"virtual time to {goal_text(column, goal)}": units.virtual_text(*time),
-        "its resolution": resolution_text(row.runs, column) if reached else units.NOTHING,
     }
 
 
-def _until(row: Group, column: str, target: float | None) -> dict[str, str]:
-    """What a target cost, if one is asked for: means over the seeds, if all reached it."""
-    if target is None:
-        return {}
-    rounds, sent, flops = costs_to(target, row.runs, column)
+def _spent(row: Group, column: str) -> dict[str, str]:
+    """Means over the seeds."""
+    outcomes = [outcome_of(run, primary=column) for run in row.runs]
+    seconds = mean_and_std([outcome.seconds_per_round for outcome in outcomes])[0]
     return {
-        f"rounds to {goal_text(column, target)}": units.metric_text("", rounds),
+        head: text(mean_and_std([outcome.totals[name] for outcome in outcomes])[0])
+        for head, (name, text) in COSTS.items()
+    } | {"time / round": units.seconds_text(seconds)}
+
+
+def _until(row: Group, column: str, target: float | None, common: float) -> dict[str, str]:
+    """What a target cost: means over the seeds, if all reached it."""
+    goal = common if target is None else target
+    rounds, sent, flops = costs_to(goal, row.runs, column)
+    asked = {
+        f"rounds to {goal_text(column, goal)}": units.metric_text("", rounds),
         "sent until then": units.bytes_text(sent),
         "compute until then": units.flops_text(flops),
     }
-
-
-def _stated(row: Group, key: str) -> str:
-    """The values of a key in the runs' environments, without repeats."""
-    said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
-    return ", ".join(dict.fromkeys(said)) or units.NOTHING
+    time = time_to(row, column, goal)
+    reached = math.isfinite(time[0]) or (target is not None and math.isfinite(rounds))
+    return (asked if target is not None else {}) | {
+        f"virtual time to {goal_text(column, goal)}": units.virtual_text(*time),
+        "its resolution": resolution_text(row.runs, column) if reached else units.NOTHING,
+    }

@@ -7,35 +7,34 @@ just trained, whatever their columns in metrics.csv are called.
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 from pandas import DataFrame
-from rich.console import Console
 
-from lightfed.drawing.markup import parts
-from lightfed.drawing.summary import print_line
-from lightfed.results.groups import Group, final_text, grouped, synthetic_note, usual_metric
+from lightfed.results.groups import (
+    Group,
+    data_terms,
+    final_heading,
+    final_text,
+    grouped,
+    synthetic_note,
+    usual_metric,
+)
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
 from lightfed.results.outcome import best_of
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, variants
+from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, is_share
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 
 KINDS = ("global", "local", "personal")
-NO_TERM = re.compile(r"(?!data\.(dataset|partition)\b)")
 NOTE = (
     "Means with their 95 % t interval over the seeds. Each experiment is compared with the best of "
     "the others; a positive difference is in its favour. The interval of a difference is that of "
     f"a paired t-test over the seeds that both have. {CHOSEN}"
-)
-CSV_COLUMNS = (
-    *("data", "metric", "method", "rival", "rival_metric", "n", "seeds", "missing"),
-    *("difference", "low", "high", "verdict"),
 )
 
 
@@ -43,9 +42,8 @@ CSV_COLUMNS = (
 class Contest:
     """One metric in which experiments are compared.
 
-    `data` says how its partition differs from that of most contests. `metric` has no kind
-    (`personal/`); `name` is shown. `columns` are those of metrics.csv by experiment, in the order
-    of their runs.
+    `data` is their condition. `metric` has no kind (`personal/`); `name` is shown. `columns` are
+    those of metrics.csv by experiment, in the order of their runs.
     """
 
     data: str
@@ -57,13 +55,10 @@ class Contest:
     def title(self) -> str:
         return f"{self.data}: {self.name}{synthetic_note(self.columns)}"
 
-    def score(self, group: Group) -> tuple[float, float]:
-        """The final value: mean and sample deviation over the seeds."""
-        return group.score(self.columns[group])
-
     def best_other(self, group: Group | None) -> Group:
-        """The experiment with the best mean among all others."""
-        return best_of({g: self.score(g)[0] for g in self.columns if g != group}, self.metric)
+        """The experiment with the best mean over the seeds among all others."""
+        scores = {g: g.score(column)[0] for g, column in self.columns.items() if g != group}
+        return best_of(scores, self.metric)
 
     def paired(self, own: Group, rival: Group) -> Paired:
         return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
@@ -86,7 +81,7 @@ class Contest:
         seeds = (found.seeds_label, found.lacking(group.label, rival.label))
         return {
             "experiment": group.label,
-            self.name: final_text(group, self.columns[group]),
+            final_heading(self.name, self.columns): final_text(group, self.columns[group]),
             "against": rival.label,
             f"difference, {unit}": found.gain if found.seeds else NOTHING,
             INTERVAL: found.interval or NOTHING,
@@ -96,78 +91,53 @@ class Contest:
 
 
 def contests(runs: Sequence[Run]) -> list[Contest]:
-    """All metrics that at least two experiments have."""
-    every = gathered(grouped(runs), _meeting)
-    met = {key: groups for key, groups in every.items() if len(groups) > 1}
-    names = variants([_terms(groups[0]) for groups in met.values()], [data for data, _ in met])
-    return [
-        contest
-        for ((data, _), groups), variant in zip(met.items(), names, strict=True)
-        for contest in _contests(f"{data}; {variant}" if variant else data, groups)
-    ]
+    """All metrics that at least two experiments on the same data have."""
+    met = gathered(grouped(runs), lambda group: frozenset(data_terms(group).items()))
+    return [contest for groups in met.values() if len(groups) > 1 for contest in _contests(groups)]
 
 
 def verdicts_csv(found: Sequence[Contest]) -> str:
     """A line for each experiment, rival and metric; unknown values are empty."""
     lines = []
     for contest in found:
-        for pair in itertools.combinations(contest.columns, 2):
-            lines += [_line(contest, own, rival) for own, rival in (pair, pair[::-1])]
-    return pd.DataFrame(lines, columns=pd.Index(CSV_COLUMNS)).to_csv(index=False)
+        for own, rival in itertools.permutations(contest.columns, 2):
+            pair = contest.paired(own, rival)
+            lines.append(
+                {
+                    "data": contest.data,
+                    "metric": contest.columns[own],
+                    "method": own.name,
+                    "rival": rival.name,
+                    "rival_metric": contest.columns[rival],
+                    "n": len(pair.seeds),
+                    "seeds": seeds_text(pair.seeds),
+                    "missing": pair.lacking(own.name, rival.name),
+                    "difference": pair.difference,
+                    "low": pair.low,
+                    "high": pair.high,
+                    "verdict": pair.verdict,
+                }
+            )
+    return pd.DataFrame(lines).to_csv(index=False)
 
 
-def verdicts_markup(found: Sequence[Contest]) -> list[str]:
-    """For the page of a comparison."""
-    part, made = parts(), []
-    for contest in found:
-        made += [
-            part.heading(f"{contest.title}, seed by seed"),
-            part.paragraph(contest.verdict(), "lead"),
-            part.table(contest.table()),
-        ]
-    return [*made, part.paragraph(NOTE, "small")] if made else []
-
-
-def _line(contest: Contest, own: Group, rival: Group) -> tuple[object, ...]:
-    """A line of the csv file."""
-    result = contest.paired(own, rival)
-    seeds = (len(result.seeds), seeds_text(result.seeds), result.lacking(own.name, rival.name))
-    names = (contest.data, contest.columns[own], own.name, rival.name, contest.columns[rival])
-    return (*names, *seeds, result.difference, result.low, result.high, result.verdict)
-
-
-def _meeting(group: Group) -> tuple[str, frozenset[tuple[str, str]]]:
-    """What two experiments must have in common to be compared."""
-    return group.runs[0].data, frozenset(_terms(group).items())
-
-
-def _terms(group: Group) -> dict[str, str]:
-    """The number of clients and the settings of the data set and its partition."""
-    run = group.runs[0]
-    division = options(run.settings, but=NO_TERM)
-    return {"clients": str(run.num_clients)} | division
-
-
-def _contests(data: str, groups: Sequence[Group]) -> list[Contest]:
+def _contests(groups: Sequence[Group]) -> list[Contest]:
     metric = usual_metric(groups)
+    name = readable(metric)
     stages = {group: stage_columns(group, metric) for group in groups}
-    found: dict[str, dict[Group, str]] = {}
-    for kind in KINDS:
-        found[f"{kind} {readable(metric)}"] = dict.fromkeys(groups, f"{kind}/{metric}")
+    found = {f"{kind} {name}": dict.fromkeys(groups, f"{kind}/{metric}") for kind in KINDS}
     if any(len(columns) == 2 for columns in stages.values()):
-        del found[f"personal {readable(metric)}"]  # a different stage in different runs
+        del found[f"personal {name}"]  # a different stage in different runs
         for stage in (AGGREGATED, TRAINED):
             own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
-            found[f"{readable(metric)} {stage}"] = own
+            found[f"{name} {stage}"] = own
     every = [
-        Contest(data, metric, name, {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])})
-        for name, own in found.items()
+        Contest(
+            groups[0].condition,
+            metric,
+            shown,
+            {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])},
+        )
+        for shown, own in found.items()
     ]
     return [contest for contest in every if len(contest.columns) > 1]
-
-
-def print_verdicts(console: Console, found: Sequence[Contest]) -> None:
-    for contest in found:
-        print_line(console, f"{contest.title}: {contest.verdict()}")
-    if found:
-        print_line(console, CHOSEN)

@@ -1,14 +1,14 @@
 """The files of runs as pandas tables, and metrics over several runs.
 
-`read` a run folder, group runs with `grouped` or `singles`, and take tables from `tidy` and
-`courses`. Names are imported on first use: numpy, pandas and scipy take a while.
+`read` a run folder, and group runs with `grouped` or `singles`. Names are imported on first use:
+numpy, pandas and scipy take a while.
 """
 
 from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "groups": "Group courses grouped singles tidy",
+    "groups": "Group grouped singles",
     "intervals": "Paired paired",
     "outcome": "Outcome outcome_of",
     "run": "Run read",

@@ -5,7 +5,6 @@ client groups there are.
 """
 
 import re
-from collections.abc import Container, Iterable, Sequence
 
 # what was tested: which model, on whose samples; the first that a run has is its main one
 KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
@@ -16,7 +15,6 @@ OF_CLIENTS = {
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
-SPREADS = ("_std", "_worst10")
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -36,20 +34,3 @@ def kind_of(column: str) -> str:
 def base_name(column: str) -> str:
     """`personal/val/acc` -> `val/acc`; a column without a kind keeps its name."""
     return column.partition("/")[2] if is_metric(column) else column
-
-
-def of_client_groups(columns: Iterable[str], client_groups: Sequence[str]) -> frozenset[str]:
-    """Names of the columns with means per client group; none for a single client group."""
-    if len(client_groups) < 2:
-        return frozenset()
-    return frozenset(
-        f"{name}/{client_group}"
-        for name in columns
-        if is_metric(name)
-        for client_group in client_groups
-    )
-
-
-def is_spread(column: str, columns: Container[str]) -> bool:
-    """Whether it is the standard deviation or the worst tenth of another column."""
-    return any(column.endswith(end) and column.removesuffix(end) in columns for end in SPREADS)

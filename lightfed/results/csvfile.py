@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +14,6 @@ from lightfed.utils.errors import UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-_END = "."  # a column appended to every line: pandas would fill up lines that are cut
 
 
 def read_csv(
@@ -29,26 +27,16 @@ def read_csv(
     """
     import pandas as pd
 
-    lines, end, rest = path.read_bytes().decode("utf-8", "replace").rpartition("\n")
-    if not end:
-        return pd.DataFrame(columns=pd.Index(keys)), bool(rest)
-    guarded = f"{lines}\n".replace("\r", "").replace("\n", f",{_END}\n")
-    try:
-        table = pd.read_csv(
-            io.StringIO(guarded), dtype="str", keep_default_na=False, skip_blank_lines=False
-        )
-    except pd.errors.ParserError as error:
-        line = re.search(r"line (\d+)|row (\d+)", str(error))
-        where = f"line {line[1] or line[2]}" if line else "it"
-        raise damaged(path, f"{where} has more fields than the first line") from error
-    if missing := [name for name in keys if name not in table]:
+    lines, _, rest = path.read_bytes().decode("utf-8", "replace").rpartition("\n")
+    head, *rows = csv.reader(io.StringIO(lines.replace("\r", ""))) if lines else [keys]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            many = "more" if len(row) > len(head) else "fewer"
+            raise damaged(path, f"line {number} has {many} fields than the first line")
+    if missing := [name for name in keys if name not in head]:
         raise damaged(path, f"its first line has no column {missing[0]}")
-    if not isinstance(table.index, pd.RangeIndex):
-        raise damaged(path, "line 2 has more fields than the first line")
-    if (short := table[_END] != _END).any():
-        raise damaged(path, f"line {short.argmax() + 2} has fewer fields than the first line")
-    numbers = table.drop(columns=[_END, *text]).apply(pd.to_numeric, errors="coerce")
-    numbers = numbers.astype("float64")
+    table = pd.DataFrame(rows, columns=pd.Index(head), dtype="str")
+    numbers = table.drop(columns=[*text]).apply(pd.to_numeric, errors="coerce").astype("float64")
     numbers = numbers.mask(table[numbers.columns] == "nan", np.inf)
     wrong = numbers.isna() & (table[numbers.columns] != "")
     whole = [name for name in keys if name not in text]
@@ -56,8 +44,7 @@ def read_csv(
     if wrong.any(axis=None):
         line, name = wrong.stack().idxmax()
         raise damaged(path, f"line {line + 2}, column {name}: {str(table.at[line, name])!r}")
-    found = table.drop(columns=_END).assign(**numbers)
-    return found.astype(dict.fromkeys(whole, "int64")), bool(rest)
+    return table.assign(**numbers).astype(dict.fromkeys(whole, "int64")), bool(rest)
 
 
 def finite(table: DataFrame) -> DataFrame:

@@ -21,14 +21,19 @@ from lightfed.results.outcome import (
     traffic,
 )
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, of_experiment, options, told_apart
+from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.units import metric_text, spread_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
-STATED = re.compile(r"(model\.algorithm|data\.dataset)(\.class_path)?$")  # in environment.json
+# what labels leave out: the algorithm, which they begin with, and what levels and conditions name
+NO_LABEL = re.compile(
+    r"model\.(algorithm(\.class_path)?|clients\.\d+\.(count|level|rate))$"
+    r"|data\.(dataset|partition)\b"
+)
+NO_DATA = re.compile(r"(?!data\.(dataset|partition)\b)|data\.dataset(\.class_path)?$")
 RUNNING = " (not finished)"
 
 
@@ -40,20 +45,24 @@ class Group:
         name: the common part of the runs' names; says so if no run is finished.
         runs: one of each seed; the finished ones, or of all if none is.
         left_out: the others, whose last metrics are from an earlier round, or of a seed again.
-        label: what differs between the groups of a comparison; the name if nothing is known.
-        place: of its colour and dash; the first group of each method comes before all others.
-        method_place: that of the first group of its method.
+        label: its method, and in what that differs from others; the name if nothing is known.
+        condition: its data set, and in what the data differ from those of others.
+        place: of its colour and dash, the same for equal labels; the first label of each method
+            comes before all others.
+        method_place: that of the first label of its method.
     """
 
     name: str
     runs: tuple[Run, ...]
     left_out: tuple[Run, ...] = ()
     label: str = field(default="", compare=False)
+    condition: str = field(default="", compare=False)
     place: int = field(default=0, compare=False)
     method_place: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name)
+        object.__setattr__(self, "condition", self.condition or self.data)
 
     @property
     def data(self) -> str:
@@ -162,6 +171,11 @@ def final_text(group: Group, column: str) -> str:
     return f"{text}, {known} of {runs} seeds" if known < runs else text
 
 
+def final_heading(name: str, groups: Iterable[Group]) -> str:
+    """The heading of `final_text`, which says what follows a `+-`."""
+    return f"{name} (95 % interval)" if any(len(group.runs) > 1 for group in groups) else name
+
+
 def singles(runs: Sequence[Run]) -> list[Group]:
     """A row per run, named by its name, or by its path if two runs have the same name."""
     names = [run.name for run in runs]
@@ -169,21 +183,21 @@ def singles(runs: Sequence[Run]) -> list[Group]:
         parent = common_parent(runs)
         names = [os.path.relpath(run.folder.absolute(), parent) for run in runs]
     groups = [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
-    return _placed(_labelled(groups, [{"seed": str(run.seed)} for run in runs]))
+    return _described(groups, [{"seed": str(run.seed)} for run in runs])
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """A row per experiment, in the order of their first runs."""
-    groups, times = [], Counter[str]()
-    for found in gathered(runs, identity).values():
-        name = _name(found)
+    found = [*gathered(runs, lambda run: run.experiment["digest"]).values()]
+    names, times = [_name(own) for own in found], Counter[str]()
+    groups = []
+    for name, own in zip(names, found, strict=True):
         times[name] += 1
-        groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, found))
-    named = [
-        replace(group, name=group.label) if times[group.name.partition(" #")[0]] > 1 else group
-        for group in _labelled(groups, [{}] * len(groups))  # `digits #2` says nothing in a table
+        groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, own))
+    return [
+        replace(group, name=group.label) if times[name] > 1 else group
+        for name, group in zip(names, _described(groups, [{}] * len(groups)), strict=True)
     ]
-    return _placed(named)
 
 
 def _group(name: str, runs: Sequence[Run]) -> Group:
@@ -192,58 +206,55 @@ def _group(name: str, runs: Sequence[Run]) -> Group:
     return Group(name + RUNNING * (not counted[0].finished), tuple(counted), others)
 
 
-def _labelled(groups: Sequence[Group], further: Sequence[Mapping[str, str]]) -> list[Group]:
-    """With labels that say in what the groups differ.
+def _described(groups: Sequence[Group], further: Sequence[dict[str, str]]) -> list[Group]:
+    """With conditions, labels and places.
 
-    If some of an algorithm do not differ, all groups of this algorithm keep their names.
+    If some of an algorithm on the same data do not differ, all of this algorithm keep their names.
     """
-    terms = [{**terms_of(group), **own} for group, own in zip(groups, further, strict=True)]
-    labels = told_apart(terms)
-    methods = [one.get("method", "") for one in terms]
-    times = Counter(labels)
-    unclear = {m for m, label in zip(methods, labels, strict=True) if not label or times[label] > 1}
+    found = [replace(g, condition=c) for g, c in zip(groups, _conditions(groups), strict=True)]
+    methods = gathered(range(len(found)), lambda i: found[i].algorithm)
+    elsewhere = len({group.condition for group in found}) > 1
+    for method, places in methods.items():
+        texts = told_apart([terms_of(found[i]) | further[i] for i in places])
+        named = len(methods) > 1 or (elsewhere and not all(texts))
+        labels = [", ".join(filter(None, (method * named, text))) for text in texts]
+        unlike = {(found[i].condition, label) for i, label in zip(places, labels, strict=True)}
+        if all(labels) and len(unlike) == len(places):
+            for i, label in zip(places, labels, strict=True):
+                end = RUNNING * found[i].name.endswith(RUNNING)
+                found[i] = replace(found[i], label=label + end)
+    first = {group.algorithm: group.label for group in found[::-1]}
+    every = [*dict.fromkeys([*(first[name] for name in methods), *(g.label for g in found)])]
     return [
-        group
-        if method in unclear
-        else replace(group, label=label + RUNNING * group.name.endswith(RUNNING))
-        for group, label, method in zip(groups, labels, methods, strict=True)
+        replace(g, place=every.index(g.label), method_place=every.index(first[g.algorithm]))
+        for g in found
     ]
 
 
-def _placed(groups: Sequence[Group]) -> list[Group]:
-    """With the places of their colours and dashes."""
-    methods = list(dict.fromkeys(group.algorithm for group in groups))
-    free, taken, found = iter(range(len(methods), len(groups))), set[str](), []
-    for group in groups:
-        first = methods.index(group.algorithm)
-        place = next(free) if group.algorithm in taken else first
-        taken.add(group.algorithm)
-        found.append(replace(group, place=place, method_place=first))
-    return found
+def _conditions(groups: Sequence[Group]) -> list[str]:
+    """What each was trained on: `Digits, alpha 0.3`, with no more than tells them apart."""
+    settings = [data_terms(group) for group in groups]
+    texts = told_apart([{k: v for k, v in one.items() if k != "data"} for one in settings])
+    shorter = [text.replace("partition ", "") for text in texts]
+    return [
+        ", ".join(filter(None, pair))
+        for pair in zip((g.data for g in groups), shorter, strict=True)
+    ]
+
+
+def data_terms(group: Group) -> dict[str, str]:
+    """The data set, its partition, and the number of clients: equal where results compare."""
+    run = group.runs[0]
+    clients = {} if run.num_clients is None else {"clients": str(run.num_clients)}
+    return {"data": run.data} | options(run.experiment["settings"], but=NO_DATA) | clients
 
 
 def terms_of(group: Group) -> dict[str, str]:
-    """What a label may say, the most telling first."""
-    run = group.runs[0]
-    stated = {"method": run.environment.get("algorithm"), "data": run.environment.get("dataset")}
-    known = {key: str(text) for key, text in stated.items() if text is not None}
-    levels = level_counts(run.settings)
+    """What a label may say besides the method, the most telling first."""
+    settings = group.runs[0].experiment["settings"]
+    levels = level_counts(settings)
     mixture = {"levels": combination(levels)} if levels else {}
-    return known | mixture | options(run.settings, but=STATED)
-
-
-def identity(run: Run) -> frozenset[tuple[str, str]]:
-    """A key that runs share if they differ only in the seed.
-
-    It is the configuration without seeds, and without where and how the run was made, with the
-    digests of its data. Without a configuration it is the name without the seed, and the settings
-    in environment.json.
-    """
-    if run.config is None:
-        keys = ("algorithm", "dataset", "clients", "rounds")
-        stated = ((key, str(run.environment.get(key))) for key in keys)
-        return frozenset((("name", _stem(run.name)), *stated, *run.settings.items()))
-    return of_experiment(run.settings, {run.name, run.folder.absolute().name})
+    return mixture | options(settings, but=NO_LABEL)
 
 
 def common_parent(runs: Sequence[Run]) -> Path:
@@ -252,44 +263,10 @@ def common_parent(runs: Sequence[Run]) -> Path:
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
 
 
-def _stem(name: str) -> str:
-    return SEED_SUFFIX.sub("", name) or name
-
-
 def _name(runs: Sequence[Run]) -> str:
     """The common part of the runs' names."""
     names = [run.name for run in runs]
-    stems = {_stem(name) for name in names} if len(names) > 1 else {*names}
+    stems = {SEED_SUFFIX.sub("", name) or name for name in names} if len(names) > 1 else {*names}
     if len(stems) == 1:
         return stems.pop()
     return os.path.commonprefix(names).rstrip("-_. ") or names[0]  # noqa: RUF071 - no paths
-
-
-def tidy(groups: Sequence[Group]) -> DataFrame:
-    """The final values of all runs, a row a run and metric of the whole run.
-
-    Columns: `run`, `label`, `method`, `data`, `seed`, `finished`, `metric`, `value`.
-    """
-    import pandas as pd
-
-    rows = [
-        (*about, column, run.final(column))
-        for group in groups
-        for run in (*group.runs, *group.left_out)
-        for about in [(run.name, group.label, run.algorithm, run.data, run.seed, run.finished)]
-        for column in map(str, run.rounds)
-        if "/" in column and column not in run.client_group_columns and run.has(column)
-    ]
-    names = ["run", "label", "method", "data", "seed", "finished", "metric", "value"]
-    return pd.DataFrame(rows, columns=pd.Index(names))
-
-
-def courses(groups: Sequence[Group], columns: Sequence[str]) -> DataFrame:
-    """`Group.course` of several groups and columns of metrics.csv, one below the other.
-
-    Columns: `label`, `metric`, `round` and those of `Group.course`.
-    """
-    import pandas as pd
-
-    found = {(g.label, column): g.course(column) for g in groups for column in columns}
-    return pd.concat(found, names=["label", "metric"]).reset_index()

@@ -6,13 +6,14 @@ Every number on a page, in a table or in a comparison is computed here, once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from lightfed.results.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
+from lightfed.results.columns import KINDS, base_name, is_metric, kind_of
 from lightfed.results.run import Run
 from lightfed.results.units import direction, is_share, lower_is_better
 
@@ -37,17 +38,12 @@ class Outcome:
         run: the run.
         primary: the main column of metrics.csv.
         metric: its name without `global/` or `personal/`.
-        overall: the metric of the global model.
-        personal: mean over the clients, each with its own model and test samples.
-        personal_std: its standard deviation over the clients.
+        personal_std: standard deviation over the clients, each with its own model and samples.
         worst10: mean over the worst tenth of the clients.
-        of_clients: mean and standard deviation over the clients by kind, of `OF_CLIENTS`.
-        best: the best value of the primary column, reached in round `best_round`.
-        train_loss: the last finite one, of round `train_loss_round`.
-        bytes_up: of all clients and rounds; so are bytes_down and flops.
-        server_bytes: between servers and their coordinator, in all rounds.
-        stored_bytes: kept by a client, mean over the clients of the last evaluation.
-        seconds: of all rounds.
+        best: the best value of the primary column, and its round.
+        train_loss: the last finite one, and its round.
+        totals: over all clients and rounds, TOTALS; `sent`, bytes up and down; `stored_bytes`, kept
+            by a client, mean over those of the last evaluation.
         seconds_per_round: mean over the timed rounds.
         client_metric: the metric of the client groups; None if clients.csv has none.
         client_groups: a row a group in the order of their colours, see `client_groups`.
@@ -56,30 +52,14 @@ class Outcome:
     run: Run
     primary: str
     metric: str
-    overall: float
-    personal: float
     personal_std: float
     worst10: float
-    of_clients: dict[str, tuple[float, float]]
-    best: float
-    best_round: int
-    train_loss: float
-    train_loss_round: int
-    bytes_up: float
-    bytes_down: float
-    server_bytes: float
-    flops: float
-    stored_bytes: float
-    seconds: float
+    best: tuple[float, int]
+    train_loss: tuple[float, int]
+    totals: dict[str, float]
     seconds_per_round: float
     client_metric: str | None
     client_groups: DataFrame
-
-    @property
-    def sent(self) -> float:
-        """Sum of bytes up and down; NaN if neither was counted."""
-        known = [value for value in (self.bytes_up, self.bytes_down) if math.isfinite(value)]
-        return sum(known) if known else NAN
 
     def per_client(self, total: float) -> float:
         return total / self.run.num_clients if self.run.num_clients else NAN
@@ -89,8 +69,8 @@ def outcome_of(run: Run, *, primary: str | None = None) -> Outcome:
     """The final values of `primary`, a column of metrics.csv; by default the run's own primary."""
     primary = primary or primary_metric(run)
     metric = base_name(primary)
-    best, best_round = _best(run, primary)
-    totals: dict[str, Any] = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
+    totals = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
+    kept = float(run.evaluation["stored_bytes"].mean()) if "stored_bytes" in run.evaluation else NAN
     loss = run.series("train_loss").dropna()
     own = run.evaluation.get(metric)
     std, worst10 = (run.final(f"personal/{metric}{end}") for end in ("_std", "_worst10"))
@@ -101,21 +81,11 @@ def outcome_of(run: Run, *, primary: str | None = None) -> Outcome:
         run=run,
         primary=primary,
         metric=metric,
-        overall=run.final(f"global/{metric}"),
-        personal=run.final(f"personal/{metric}"),
         personal_std=std,
         worst10=worst10,
-        of_clients={
-            kind: (run.final(mean), run.final(f"{mean}_std"))
-            for kind in OF_CLIENTS
-            if run.has(mean := f"{kind}/{metric}")
-        },
-        best=best,
-        best_round=best_round,
-        train_loss=float(loss.iloc[-1]) if len(loss) else NAN,
-        train_loss_round=int(loss.index.max()) if len(loss) else 0,
-        **totals,
-        stored_bytes=float(run.evaluation.get("stored_bytes", loss[:0]).mean()),
+        best=_best(run, primary),
+        train_loss=(float(loss.iloc[-1]), int(loss.index.max())) if len(loss) else (NAN, 0),
+        totals=totals | {"sent": float(traffic(run).max()), "stored_bytes": kept},
         seconds_per_round=totals["seconds"] / max(1, run.series("seconds").count()),
         client_metric=client_metric(run, metric),
         client_groups=client_groups(run, metric),
@@ -129,15 +99,14 @@ def best_of(scores: Mapping[Item, float], metric: str) -> Item:
 
 def primary_metric(run: Run) -> str:
     """The run's main column: accuracy, else the first metric, else the training loss."""
+
+    def rank(column: str) -> tuple[bool, bool, int]:
+        metric = base_name(column)
+        return metric != "accuracy", not is_share(metric), KINDS.index(kind_of(column))
+
     measured = filter(run.has, map(str, run.rounds))
     own = [n for n in measured if _is_mean(n, run) and "loss" not in n.lower()]
-    return min(own, key=_rank, default="train_loss")
-
-
-def _rank(column: str) -> tuple[bool, bool, int]:
-    """Order of preference: `accuracy`, then an accuracy of another name, then by kind."""
-    metric = base_name(column)
-    return metric != "accuracy", not is_share(metric), KINDS.index(kind_of(column))
+    return min(own, key=rank, default="train_loss")
 
 
 def base_names(run: Run) -> list[str]:
@@ -258,9 +227,12 @@ def client_groups(run: Run, metric: str) -> DataFrame:
 
 def _is_mean(column: str, run: Run) -> bool:
     """Whether a column is a metric of the whole run: not of a group, not a spread."""
-    if not is_metric(column) or column in run.client_group_columns:
-        return False
-    return not is_spread(column, run.rounds.columns)
+    of = re.sub("_(std|worst10)$", "", column)
+    return (
+        is_metric(column)
+        and column not in run.client_group_columns
+        and (of == column or of not in run.rounds)
+    )
 
 
 def _best(run: Run, column: str) -> tuple[float, int]:

@@ -21,11 +21,11 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from lightfed.results.columns import natural_order, of_client_groups
+from lightfed.results.columns import is_metric, natural_order
 from lightfed.results.csvfile import damaged, finite, read_csv
 from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
-from lightfed.utils.keys import COLUMNS
+from lightfed.utils.keys import COLUMNS, experiment
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -118,6 +118,17 @@ class Run:
     def seed(self) -> int | None:
         return whole_number(self.environment.get("seed"))
 
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """Its digest and settings, see `keys.experiment`: written by the run, or from config.yaml.
+
+        A run without a configuration is an experiment by itself.
+        """
+        if "experiment" in self.environment:
+            return {**self.environment["experiment"]}
+        alone = {"digest": str(self.folder.absolute())} if self.config is None else {}
+        return experiment(self.settings) | alone
+
     @property
     def group_sizes(self) -> dict[str, int]:
         """Clients of each group, in the order of the configuration; empty if not recorded."""
@@ -132,8 +143,10 @@ class Run:
 
     @cached_property
     def client_group_columns(self) -> frozenset[str]:
-        """Columns of metrics.csv with means over a single client group."""
-        return of_client_groups(self.rounds.columns, self.client_groups)
+        """Columns of metrics.csv with means over one of several client groups."""
+        groups = self.client_groups if len(self.client_groups) > 1 else ()
+        metrics = filter(is_metric, map(str, self.rounds))
+        return frozenset(f"{name}/{group}" for name in metrics for group in groups)
 
     @property
     def client_metrics(self) -> list[str]:
@@ -181,7 +194,7 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        return str(self.environment.get("algorithm"))
+        return str(self.environment.get("algorithm", "algorithm not known"))
 
     @property
     def data(self) -> str:

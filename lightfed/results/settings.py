@@ -1,4 +1,4 @@
-"""The settings in a run's config.yaml by their dotted keys, and in which of them runs differ."""
+"""The settings of a run by their dotted keys, and in which of them runs differ."""
 
 import re
 from collections import Counter
@@ -9,14 +9,13 @@ from typing import TypeVar
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.results.csvfile import damaged
-from lightfed.utils.keys import column_of, flat, key_of
+from lightfed.utils.keys import column_of, experiment, flat
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-PLACE = re.compile(r"(?:^|.*\.)(?:name|version|[^.]*(?:dir|path|folder)|output)$")
-NAMELESS = ("data", "levels")  # options in labels whose values explain themselves
-EXPERIMENT = ("result", "extent")  # roles of keys in which experiments differ
+# of settings whose values explain themselves in a label
+NAMELESS = ("levels", "optimizer", "partition")
 NOTHING_ELSE = re.compile(r"(?!)")
 
 
@@ -34,23 +33,9 @@ def options(
         column_of(unspoken.sub("", key)): (
             value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
         )
-        for key, value in settings.items()
+        for key, value in experiment(settings)["settings"].items()
         if not but.match(key)
-        for known in [key_of(key)]
-        if known.role in EXPERIMENT and known.column is not None
     }
-
-
-def of_experiment(settings: Mapping[str, str], names: set[str]) -> frozenset[tuple[str, str]]:
-    """What runs share that differ only in their seed; `names` are those of the run."""
-    return frozenset(
-        (key, text)
-        for key, text in settings.items()
-        if not (
-            key_of(key).role not in EXPERIMENT
-            or (PLACE.match(key) and names & {*re.split(r"[/\\'\"\s]+", text)})
-        )
-    )
 
 
 def read_settings(config: str, path: Path) -> dict[str, str]:
@@ -101,38 +86,20 @@ def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) ->
 
 
 def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
-    """The method, and the fewest options that tell experiments of one method apart: `FML, lr 0.1`.
+    """Few settings that tell experiments apart: `lr 0.1`; equal ones get equal texts.
 
-    Earlier options are preferred. Equal experiments get equal texts, empty if all are equal. The
-    values of `method` and NAMELESS stand without their names.
+    Earlier settings are preferred. Empty where none is needed. The values of NAMELESS stand alone.
     """
-    methods = gathered(range(len(options)), lambda i: options[i].get("method", ""))
-    texts = [""] * len(options)
-    for method, places in methods.items():
-        own = [options[i] for i in places]
-        chosen = _distinguishing(own)
-        for i, one in zip(places, own, strict=True):
-            said = [
-                one[name] if name in NAMELESS else f"{name} {one[name]}"
-                for name in chosen
-                if one.get(name, "null") != "null"
-            ]
-            texts[i] = ", ".join([method] * (len(methods) > 1 and bool(method)) + said)
-    return texts
-
-
-def _distinguishing(options: Sequence[Mapping[str, str]]) -> list[str]:
-    """The fewest names whose values tell the options apart."""
-
-    def distinct(chosen: Sequence[str]) -> int:
-        return len({tuple(one.get(name) for name in chosen) for one in options})
-
     chosen: list[str] = []
     for name in dict.fromkeys(name for one in options for name in one):
-        if distinct([*chosen, name]) > distinct(chosen):
+        tried = [tuple(one.get(key) for key in (*chosen, name)) for one in options]
+        if len(set(tried)) > len({values[:-1] for values in tried}):
             chosen.append(name)
-    for name in chosen[::-1]:
-        rest = [other for other in chosen if other != name]
-        if distinct(rest) == distinct(chosen):
-            chosen = rest
-    return chosen
+    return [
+        ", ".join(
+            one[name] if name in NAMELESS else f"{name} {one[name]}"
+            for name in chosen
+            if name in one
+        )
+        for one in options
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from lightfed.results.units import (
     flops_text,
     metric_text,
     seconds_text,
-    spread_text,
 )
 from lightfed.utils.keys import COLUMNS
 
@@ -49,76 +48,76 @@ def without_empty_columns(table: DataFrame) -> DataFrame:
     return table[kept]
 
 
-def without_shared_columns(table: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str]:
-    """The table without those named columns that have one value, and a text of these values."""
-    said = [name for name in table if name in names and table[name].nunique() == 1]
-    return table.drop(columns=said), ", ".join(f"{name} {table[name].iloc[0]}" for name in said)
-
-
-def _tested(run: Run) -> str | None:
-    """How many clients were evaluated, if not all."""
-    tested = whole_number(run.environment.get("evaluated_clients"))
-    if not tested or run.num_clients is None or tested >= run.num_clients:
-        return None
-    return f"personal metrics of {count_text(tested)} of {count_text(run.num_clients)} clients"
-
-
 def headline(run: Run) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
-    names = [run.environment.get(key) for key in ("algorithm", "dataset")]
-    seed, ranks = run.environment.get("seed"), whole_number(run.environment.get("ranks"))
-    client_groups = f" in {len(run.client_groups)} groups" if len(run.client_groups) > 1 else ""
-    parts = (
-        " on ".join(str(name) for name in names if name),
-        None if run.num_clients is None else _counted(run.num_clients, "client") + client_groups,
-        _tested(run),
-        f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
-        None if seed is None else f"seed {seed}",
-        None if ranks is None else _counted(ranks, "rank"),
-        "other settings in some rounds" if run.environment.get("reconfigured") else None,
-    )
-    return ", ".join(part for part in parts if part)
+    stated = run.environment
+    tested, ranks = whole_number(stated.get("evaluated_clients")), whole_number(stated.get("ranks"))
+    parts = [" on ".join(str(stated[key]) for key in ("algorithm", "dataset") if stated.get(key))]
+    if run.num_clients is not None:
+        groups = f" in {len(run.client_groups)} groups" if len(run.client_groups) > 1 else ""
+        parts.append(_counted(run.num_clients, "client") + groups)
+        if tested and tested < run.num_clients:
+            of = f"{count_text(tested)} of {count_text(run.num_clients)}"
+            parts.append(f"personal metrics of {of} clients")
+    parts.append(f"{rounds_text(run)} round{'s' * (run.last_round != 1)}")
+    if run.seed is not None:
+        parts.append(f"seed {run.seed}")
+    if ranks is not None:
+        parts.append(_counted(ranks, "rank"))
+    if stated.get("reconfigured"):
+        parts.append("other settings in some rounds")
+    return ", ".join(filter(None, parts))
 
 
 def measured(outcome: Outcome) -> str:
     """A sentence that says which model `personal` metrics are of; empty if there are none."""
     text = f"Personal: {outcome.run.holds}, on the client's own test samples."
-    return "" if math.isnan(outcome.personal) else text
+    return text if outcome.run.has(f"personal/{outcome.metric}") else ""
 
 
 def key_figures(outcome: Outcome) -> list[Figure]:
     """The final values that were measured."""
-    metric, name = outcome.metric, readable(outcome.metric)
-    spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
-    best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
-    best *= outcome.best_round > 0
-    old_loss = outcome.train_loss_round != outcome.run.last_round
-    per_client = _each(flops_text(outcome.per_client(outcome.flops)))
-    in_all = f"{seconds_text(outcome.seconds)} in all"
-    personal = spread_text(metric, outcome.personal, outcome.personal_std)
-    own_best = {outcome.primary.partition("/")[0]: best}
+    run, metric, total = outcome.run, outcome.metric, outcome.totals
+    (best, best_round), (loss, loss_round) = outcome.best, outcome.train_loss
+
+    def of_metric(kind: str, label: str, note: str, std: float) -> tuple[str, str, str]:
+        spread = "" if math.isnan(std) else f"std over clients {metric_text(metric, std)}"
+        if best_round and outcome.primary.startswith(f"{kind}/"):
+            note = f"best {metric_text(metric, best)} in round {best_round}"
+        value = metric_text(metric, run.final(f"{kind}/{metric}"))
+        return f"{label} {readable(metric)}", value, "; ".join(filter(None, (note, spread)))
+
+    def of_cost(label: str, name: str, text: Callable[[float], str]) -> tuple[str, str, str]:
+        each = text(outcome.per_client(total[name]))
+        return label, text(total[name]), "" if each == NOTHING else f"{each} per client"
+
+    worst = metric_text(metric, outcome.worst10)
     figures = (
-        ("rounds", rounds_text(outcome.run), ""),
-        ("sessions left out", failures_text(outcome.run), "failed, or their updates not finite"),
-        (f"global {name}", metric_text(metric, outcome.overall), own_best.get("global", "")),
-        (f"personal {name}", personal, own_best.get("personal", spread)),
-        (f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
+        ("rounds", rounds_text(run), ""),
+        ("sessions left out", failures_text(run), "failed, or their updates not finite"),
+        of_metric("global", "global", "", math.nan),
+        of_metric("personal", "personal", "mean over clients", outcome.personal_std),
+        (f"worst 10 % {readable(metric)}", worst, "mean of that tenth"),
         *(
-            (f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1])
-            for kind, values in outcome.of_clients.items()
+            of_metric(kind, label, note, run.final(f"{kind}/{metric}_std"))
+            for kind, (label, note) in OF_CLIENTS.items()
         ),
         (
             "train loss",
-            metric_text("loss", outcome.train_loss),
-            f"of round {outcome.train_loss_round}" * old_loss,
+            metric_text("loss", loss),
+            f"of round {loss_round}" if loss_round != run.last_round else "",
         ),
-        _cost("sent up", outcome, outcome.bytes_up),
-        _cost("sent down", outcome, outcome.bytes_down),
-        ("between servers", bytes_text(outcome.server_bytes), "in addition to what clients send"),
-        ("compute", flops_text(outcome.flops), per_client),
-        ("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
-        ("virtual time", seconds_text(outcome.run.final("virtual_time")), "of the devices"),
-        ("time per round", seconds_text(outcome.seconds_per_round), in_all),
+        of_cost("sent up", "bytes_up", bytes_text),
+        of_cost("sent down", "bytes_down", bytes_text),
+        ("between servers", bytes_text(total["server_bytes"]), "in addition to what clients send"),
+        of_cost("compute", "flops", flops_text),
+        ("stored / client", _stored(total["stored_bytes"]), "mean over clients"),
+        ("virtual time", seconds_text(run.final("virtual_time")), "of the devices"),
+        (
+            "time per round",
+            seconds_text(outcome.seconds_per_round),
+            f"{seconds_text(total['seconds'])} in all",
+        ),
     )
     return [Figure(*figure) for figure in figures if figure[1] != NOTHING]
 
@@ -147,7 +146,7 @@ def client_group_table(outcome: Outcome) -> DataFrame:
             "group": str(name),
             "clients": _tested_of(own["tested"], own["clients"]),
             readable(metric) or "metric": metric_text(metric, own["mean"]),
-            "std": metric_text(metric, own["std"]),
+            "std over clients": metric_text(metric, own["std"]),
             "worst 10 %": metric_text(metric, own["worst10"]),
             "of the global model": metric_text(metric, own["local"]),
             "up / client": bytes_text(own["bytes_up"]),
@@ -192,10 +191,6 @@ def _cell(column: str, value: float) -> str:
     return TEXTS[COLUMNS[column].unit](value) if math.isfinite(value) else NOTHING
 
 
-def _cost(label: str, outcome: Outcome, value: float) -> tuple[str, str, str]:
-    return label, bytes_text(value), _each(bytes_text(outcome.per_client(value)))
-
-
 def _tested_of(tested: float, clients: float) -> str:
     """`10`, or `5 of 10 tested`."""
     every = count_text(clients)
@@ -205,7 +200,3 @@ def _tested_of(tested: float, clients: float) -> str:
 def _stored(value: float) -> str:
     """Clients of most methods keep nothing; then there is nothing to show."""
     return bytes_text(value) if value else NOTHING
-
-
-def _each(text: str) -> str:
-    return "" if text == NOTHING else f"{text} per client"

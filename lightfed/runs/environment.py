@@ -15,6 +15,7 @@ from lightfed.data.digests import digests
 from lightfed.local.hooks import Hooks
 from lightfed.state.rows import Moment
 from lightfed.utils import __version__
+from lightfed.utils.keys import experiment, flat
 
 _PACKAGES = "torch torchvision torchaudio lightning torchmetrics triton numpy"
 
@@ -30,6 +31,8 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
     """Versions, the device, and the federation's size and data."""
     data = trainer.datamodule
     device = fleet.device
+    drawn = digests(trainer.config["data"], data.contents)
+    named = {f"data.{name}.digest": text for name, text in drawn.items()}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return (
         software()
@@ -38,7 +41,8 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "dataset": data.dataset.name,
             "synthetic": data.dataset.synthetic,
             "skipped_samples": data.skipped_samples,
-            "digests": digests(trainer.config["data"], data.contents),
+            "digests": drawn,
+            "experiment": experiment(dict(flat(trainer.config)) | named),
             "clients": fleet.clients,
             "groups": {s.name: s.group.count for s in fleet.groups},
             "parameters": {s.name: s.layout.parameter_numel for s in fleet.groups},

@@ -1,12 +1,14 @@
 """The keys of a run: those of its configuration, and the columns of its tables."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast
 
 # What depends on a key. `result`: what a round computes. `seed`: likewise, but runs that differ in
-# it alone are one experiment. `extent`: how long a run is and what of it is measured; it may change
-# when a run resumes, but makes another experiment. `how`: nothing.
+# it alone are one experiment. `extent`: how long a run is; it may change when a run resumes, but
+# makes another experiment. `how`: no result, though perhaps in which rounds it is measured.
 Role = Literal["result", "seed", "extent", "how"]
 
 
@@ -43,7 +45,7 @@ trainer.fast_dev_run            how
 trainer.limit_train_batches     result
 trainer.limit_val_batches       result
 trainer.limit_test_batches      how
-trainer.check_val_every_n_epoch extent  -                           rounds
+trainer.check_val_every_n_epoch how     -                           rounds
 trainer.enable_checkpointing    how
 trainer.checkpoint_every        how     -                           rounds
 trainer.checkpoint_minutes      how     -                           min
@@ -95,6 +97,7 @@ data.resident                   how
 # the values of a group's `level`, and the widths that HeteroFL's paper gives them
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 _PLACES = {"root", "download"}  # where samples lie: jobs copy them to local disks
+_SECTIONS = ("trainer.", "model.", "data.")
 _UNSPOKEN = {"", "init_args", "class_path"}  # parts of a key that its name leaves out
 
 
@@ -144,6 +147,23 @@ def relevant(config: Mapping[str, Any], *roles: Role) -> dict[str, Any]:
     sections = {name: config[name] for name in ("trainer", "model", "data")}
     values = {key: value for key, value in flat(sections) if value is not None}
     return {key: value for key, value in values.items() if key_of(key).role in roles}
+
+
+def experiment(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is of: runs with one `digest` (16 hexadecimal digits) differ at most in seeds.
+
+    `values` are those of a configuration by their dotted keys, text or not. `settings` are the
+    texts of those that make another experiment and that reports name.
+    """
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in values.items()
+        if key.startswith(_SECTIONS) and key_of(key).role in ("result", "extent")
+    }
+    stated = {key: text for key, text in texts.items() if text != "null"}
+    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+    named = {key: text for key, text in stated.items() if key_of(key).column is not None}
+    return {"digest": digest, "settings": named}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

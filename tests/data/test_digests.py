@@ -123,4 +123,4 @@ def test_a_report_pools_seeds_of_equal_data_alone(tmp_path: Path) -> None:
         fit(made, lf.FederatedDataModule(noisy(noise), lf.Iid()), tmp_path / str(number))
     rows = grouped([read(tmp_path / str(number) / "run") for number in range(4)])
     assert [[run.seed for run in row.runs] for row in rows] == [[0, 1], [2, 3]]
-    assert all("dataset digest" in row.label for row in rows)
+    assert all("dataset digest" in row.condition for row in rows)

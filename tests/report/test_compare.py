@@ -13,7 +13,7 @@ from lightfed.report import compare
 from lightfed.report.comparison import common_metric
 from lightfed.report.comparison_figures import comparison_figures
 from lightfed.report.final_figures import comparison_table
-from lightfed.results.groups import Group, grouped, singles
+from lightfed.results.groups import grouped, singles
 from lightfed.results.outcome import t_half_width
 from lightfed.results.run import read
 from lightfed.utils.errors import UserError
@@ -73,9 +73,10 @@ def test_runs_of_an_experiment_share_a_row_with_their_interval(
     rows = page.table("run")
     assert list(rows) == ["x", "y"]
     half = 100 * stats.t.ppf(0.975, 1) * np.std([0.75, 0.875], ddof=1) / np.sqrt(2)
-    assert rows["x"]["global accuracy"] == f"81.25 \u00b1 {half:.2f} %"
+    head = "global accuracy (95 % interval)"  # what follows the sign
+    assert rows["x"][head] == f"81.25 \u00b1 {half:.2f} %"
     assert (rows["x"]["n"], rows["x"]["seed"]) == ("2", "1-2")
-    assert rows["y"]["global accuracy"] == "50.00 %"
+    assert rows["y"][head] == "50.00 %"
     assert "ean and 95 % t interval over 1 to 2 seeds" in page.texts["p"]
     assert f"81.25 +- {half:.2f} %" in capsys.readouterr().out
 
@@ -148,9 +149,10 @@ def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
     courses |= {("z", 1): ("inf", "nan"), ("z", 2): ("nan", "inf")}
     runs = [_write(tmp_path, *k, metrics={"global/perplexity": v}) for k, v in courses.items()]
     rows = ReadPage(compare(runs)).table("run")
-    assert rows["x"]["global perplexity"] == "3, 1 of 2 seeds"
-    assert rows["y"]["global perplexity"].startswith("7.5 ")
-    assert rows["z"]["global perplexity"] == "not finite"
+    head = "global perplexity (95 % interval)"
+    assert rows["x"][head] == "3, 1 of 2 seeds"
+    assert rows["y"][head].startswith("7.5 ")
+    assert rows["z"][head] == "not finite"
     assert "x +5 over y, the next best, 1 seed (1, not 0), x lacks seed 2" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -247,32 +249,41 @@ def test_a_run_without_a_word_of_its_end_is_judged_by_its_rounds(
     assert run.finished is expected
 
 
-def test_seeds_that_were_evaluated_in_other_rounds_meet_in_the_common_ones(tmp_path: Path) -> None:
-    first = _write(tmp_path, "x", 1, metrics={"global/accuracy": (0.1, 0.2, 0.3)})
-    second = _write(tmp_path, "x", 2, metrics={"global/accuracy": (0.3, "", 0.5)})
-    course = Group("x", (read(first), read(second))).course("global/accuracy")
+OPTIMIZER = "model: {{algorithm: x, optimizer: {{class_path: torch.optim.{}, init_args: {}}}}}\n"
+
+
+def test_another_optimizer_is_another_experiment_and_labels_name_it(tmp_path: Path) -> None:
+    """The learning rate alone would tell them apart, but say nothing of the one without any."""
+    chosen = ("ASPG", "{rho: 1}"), ("SGD", "{lr: 0.1}"), ("SGD", "{lr: 0.2}")
+    runs = [
+        read(_write(tmp_path / str(i), "x", seed, config=OPTIMIZER.format(*one)))
+        for i, one in enumerate(chosen)
+        for seed in (1, 2)
+    ]
+    assert [(row.label, len(row.runs)) for row in grouped(runs)] == [
+        *(("ASPG", 2), ("SGD, lr 0.1", 2), ("SGD, lr 0.2", 2)),
+    ]
+
+
+def test_a_run_that_is_measured_more_often_is_of_the_same_experiment(tmp_path: Path) -> None:
+    often = _write(tmp_path, "x", 1, metrics={"global/accuracy": (0.1, 0.2, 0.3)})
+    seldom = _write(tmp_path, "x", 2, metrics={"global/accuracy": (0.3, "", 0.5)})
+    with (seldom / "config.yaml").open("a") as file:
+        file.write("trainer: {check_val_every_n_epoch: 2}\n")
+    (row,) = grouped([read(often), read(seldom)])
+    course = row.course("global/accuracy")
     assert course.index.tolist() == [1, 3]
     np.testing.assert_allclose(course["mean"], [0.2, 0.4])
     np.testing.assert_allclose(course["std"], np.std([[0.1, 0.3], [0.3, 0.5]], axis=0, ddof=1))
 
 
-def test_another_setting_is_another_experiment(tmp_path: Path) -> None:
-    config = "seed_everything: {}\noptimizer: {{lr: {}}}\n"
-    runs = [
-        _write(tmp_path, "x", seed, config=config.format(seed, lr))
-        for seed, lr in ((1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2))
-    ]
-    rows = grouped([read(folder) for folder in runs])
-    assert [(row.label, len(row.runs)) for row in rows] == [("x", 2), ("x #2", 2)]
-
-
-def test_the_place_of_a_run_is_no_setting_but_a_like_word_elsewhere_is(tmp_path: Path) -> None:
-    place = "logger:\n  save_dir: runs/{0}\n  name: {0}\n"
-    runs = [_write(tmp_path, "x", s, config=place.format(f"x-seed{s}")) for s in (1, 2)]
-    assert len(grouped([read(folder) for folder in runs])) == 1
-    data = "data:\n  name: {}\n"
-    more = [_write(tmp_path, "y", s, config=data.format(f"Set{s}")) for s in (1, 2)]
-    assert len(grouped([read(folder) for folder in more])) == 2
+def test_a_report_reads_what_the_run_wrote_that_it_is(tmp_path: Path) -> None:
+    """The digest of the keys counts, whatever else is in the configuration."""
+    stated = {"experiment": {"digest": "abc", "settings": {"model.optimizer.init_args.lr": "0.1"}}}
+    runs = [read(_write(tmp_path, "x", seed, stated=stated)) for seed in (1, 2)]
+    other = {"experiment": {"digest": "def", "settings": {"model.optimizer.init_args.lr": "0.2"}}}
+    runs.append(read(_write(tmp_path, "x", 3, stated=other)))
+    assert [(row.label, len(row.runs)) for row in grouped(runs)] == [("lr 0.1", 2), ("lr 0.2", 1)]
 
 
 @pytest.mark.parametrize(
@@ -289,16 +300,12 @@ def test_where_and_how_a_seed_was_run_is_no_setting(place: str, tmp_path: Path) 
     assert [len(row.runs) for row in grouped([read(folder) for folder in runs])] == [2]
 
 
-def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Path) -> None:
-    names = ("fedavg-s1", "fedavg_seed2", "fedavg-mnist-s1")
+def test_without_a_configuration_a_run_is_an_experiment_by_itself(tmp_path: Path) -> None:
     runs = [
         read(write_run(tmp_path / name, config=None, environment={"name": name, "rounds": 3}))
-        for name in names
+        for name in ("fedavg-s1", "fedavg-s2")
     ]
-    assert [(row.label, len(row.runs)) for row in grouped(runs)] == [
-        ("fedavg", 2),
-        ("fedavg-mnist-s1", 1),
-    ]
+    assert [row.label for row in grouped(runs)] == ["fedavg-s1", "fedavg-s2"]
 
 
 def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_the_cards_hold_the_final_figures(page: ReadPage) -> None:
         "rounds": ("3", ""),
         "sessions left out": ("1 of 12", "failed, or their updates not finite"),
         "global accuracy": ("75.00 %", "best 75.00 % in round 3"),
-        "personal accuracy": ("65.00 \u00b1 25.00 %", "mean \u00b1 std over clients"),
+        "personal accuracy": ("65.00 %", "mean over clients; std over clients 25.00 %"),
         "worst 10 % accuracy": ("30.00 %", "mean of that tenth"),
         "train loss": ("0.5", ""),
         "sent up": ("3.00 kB", "750 B per client"),
@@ -60,10 +60,10 @@ def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path)
         "bytes_down,flops",
     )  # fmt: skip
     page = ReadPage(build(folder))
-    assert page.cards["personal accuracy"][0] == "65.00 \u00b1 25.00 %"
+    assert page.cards["personal accuracy"][0] == "65.00 %"
     assert page.cards["local accuracy"] == (
-        "95.00 \u00b1 5.00 %",
-        "the global model on a client's own test samples",
+        "95.00 %",
+        "the global model on a client's own test samples; std over clients 5.00 %",
     )
     assert page.cards["as trained accuracy"][0] == "70.00 %"
     assert page.table("group")["b"]["accuracy"] == "50.00 %"
@@ -77,7 +77,7 @@ def test_the_tables_hold_client_groups_and_last_rounds(page: ReadPage) -> None:
         "group": "b",
         "clients": "2",
         "accuracy": "40.00 %",
-        "std": "10.00 %",
+        "std over clients": "10.00 %",
         "worst 10 %": "30.00 %",
         "up / client": "500 B",
         "down / client": "1.00 kB",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightfed.report import compare
+from lightfed.report.comparison_figures import comparison_figures
 from lightfed.report.final_figures import comparison_table
 from lightfed.report.verdicts import Contest, contests, verdicts_csv
 from lightfed.results.groups import grouped
@@ -62,6 +63,12 @@ def _study(root: Path) -> list[Run]:
 
 def _columns(found: Sequence[Contest]) -> dict[str, dict[str, str]]:
     return {one.name: {g.name: c for g, c in one.columns.items()} for one in found}
+
+
+def _rows(page: ReadPage, first: str) -> list[dict[str, str]]:
+    """The table whose first header is that, in which names may stand more than once."""
+    ((head, *rows),) = [cells for cells in page.cells if cells[0][0] == first]
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def test_a_client_that_has_trained_meets_clients_that_have_trained(tmp_path: Path) -> None:
@@ -137,18 +144,57 @@ def test_only_runs_on_equal_data_meet(tmp_path: Path) -> None:
     runs += [_run(tmp_path, "c", ALONE, alpha=0.7), _run(tmp_path, "d", ALONE, data="MNIST")]
     runs += [_run(tmp_path, name, ALONE, clients=9) for name in ("e", "f")]
     found = contests(runs)
-    assert [(one.data, [g.name for g in one.columns]) for one in found] == [
-        ("Digits", ["a, partition alpha 0.3", "b, partition alpha 0.3"]),
-        ("Digits; partition alpha 0.5", ["a, partition alpha 0.5", "b, partition alpha 0.5"]),
-        ("Digits; clients 9", ["e-s0", "f-s0"]),
+    assert [(one.data, [g.label for g in one.columns]) for one in found] == [
+        ("Digits, alpha 0.3, clients 4", ["a", "b"]),
+        ("Digits, alpha 0.5, clients 4", ["a", "b"]),
+        ("Digits, alpha 0.3, clients 9", ["e", "f"]),
     ]
     assert contests(runs[:1]) == []
+
+
+def test_data_are_named_once_and_never_drawn_in_one_chart(tmp_path: Path) -> None:
+    runs = [_run(tmp_path, name, ALONE, alpha=alpha) for alpha in (0.3, 0.5) for name in ("a", "b")]
+    page = ReadPage(compare(runs))
+    assert [row["data"] for row in _rows(page, "run")] == ["Digits, alpha 0.3"] * 2 + [
+        "Digits, alpha 0.5"
+    ] * 2
+    assert [row["run"] for row in _rows(page, "run")] == ["a", "b"] * 2
+    assert "All runs: n 1, seed 0, clients 4, rounds 2, partition Dirichlet." in page.texts["p"]
+    figures = comparison_figures(grouped(runs), "personal/accuracy")
+    for figure in figures:
+        assert figure.series == {"a": 0, "b": 1}
+        titles = [chart.title for chart in figure.charts]
+        parts = [[t for t in titles if t.startswith(f"Digits, alpha {x}: ")] for x in (0.3, 0.5)]
+        assert len(parts[0]) == len(parts[1]) == len(titles) / 2
+        assert all(set(chart.data["series"]) <= {"a", "b"} for chart in figure.charts)
+    text = page.source
+    order = ("Final figures", "seed by seed", "Course of", "Settings in which they differ")
+    places = [text.index(f">{begin}" if begin != order[1] else begin) for begin in order]
+    assert places == sorted(places)
+
+
+def test_a_table_of_methods_has_one_star(tmp_path: Path) -> None:
+    """An ablation is compared with the whole method, too."""
+    settings = [("PFedMoE", 0.9, "true"), ("PFedMoE", 0.8, "false"), ("FML", 0.7, "true")]
+    runs = [
+        _run(tmp_path / str(i), name, {"personal/accuracy": (0.1, final)}, alpha=0.3)
+        for i, (name, final, _) in enumerate(settings)
+    ]
+    for run, (name, _, federate) in zip(runs, settings, strict=True):
+        init = f"{{federate: {federate}}}" if name == "PFedMoE" else "{}"
+        text = (run.folder / "config.yaml").read_text()
+        algorithm = f"algorithm: {{class_path: {name}, init_args: {init}}}"
+        (run.folder / "config.yaml").write_text(text.replace(f"algorithm: {name}", algorithm))
+    page = ReadPage(compare([run.folder for run in runs]))
+    cells = [row["personal accuracy"] for row in _rows(page, "method")]
+    assert [cell for cell in cells if "*" in cell] == ["*90.00 %"]
 
 
 def test_the_table_holds_each_against_the_best_of_the_others(tmp_path: Path) -> None:
     table = contests(_study(tmp_path))[1].table()
     assert tuple(table.columns) == (
-        *("experiment", "accuracy after local training", "against", "difference, points"),
+        *("experiment", "accuracy after local training (95 % interval)", "against"),
+        "difference, points",
         *("95 % paired t interval", "seeds", "verdict"),
     )
     cells = {row[0]: row[2:] for row in rows_of(table)}
@@ -186,7 +232,9 @@ def test_a_comparison_tells_verdicts_and_writes_the_file(
     assert "paired t-test over the seeds that both have" in page.texts["p"]
     assert stated in capsys.readouterr().out
     final = page.table("run")
-    moments = ("accuracy after aggregation", "accuracy after local training")
+    moments = [
+        f"accuracy after {text} (95 % interval)" for text in ("aggregation", "local training")
+    ]
     assert [final["fedavg"][name][:5] for name in moments] == ["72.50", "82.50"]
     assert [final["dispfl"][name][:5] for name in moments] == ["70.50", "80.50"]
     assert [final["alone"][name][:5] for name in moments] == ["-", "65.50"]

@@ -121,12 +121,10 @@ class Protocol(Study[Method]):
         return paired(method.group, other.group, self.metric, (self.column, self.column))
 
     def is_best(self, method: Method) -> bool:
-        """Whether its final mean is as good as that of the best other."""
-        other = self.best_other(method)
-        if other is None:
-            return False
-        more = method.score(self.metric)[0] - other.score(self.metric)[0]
-        return direction(self.metric) * more >= 0
+        """Whether it has the best final mean of all members, other variants of it included."""
+        scores = {other: other.score(self.metric)[0] for other in self.members}
+        known = {other: score for other, score in scores.items() if math.isfinite(score)}
+        return len(known) > 1 and best_of(known, self.metric) is method
 
     def target(self, asked: float | None) -> float:
         """The target given, else the best value that all methods reached with every seed."""
