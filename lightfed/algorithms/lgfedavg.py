@@ -27,13 +27,11 @@ from typing import Literal
 from lightfed_kernels import Entry
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import GroupState
-from lightfed.runs import checkpoint as checkpoints
 from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError, require
@@ -66,8 +64,8 @@ class LGFedAvg(Algorithm):
                 BatchNorm statistics. With all layers this is FedAvg.
             side: Share the last layers, as in the paper, or the first (its script for CIFAR-10).
             weights: Of the participants in the mean: uniform, or by samples.
-            start: Values that server and clients start from: a checkpoint of a FedAvg run, or its
-                models/server.safetensors. Initial values by default.
+            start: Values that server and clients start from: models/server.safetensors of a FedAvg
+                run. Initial values by default.
         """
         super().__init__()
         fix = "give at least 1; for none use Standalone"
@@ -147,22 +145,16 @@ def _text(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def start_values(path: Path, layout: ModelLayout) -> Row:
-    """The server's model of a finished run as a row, from its checkpoint or its weights file.
+    """The server's model of a finished run as a row, from its weights file.
 
     A UserError if the file cannot be read, or holds another architecture.
     """
-    fix = "give a .ckpt or .safetensors file of a run"
+    fix = "give models/server.safetensors of a run"
     require(isfile(path), _START, f"no file {path}", fix)
-    if path.suffix == ".safetensors":
-        return _of_weights(path, layout)
-    return _of_checkpoint(path, layout)
-
-
-def _of_weights(path: Path, layout: ModelLayout) -> Row:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(_START, f"{path} cannot be read ({error})", "give another file") from error
+        raise UserError(_START, f"{path} cannot be read ({error})", fix) from error
     row = Row.zeros(layout)
     views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     for name, view in views.items():
@@ -173,18 +165,3 @@ def _of_weights(path: Path, layout: ModelLayout) -> Row:
             raise UserError(_START, found, "start from a run of the same model")
         view.copy_(saved)
     return row
-
-
-def _of_checkpoint(path: Path, layout: ModelLayout) -> Row:
-    try:
-        state = checkpoints.load(path)["state_dict"]
-    except UserError as error:
-        raise UserError(_START, error.found, "give a checkpoint of a lightfed run") from error
-    names = ("algorithm.model.floats", "algorithm.model.integers")
-    saved: list[Tensor | None] = [state.get(name) for name in names]
-    expected = (layout.size, layout.integers.size)
-    fits = [None if s is None else s.numel() for s in saved] == list(expected)
-    found = f"{path} holds no server model of this architecture"
-    require(fits, _START, found, "start from a FedAvg run of the same model")
-    floats, integers = (s.clone() for s in saved if s is not None)
-    return Row(floats, integers)

@@ -144,19 +144,12 @@ def _packed(states: Mapping[int, Mapping[str, Tensor]]) -> Tensor:
     """(n,) uint8; empty without clients."""
     if not states:
         return torch.empty(0, dtype=torch.uint8)
-    file = io.BytesIO()
-    # A view would be saved with the whole matrix behind it.
-    torch.save({k: {n: x.clone() for n, x in own.items()} for k, own in states.items()}, file)
-    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(pickled(states)), dtype=torch.uint8)
 
 
 def _unpacked(package: Tensor) -> dict[int, dict[str, Tensor]]:
     """What `_packed` was given."""
-    if not len(package):
-        return {}
-    file = io.BytesIO(package.numpy().data)
-    states: dict[int, dict[str, Tensor]] = torch.load(file, weights_only=True)
-    return states
+    return pickle.loads(package.numpy().tobytes()) if len(package) else {}
 
 
 class _Pickler(pickle.Pickler):

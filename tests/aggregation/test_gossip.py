@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import Layout, pack_mask, unpack_mask
 from torch import Tensor
-from torch.profiler import profile
 
 from lightfed.aggregation import gossip as exchange
 from lightfed.aggregation import shipment
@@ -267,51 +266,6 @@ def test_the_buffer_is_in_mebibytes(tmp_path: Path) -> None:
     assert model.fleet._exchange._buffer == 3 * 2**20
 
 
-def test_rows_of_one_matrix_are_read_and_written_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host time does not grow by a copy for every client, nor by a count for every mask."""
-    rows, words, _ = clients(32, seed=0)
-    block = Row(torch.stack([r.floats for r in rows.values()]), torch.zeros(32, 1).long())
-    rows = dict(zip(rows, block.each(), strict=True))
-    calls: list[tuple[str, list[int]]] = []
-
-    def spied(name: str) -> None:
-        genuine = getattr(exchange, name)
-
-        def call(first: Any, *args: Any, **settings: Any) -> Tensor:
-            calls.append((name, [len(tensor) for tensor in first]))
-            return genuine(first, *args, **settings)
-
-        monkeypatch.setattr(exchange, name, call)
-
-    spied("masked_mean")
-    spied("count_per_tensor")
-    layout = ModelLayout(LAYOUT.floats, Layout.build([]), parameters=4)
-    one = Exchange(layout, Ranks(torch.device("cpu")), owner=dict.fromkeys(rows, 0), buffer=None)
-    hears = {k: [(k + 1) % 32] for k in rows}
-    with profile(acc_events=True) as profiled:
-        one.mean_(rows, hears, masks=words, keep=words, over="covered", block=block)
-    counted = "count_per_tensor", [words[0].numel()] * 32
-    assert calls == [counted, ("masked_mean", [block.floats.shape[1]] * 32)]
-    copies = [e for e in profiled.key_averages() if e.key == "aten::copy_"]
-    assert sum(e.count for e in copies) < 32
-
-
-def test_masks_are_cut_into_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host time of a block does not grow by two views for every client."""
-    monkeypatch.setattr(exchange, "_LEAST", 32)
-    found: list[int] = []
-    genuine = exchange.masked_mean
-
-    def spied(*args: Any, masks: list[Tensor], receivers: list[Tensor], **settings: Any) -> Tensor:
-        found.extend((len(masks), len(receivers)))
-        return genuine(*args, masks=masks, receivers=receivers, **settings)
-
-    monkeypatch.setattr(exchange, "masked_mean", spied)
-    alone = dict.fromkeys(range(6), 0)
-    run(Ranks(torch.device("cpu")), alone, {0: [1], 2: [3, 4]}, keep=True)
-    assert found == [1, 1] * (LAYOUT.size // 32)
-
-
 def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_LEAST", 32)
     widths: list[int] = []
@@ -334,16 +288,3 @@ def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     widths.clear()
     on_ranks(2, lambda ranks: run(ranks, owner, hears, buffer=1))
     assert set(widths[:-1]) == {96}  # however small the buffer
-
-
-def test_a_row_that_several_ranks_need_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed: list[int] = []
-    compress = shipment.compress
-
-    def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
-        packed.append(nnz)
-        return compress(row, words, nnz=nnz)
-
-    monkeypatch.setattr(shipment, "compress", counted)
-    on_ranks(3, lambda ranks: run(ranks, {0: 0, 1: 1, 2: 2}, {1: [0], 2: [0]}))
-    assert len(packed) == 1  # of one block

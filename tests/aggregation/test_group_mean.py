@@ -225,18 +225,3 @@ def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
     one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
     assert torch.equal(one, other)
     assert not one.isnan().any()
-
-
-def test_adjacent_tensors_are_one_run() -> None:
-    names = ("d", "b", "a", "e", "c")  # in whatever order they are named
-    layouts = [layout_of("abcde"), layout_of("abced")]
-    means = GroupMeans([SharedTensors({0: names, 1: names})], layouts, {0: 0, 1: 1})
-    starts = [(run.starts, run.length) for run in means._floats]
-    assert starts == [({0: 0, 1: 0}, 128), ({0: 128, 1: 160}, 32), ({0: 160, 1: 128}, 32)]
-
-
-def test_unlike_tensors_are_our_mistake() -> None:
-    with pytest.raises(AssertionError, match="unlike"):
-        GroupMeans(
-            [SharedTensors({0: ("a",), 1: ("b",)})], [layout_of("a"), layout_of("b")], {0: 0, 1: 1}
-        )

@@ -15,16 +15,15 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from lightfed.algorithms.shared.aspg import ASPG, AspgStepper, _runs
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.session_setup import client_stepper
 from lightfed.local.optimizer import Clipping, Proximal, make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
-from lightfed.state.rows import LiveModule, ModelLayout, Row
+from lightfed.state.rows import LiveModule, ModelLayout
 from lightfed.utils.errors import UserError
-from tests.local.steps import Net, loss_of, net_of
+from tests.local.steps import loss_of, net_of
 from tests.small import GOLDEN
 
-Batch = tuple[Tensor, Tensor]
 CASES = json.loads((GOLDEN / "fedbcd/aspg_quadratic.json").read_text())["cases"]
 VECTORS = {
     name: tensor.float()
@@ -203,29 +202,6 @@ def test_without_momentum_it_is_projected_sgd(box: tuple[float, float] | None) -
         assert torch.equal(trained[f"net.{name}"], value)
 
 
-def test_three_steps_by_hand() -> None:
-    """g(x) = x - 8 in one variable; eta = 1/4, zeta = 1/2, gamma = 2, z = 1, box [-2, 2].
-
-    x0 = 0:     x_ex = 0,     g + gamma (x_ex - z) = -8 - 2 = -10, to 5/2: x1 = 2
-    x_ex = 3:                 -5 + 4 = -1, to 13/4:                x2 = 2, mapping (3 - 2) / eta = 4
-    x_ex = 2:                 -6 + 2 = -4, to 3:                   x3 = 2, mapping 0: stationary
-    """
-    trained = Trained(
-        Module(lambda module, _: (module.x - 8).square().sum() / 2, x=torch.zeros(1)),
-        partial(ASPG, lr=0.25, momentum=0.5),
-    )
-    found = []
-    ahead = None
-    for _ in range(3):
-        pull = Proximal(trained.row_of(x=torch.ones(1)), 2.0, True, ahead)
-        trained.run([0], pull)
-        ahead = pull.momentum
-        assert ahead is not None
-        assert pull.gap is not None
-        found.append((trained["x"].item(), ahead[0].item(), pull.gap.item()))
-    assert found == [(2.0, 1.0, 8.0), (2.0, 0.0, 4.0), (2.0, 0.0, 0.0)]
-
-
 def test_a_session_without_a_pull_starts_without_momentum() -> None:
     def loss(module: Any, _: int) -> Tensor:
         return (module.x - 8).square().sum() / 2
@@ -233,12 +209,6 @@ def test_a_session_without_a_pull_starts_without_momentum() -> None:
     aspg = partial(ASPG, lr=0.25, momentum=0.5, box=None)
     trained = Trained(Module(loss, x=torch.zeros(1)), aspg).run([0]).run([0])
     assert trained["x"].item() == 2 + 0.25 * 6
-
-
-def test_frozen_parameters_part_a_row() -> None:
-    """The lines of 32 elements between trained parameters are joined where nothing is left out."""
-    assert _runs([(0, 6), (32, 70), (128, 129)]) == [slice(0, 96), slice(128, 160)]
-    assert _runs([(64, 96)]) == [slice(64, 96)]
 
 
 def test_a_session_without_a_step_keeps_what_it_was_ahead() -> None:
@@ -312,17 +282,6 @@ def test_clipping_acts_on_the_pulled_gradient(algorithm: str, expected: list[flo
     assert trained["frozen"].item() == 1.0
 
 
-def test_every_network_is_clipped_by_its_own_norm() -> None:
-    def loss(module: Any, _: int) -> Tensor:
-        return 6 * module.x[0] + 8 * module.x[1] + 3 * module.y[0]
-
-    module = Module(loss, x=torch.zeros(2), y=torch.zeros(1))
-    aspg = partial(ASPG, lr=1.0, momentum=0.0, box=None)
-    trained = Trained(module, aspg, Clipping(1.0, "network", networks=(0, 1))).run([0])
-    torch.testing.assert_close(trained["x"], torch.tensor([-0.6, -0.8]), rtol=1e-5, atol=0)
-    torch.testing.assert_close(trained["y"], torch.tensor([-1.0]), rtol=1e-5, atol=0)
-
-
 def test_an_old_gradient_does_not_come_back() -> None:
     """`side` is trained in the second step only."""
 
@@ -349,14 +308,6 @@ def test_the_hook_sees_the_gradient_before_the_pull() -> None:
     trained = Trained(Module(loss, x=torch.zeros(1)), aspg)
     trained.run([0], Proximal(trained.row_of(x=torch.ones(1)), 4.0), hook=hook)
     assert trained["x"].item() == -0.25 * (6 - 4)
-
-
-@pytest.mark.parametrize("box", [(-2.0, 2.0), (-0.25, 1.0), None])
-def test_a_session_knows_the_box(box: tuple[float, float] | None) -> None:
-    trained = Trained(Module(quadratic, x=VECTORS["x0"]), partial(ASPG, box=box))
-    assert trained.session.box == box
-    plain = Trained(Module(quadratic, x=VECTORS["x0"]), partial(SGD, lr=0.1))
-    assert plain.session.box is None
 
 
 @pytest.mark.parametrize(
@@ -428,15 +379,3 @@ def test_an_own_module_that_wants_more_than_a_session_can_is_refused(configure: 
         UserError, match=r"^model\.clients: ASPG with a scheduler, groups or a part"
     ):
         client_stepper(State(), 0, None, Runtime(), evaluated=False)  # type: ignore[arg-type]
-
-
-def test_an_own_module_may_bring_it_along() -> None:
-    class State:
-        module = Own(lambda module: ASPG(module.parameters(), lr=0.02))
-        live = LiveModule(module, ModelLayout.of(module))
-
-    stepper, takes_rate = client_stepper(State(), 0, None, Runtime(), evaluated=False)  # type: ignore[arg-type]
-    assert isinstance(stepper, AspgStepper)
-    assert not takes_rate
-    assert isinstance(State.module.net, Net)
-    assert isinstance(State.live.row_of_module(), Row)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam
 from typing_extensions import override
 
@@ -34,11 +34,6 @@ from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 SIZES = [9, 6, 12, 8]
 large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((16, 6), (20, 6), (6,)))
 wide = partial(MLP, hidden=(16, 6))
-
-
-def normed(num_classes: int = 3) -> nn.Module:
-    """With statistics and a counter of batches."""
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, num_classes))
 
 
 def fleet(algorithm: Algorithm, models: Any = (large, larger), **settings: Any) -> Fleet:
@@ -77,17 +72,6 @@ def test_fml_without_distillation_is_standalone_beside_fedavg() -> None:
     common = {n.removeprefix("net."): v for n, v in views.items()}
     found = ours.layout.floats.views(ours.floats)
     assert_same({n.removeprefix("net.shared."): v for n, v in found.items()}, common)
-
-
-def test_fedproto_without_prototypes_is_standalone() -> None:
-    proto, alone = fleet(FedProto(weight=0.0)), fleet(Standalone())
-    for t in range(3):
-        run_round(proto, t)
-        run_round(alone, t)
-    for client in range(len(SIZES)):
-        theirs = list(tensors(alone, client, "net.").values())
-        for one, other in zip(tensors(proto, client, "net.").values(), theirs, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 METHODS: dict[str, Any] = {
@@ -224,33 +208,6 @@ def test_fedkds_updates_or_parameters_travel_as_singular_values(
             for name, value in tensors(fed, k, "").items():
                 if name in theta:
                     torch.testing.assert_close(value, kept[k][name], rtol=1e-5, atol=1e-6)
-
-
-def test_with_energy_one_updates_are_parameters() -> None:
-    both = [
-        fleet(FedKD(normed, (1.0, 1.0), rounds=4, compress=way), clients_per_round=2)
-        for way in ("update", "parameters")
-    ]
-    mutual = fleet(FML(normed), clients_per_round=2)
-    for t in range(4):
-        bytes_ = [run_round(fed, t) for fed in (*both, mutual)]
-        for column in ("bytes_up", "bytes_down"):  # statistics and counters are among them
-            assert len({metrics[column] for metrics in bytes_}) == 1
-    ours, theirs = (fed.algorithm.model for fed in both)  # type: ignore[union-attr]
-    assert torch.equal(ours.floats, theirs.floats)
-    assert torch.equal(ours.integers, theirs.integers)
-    for client in range(len(SIZES)):
-        assert_same(
-            tensors(both[0], client, "net.private."), tensors(both[1], client, "net.private.")
-        )
-
-
-def test_energy_one_sends_everything() -> None:
-    whole, squeezed = (fleet(FedKD(wide, (e, e), rounds=3)) for e in (1.0, 0.5))
-    bytes_ = [run_round(fed, 0)["bytes_up"] for fed in (whole, squeezed)]
-    assert isinstance(whole.algorithm, FedKD)
-    assert bytes_[0] == 4 * 4 * whole.algorithm.model.layout.floats.numel
-    assert bytes_[1] < bytes_[0]
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam])

@@ -144,17 +144,6 @@ def test_a_gate_of_one_half_is_fixed_and_has_nothing_to_learn() -> None:
     assert error.value.key == "model.algorithm.init_args.gate_lr"
 
 
-def test_a_gate_without_its_last_normalisation_has_two_tensors_less() -> None:
-    learned = [
-        fleet(PFedMoE(small, gate=gate), large, larger) for gate in ("paper", "unnormalised")
-    ]
-    for fed in learned:
-        run_round(fed, 0)
-    names = [{n for n, _ in fed.state(0).module.named_parameters()} for fed in learned]
-    assert names[0] - names[1] == {"net.gate.layers.6.weight", "net.gate.layers.6.bias"}
-    assert not names[1] - names[0]
-
-
 class Uncompressed(PersonalShared):
     """FedKD's clients, whose student travels as it is."""
 

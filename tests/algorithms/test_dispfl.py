@@ -3,14 +3,13 @@
 import copy
 import logging
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import pack_mask, popcount, unpack_mask
+from lightfed_kernels import popcount, unpack_mask
 from torch import Tensor
 from torch.optim import SGD, Adam
 
@@ -31,7 +30,7 @@ from lightfed.testing.case import CLIENTS, digits
 from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
 from lightfed.utils.errors import UserError
 from tests.promises.conformance.cases import NormNet
-from tests.small import Line, data_of, fleet_of, random_data, run_round
+from tests.small import data_of, fleet_of, random_data, run_round
 
 SIZES = [9, 6, 12, 7, 5]
 mlp = partial(MLP, hidden=(16,))
@@ -59,26 +58,6 @@ class Spied(DisPFL):
     def session_start(self, s: SessionContext) -> None:
         super().session_start(s)
         self.starts[s.client] = s.row.floats.clone()
-
-
-def test_oracle_of_two_clients_and_two_weights() -> None:
-    """Half the summed squared error of y = w x, on x = (1, 0) and (0, 1) with y = 0, step .5.
-
-    A step takes w to w / 2 where the mask is 1. Client 0 has mask (1, 0) and client 1 (1, 1).
-    """
-    x, y = torch.eye(2), torch.zeros(2, dtype=torch.long)
-    data = data_of(x.repeat(2, 1), y.repeat(2), [[0, 1], [2, 3]])
-    algorithm = DisPFL(Full(), static=True)
-    fed = fleet_of([ClientGroup(2, partial(Line, (8.0, 4.0)))], algorithm, data)
-    bits = torch.zeros(2, 32, dtype=torch.bool)
-    bits[0, 0] = bits[1, 0] = bits[1, 1] = True
-    algorithm.masks.update(enumerate(pack_mask(bits)))
-    fed.row(0).floats[:2] = torch.tensor([8.0, 0.0])
-    fed.row(1).floats[:2] = torch.tensor([4.0, 4.0])
-    run_round(fed, 0)
-    # Of weight 0 the mean of two, of weight 1 client 1's alone; client 0's mask leaves that out.
-    assert fed.row(0).floats[:2].tolist() == [3.0, 0.0]
-    assert fed.row(1).floats[:2].tolist() == [3.0, 2.0]
 
 
 def test_density_one_on_a_full_graph_is_fedavg_with_uniform_weights() -> None:
@@ -138,25 +117,6 @@ def test_the_number_of_weights_of_a_client_never_changes(
             outside = fed.row(client).floats[~bits]
             assert torch.equal(outside, torch.zeros_like(outside))
         assert torch.isfinite(rows(fed)).all()
-
-
-@pytest.mark.parametrize(("regrow", "own"), product(["random", "gradient"], [True, False]))
-def test_a_start_is_zero_outside_its_mask_and_where_nobody_covers(regrow: Any, own: bool) -> None:
-    algorithm = Spied(TimeVarying(2), 0.2, own_masks=own, regrow=regrow, rounds=6)
-    fed = fleet(algorithm)
-    uncovered = 0
-    for t in range(5):
-        trained = {k: unpack_mask(mask) for k, mask in algorithm.masks.items()}
-        senders = algorithm.all_senders(fed, t)
-        run_round(fed, t)
-        for client, start in algorithm.starts.items():
-            covered = torch.stack([trained[j] for j in [client, *senders[client]]]).any(0)
-            mine = unpack_mask(algorithm.masks[client])
-            assert torch.isfinite(start).all()
-            assert not start[~mine].any()
-            assert not start[mine & ~covered].any()
-            uncovered += int((mine & ~covered).sum())
-    assert uncovered > 0  # or nothing was tested
 
 
 @pytest.mark.parametrize("side_by_side", ["auto", "off"])

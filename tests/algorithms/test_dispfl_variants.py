@@ -1,7 +1,6 @@
 """My-1, My-2 and D-PSGD by hand, and what a round of each draws."""
 
 from functools import partial
-from math import ceil, cos, pi
 from typing import Any
 
 import pytest
@@ -10,18 +9,15 @@ from lightfed_kernels import Segments, prune_regrow, unpack_mask
 from torch import Tensor
 from torch.optim import SGD
 
-from lightfed.algorithms import my2
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
-from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import Full, Ring, TimeVarying
-from lightfed.utils.errors import UserError
+from lightfed.topology.topology import Full
 from tests.algorithms.dispfl_cases import Starts
 from tests.small import fleet_of, random_data, run_round
 
@@ -94,64 +90,6 @@ def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
         assert (grown & (before[client] == 0)).any()
 
 
-def test_my2_takes_the_mean_for_the_smallest_weights_of_a_dense_tensor() -> None:
-    algorithm = StartsOfMy2(Full(), density=1.0, keep_own=True, rounds=4)
-    fed, alone = fleet(algorithm), fleet(Standalone())
-    for each in (fed, alone):
-        run_round(each, 0)
-    before = rows(fed).clone()
-    run_round(fed, 1)
-    run_round(alone, 1)
-    rate = 0.25 * (1 + cos(pi / 4))
-    for client in CLIENTS:
-        for entry in fed.groups[0].layout.floats:
-            part = slice(entry.offset, entry.offset + entry.numel)
-            expected = before[client, part].clone()
-            smallest = expected.abs().argsort(stable=True)[: ceil(rate * entry.numel)]
-            expected[smallest] = before[:, part].mean(0)[smallest]
-            start = algorithm.starts[client][part]
-            torch.testing.assert_close(start, expected, rtol=0, atol=1e-7)
-        assert not torch.equal(fed.row(client).floats, alone.row(client).floats)
-
-
-@pytest.mark.parametrize("method", [partial(DisPFL, regrow="gradient"), My1])
-def test_gradients_are_drawn_for_every_round_and_client(method: Any) -> None:
-    fed = fleet(method(Ring(), rounds=4))
-    drawn: list[tuple[int, int]] = []
-    genuine = fed.training.gradient
-
-    def spied(client: int, row: Any, t: int) -> Tensor:
-        drawn.append((t, client))
-        return genuine(client, row, t)
-
-    fed.training.gradient = spied  # type: ignore[method-assign]
-    for t in range(3):
-        run_round(fed, t)
-    # DisPFL's masks of a round are searched when the next one begins.
-    searched = 3 if isinstance(fed.algorithm, My1) else 2
-    assert sorted(drawn) == [(t, client) for t in range(searched) for client in CLIENTS]
-
-
-def test_growth_at_random_is_drawn_for_every_round_and_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    algorithm = DisPFL(Ring(), rounds=4)
-    fed = fleet(algorithm)
-    assert len({algorithm.growth(fed, k, t) for t in range(3) for k in CLIENTS}) == 15
-    seeds: list[int] = []
-    genuine = my2.select_random
-
-    def spied(*args: Any, seed: int) -> Tensor:
-        seeds.append(seed)
-        return genuine(*args, seed=seed)
-
-    fed = fleet(My2(Ring(), rounds=4))
-    monkeypatch.setattr(my2, "select_random", spied)
-    for t in range(3):
-        run_round(fed, t)
-    assert len(set(seeds)) == len(seeds) == 15
-
-
 def test_dpsgd_is_among_the_participants() -> None:
     fed = fleet(DPSGD(Full()), fraction=0.4)
     run_round(fed, 0)
@@ -167,18 +105,3 @@ def test_dpsgd_is_among_the_participants() -> None:
         assert changed == (client in chosen)
         sent = fed.ledger.totals[client, fed.ledger.UP] - up[client]
         assert sent == (row if client in chosen else 0)
-
-
-def test_dpsgd_hears_others_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = fleet(DPSGD(TimeVarying(1)))
-    lists: list[dict[int, list[int]]] = []
-    monkeypatch.setattr(fed, "exchange", lists.append)
-    for t in range(2):
-        run_round(fed, t)
-    assert [len(heard) for hears in lists for heard in hears.values()] == [1] * 10
-    assert lists[0] != lists[1]
-
-
-def test_dpsgd_refuses_more_neighbours_than_there_are() -> None:
-    with pytest.raises(UserError, match="5 neighbours, but each of 5 clients has 4 others"):
-        fleet(DPSGD(TimeVarying(5)))

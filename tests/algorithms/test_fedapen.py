@@ -102,22 +102,6 @@ def test_rounds_learn_train_and_aggregate_in_this_order(learn: Any) -> None:
                 torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_passes_zero_is_equal_training() -> None:
-    fed = fleet(FedAPEN(small, passes=0))
-    run_round(fed, 0)
-    assert [float(client.share) for client in clients_of(fed)] == [0.5] * 3
-
-
-def test_a_participation_costs_what_it_costs_with_fml() -> None:
-    algorithm = FedAPEN(small)
-    fed = fleet(algorithm, clients_per_round=2)
-    mutual_learning = fleet(FML(small), clients_per_round=2)
-    for t in range(5):
-        bytes_, theirs = (run_round(each, t) for each in (fed, mutual_learning))
-        for column in ("bytes_up", "bytes_down"):
-            assert bytes_[column] == theirs[column] == 2 * 4 * algorithm.model.layout.floats.numel
-
-
 def test_learning_with_what_is_aggregated_takes_every_version_that_is_received() -> None:
     algorithm = FedAPEN(small, learn="aggregated")
     fed = fleet(algorithm, clients_per_round=2)
@@ -145,16 +129,6 @@ def test_learning_costs_a_forward_pass_of_the_hold_out() -> None:
     forward = [fed.state(k).flops for k in range(3)]
     assert [round(0.05 * n) for n in SIZES] == [0, 0, 1]  # and one at least
     assert flops[1] - flops[0] == flops[2] - flops[0] == sum(forward)
-
-
-def test_who_does_not_take_part_keeps_its_row() -> None:
-    fed = fleet(FedAPEN(small, share_lr=1.0), clients_per_round=1)
-    for t in range(3):
-        before = [fed.row(k).floats.clone() for k in range(3)]
-        run_round(fed, t)
-        for client in range(3):
-            same = torch.equal(fed.row(client).floats, before[client])
-            assert same == (client not in fed.participants(t))
 
 
 def test_the_share_is_in_clients_csv(tmp_path: Path) -> None:

@@ -192,25 +192,6 @@ class Normed(nn.Module):
         return self.head(self.norm(x))
 
 
-def test_running_statistics_are_averaged_by_hand() -> None:
-    data = random_data([4, 12], batch_size=100)
-    fleet = fleet_of([ClientGroup(2, Normed)], FedAvg(), data)
-    run_round(fleet, 0)
-    assert isinstance(fleet.algorithm, FedAvg)
-    model = fleet.algorithm.model
-    x = data.dataset.load("train").x
-    means, variances = ([getattr(p, f)(0) for p in (x[:4], x[4:])] for f in ("mean", "var"))
-    views = model.layout.floats.views(model.floats)
-    for name, start, (one, other) in (
-        ("running_mean", 0.0, means), ("running_var", 1.0, variances),
-    ):  # fmt: skip
-        # Momentum .1: .9 x start + .1 x batch, then a quarter and three quarters of that.
-        expected = 0.9 * start + 0.1 * (0.25 * one + 0.75 * other)
-        assert torch.allclose(views[f"net.norm.{name}"], expected, atol=1e-6), name
-    tracked = model.layout.integers.views(model.integers)["net.norm.num_batches_tracked"]
-    assert tracked.item() == 1
-
-
 def test_dropped_statistics_leave_batch_normalisation() -> None:
     data = random_data([4, 12])
     fleet = fleet_of([ClientGroup(2, Normed)], FedAvg(buffers="drop"), data)

@@ -10,35 +10,19 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.optim import SGD
-from typing_extensions import override
 
 from lightfed.aggregation.weights import whole as whole_weights
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.fleet import Fleet
 from lightfed.cli.command_line import main
 from lightfed.local.client_group import ClientGroup
-from lightfed.simulation.hierarchy import Phase
 from lightfed.state.client_state import by_client
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
 from tests.promises.refusals.mistakes import cloud_of, edited, of_class
 from tests.small import Line, data_of, fleet_of, has_global_model, module_of, row_held, run_round
-
-
-class Scripted(FedBCD):
-    """Phases as a test says: (round, server) -> active devices and seconds; one step each."""
-
-    def __init__(self, script: dict[tuple[int, int], tuple[list[int], float]], **settings: Any):
-        super().__init__(**settings)
-        self.script = script
-
-    @override
-    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        active, busy = self.script[t, server]
-        return Phase(active, active, dict.fromkeys(active, 1), busy)
 
 
 def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,11 +42,6 @@ def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> No
     assert not has_global_model(together)  # nobody has trained a global model
     assert torch.equal(servers(together), before)
     assert not torch.equal(rows(together)[0], before[0])
-
-
-def test_a_pull_is_no_degenerate_setting(caplog: pytest.LogCaptureFixture) -> None:
-    FedBCD(gamma=[0.0, 0.1])
-    assert caplog.text == ""
 
 
 def test_with_one_server_async_is_sync_bit_for_bit() -> None:
@@ -97,18 +76,6 @@ def test_when_all_are_waited_for_the_mean_of_the_servers_is_the_sync_model(step:
     assert not torch.equal(servers(mixed)[0], servers(mixed)[1])
     assert all_of_them["server_gap"] == pytest.approx(one["server_gap"], rel=1e-5)
     assert one["consensus"] == 0.0 < all_of_them["consensus"]
-
-
-def test_without_momentum_and_box_it_is_sgd() -> None:
-    feds = [
-        fleet(FedBCD(2, 2, wait=1), optimizer=optimizer, model=Normed)
-        for optimizer in (partial(ASPG, lr=0.05, momentum=0.0, box=None), partial(SGD, lr=0.05))
-    ]
-    for t in range(4):
-        for fed in feds:
-            run_round(fed, t)
-        assert torch.equal(rows(feds[0]), rows(feds[1]))
-        assert torch.equal(servers(feds[0]), servers(feds[1]))
 
 
 @pytest.mark.parametrize(("step", "rate"), [("mean", 1.5), ("sum", 0.4)])
@@ -157,44 +124,6 @@ def test_a_stationary_federation_stays() -> None:
     assert (rows(fed)[:, :2] == torch.tensor([1.0, 0.5])).all()
 
 
-def test_an_inactive_device_keeps_its_model_and_momentum_bit_for_bit() -> None:
-    algorithm = FedBCD(3, 1)
-    fed = fleet(algorithm)
-    for t in range(5):
-        active = {algorithm.phase(fed, n, t).active[0] for n in range(3)}
-        before, ahead = rows(fed).clone(), {k: a.clone() for k, a in algorithm.momenta.kept.items()}
-        run_round(fed, t)
-        for device in range(fed.clients):
-            kept = torch.equal(rows(fed)[device], before[device])
-            assert kept == (device not in active)
-            if device in active:
-                assert device not in ahead or not torch.equal(
-                    algorithm.momenta.kept[device], ahead[device]
-                )
-            elif device in ahead:
-                assert torch.equal(algorithm.momenta.kept[device], ahead[device])
-        assert set(algorithm.momenta.kept) == set(ahead) | active
-
-
-def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
-    """Line's gradient at 0 data is 0: without a pull only momentum moves, zeta times as far."""
-    data = data_of(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), [[0], [1]])
-    algorithm = FedBCD(1, 2, gamma=0.0, steps=(1, 1))
-    fed = fleet_of(
-        [ClientGroup(2, Line)],
-        algorithm,
-        data,
-        optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
-    )
-    algorithm.momenta.kept[1] = torch.eye(2, 32).T @ torch.tensor([1.0, 2.0])
-    found = []
-    for t in range(3):
-        run_round(fed, t)
-        found.append(fed.row(1).floats[:2].tolist())
-    assert found == [[1.0, 2.0], [1.5, 3.0], [1.75, 3.5]]
-    assert fed.row(0).floats[:2].tolist() == [0.0, 0.0]
-
-
 def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
     """A box of 0.01 and a pull to z; server statistics are the gamma-weighted mean of all devices'.
 
@@ -233,97 +162,6 @@ def test_statistics_are_no_part_of_the_diagnostics() -> None:
     assert fed.groups[0].layout.floats.span(6) == 192
     assert metrics["consensus"] == metrics["server_gap"] == 0.0
     assert servers(fed)[:, 192:].std(0).max() > 0
-
-
-def test_async_servers_by_hand() -> None:
-    """Three servers of one device each, B = 1; half of the way to it is a server's step.
-
-    Gradients are 0 and gamma is 2, lr 1/4: a device goes half of the way to what it is shown.
-    """
-    data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
-    script = {
-        (0, 0): ([0], 5.0), (0, 1): ([1], 2.0), (0, 2): ([2], 4.0),
-        (1, 1): ([1], 1.0), (2, 1): ([1], 9.0), (3, 2): ([2], 0.5),
-    }  # fmt: skip
-    algorithm = Scripted(script, servers=3, active=1, wait=1, gamma=2.0)
-    fed = fleet_of(
-        [ClientGroup(3, Line)], algorithm, data,
-        optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=None),
-    )  # fmt: skip
-    for device in range(3):
-        fed.row(device).floats[0] = 8.0 * (device + 1)
-    found = []
-    for t in range(4):
-        metrics = run_round(fed, t)
-        z, x = servers(fed)[:, 0].tolist(), rows(fed)[:, 0].tolist()
-        bytes_ = int(metrics["bytes_down"]) // 8, int(metrics["bytes_up"]) // 8
-        assert metrics["server_bytes"] == 2 * 8  # one is waited for: z_n up, w_n down
-        found.append((metrics["virtual_time"], x, z, bytes_))
-    assert found == [
-        # All start, and are shown 0; server 1 is done first, and goes half of the way to 8.
-        (2.0, [4.0, 8.0, 12.0], [0.0, 4.0, 0.0], (3, 1)),
-        # Server 1 alone starts: its device goes from 8 towards 4; at 3 it is done again.
-        (3.0, [4.0, 6.0, 12.0], [0.0, 5.0, 0.0], (1, 1)),
-        # And a third time, for long; at 4 server 2 steps with the 12 of its device of round 0.
-        (4.0, [4.0, 5.5, 12.0], [0.0, 5.0, 6.0], (1, 1)),
-        # Server 2 is done at 4.5, before server 0 at 5.
-        (4.5, [4.0, 5.5, 9.0], [0.0, 5.0, 7.5], (1, 1)),
-    ]
-
-
-def test_the_first_servers_start_from_their_mean() -> None:
-    """(6a) with a_nm = 1/2 between the two that were waited for; the third keeps its model."""
-    data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
-    script = {(0, n): ([n], busy) for n, busy in enumerate([1.0, 9.0, 2.0])}
-    algorithm = Scripted(script, servers=3, active=1, wait=2, gamma=1.0, server_lr=0.5)
-    fed = fleet_of([ClientGroup(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-9))
-    for n, z in enumerate([4.0, 100.0, 8.0]):
-        algorithm.clouds.of(n).floats[0] = z
-        fed.row(n).floats[0] = 2.0 * n
-    metrics = run_round(fed, 0)
-    # w = 6; z_0 = 6 - (6 - 0) / 2, z_2 = 6 - (6 - 4) / 2; the gap is over all three, before that.
-    assert servers(fed)[:, 0].tolist() == [3.0, 100.0, 5.0]
-    assert metrics["server_gap"] == pytest.approx((4 - 0) + (100 - 2) + (8 - 4), rel=1e-6)
-    assert metrics["consensus"] == pytest.approx((33 + 64 + 31) / 3, rel=1e-6)
-
-
-def test_rounds_of_a_given_mixing_by_hand() -> None:
-    """(6a) with the user's a_nm, on a directed ring; (6b) with sums."""
-    ring = [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]
-    data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
-    algorithm = FedBCD(
-        3, 1, gamma=0.5, server_lr=1.0, server_step="sum", mixing=ring, steps=(1, 1)
-    )  # fmt: skip
-    fed = fleet_of([ClientGroup(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
-    z, x = torch.tensor([4.0, 8.0, 16.0]), torch.tensor([1.0, 2.0, 3.0])
-    for n in range(3):
-        algorithm.clouds.of(n).floats[0] = float(z[n])
-        fed.row(n).floats[0] = float(x[n])
-    for t in range(3):
-        w = torch.tensor(ring) @ z
-        z = w - 0.5 * (w - x)
-        assert run_round(fed, t)["server_bytes"] == 3 * 8  # an edge of the ring each
-        torch.testing.assert_close(servers(fed)[:, 0], z, rtol=1e-6, atol=0)
-
-
-def test_the_server_rate_falls_in_the_compatibility_mode() -> None:
-    """One device at 0 that stays; z_0 = 1 is multiplied by 1 - eta_z (1 - 1e-4)^t."""
-    data = data_of(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), [[0]])
-    left = {}
-    for compatibility in (False, True):
-        algorithm = FedBCD(1, 1, server_lr=0.5, compatibility=compatibility)
-        fed = fleet_of([ClientGroup(1, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
-        algorithm.clouds.of(0).floats[0] = 1.0
-        for t in (0, 5000):
-            run_round(fed, t)
-        left[compatibility] = algorithm.clouds.of(0).floats[0].item()
-    assert left[False] == 0.25
-    assert left[True] == pytest.approx(0.5 * (1 - 0.5 * 0.9999**5000), rel=1e-5)
-
-
-def test_the_pull_of_the_compatibility_mode_is_twice_gamma() -> None:
-    assert FedBCD(gamma=[1.5, 2.0]).penalty(5) == 2.0
-    assert FedBCD(gamma=[1.5, 2.0], compatibility=True).penalty(2) == 3.0
 
 
 @pytest.mark.parametrize(

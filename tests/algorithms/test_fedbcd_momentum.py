@@ -100,16 +100,6 @@ def test_at_constant_gradient_kept_momentum_moves_a_model_4_7_times_as_far() -> 
     assert gone["device"] / gone["session"] == pytest.approx(ratio, rel=1e-4)
 
 
-def test_a_shared_buffer_passes_from_device_to_device_and_from_round_to_round() -> None:
-    found, taken = moved("shared", rounds=7, devices=3), 0
-    for t, (before, after) in enumerate(pairwise(found)):
-        steps = 1 + t % 5
-        for device in range(3):
-            expected = way(1 + taken, steps)
-            assert float(before[device] - after[device]) == pytest.approx(expected, rel=1e-4)
-            taken += steps
-
-
 @pytest.mark.parametrize("momentum", ["shared", "device"])
 def test_the_steps_of_the_released_loop(momentum: Any) -> None:
     """One optimiser of torch for all devices, as in the notebooks, or one for each."""

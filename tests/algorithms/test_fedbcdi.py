@@ -17,7 +17,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
-from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers, spread
+from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.small import Line, data_of, fleet_of, run_round
 
 KEY = "model.algorithm.init_args"
@@ -69,81 +69,6 @@ def test_a_device_that_nobody_hears_pauses(compatibility: bool, trainings: int) 
             assert algorithm.offline.tolist() == [1, 0]
     expected = [t < trainings or heard <= t <= heard + trainings for t in range(heard + 8)]
     assert moved == expected
-
-
-def test_the_pull_by_hand() -> None:
-    """x - z contracts by (1 - gamma)^K; a box holds x after every pull; others are not pulled."""
-    script = {(0, 0): ([0, 1], {0: 1, 1: 3, 2: 3}, 1.0)}
-    # In a box, the offline session takes 12 to 6 before the pulls.
-    for box, pulled in ((None, 4 + 8 * 0.125), ((-6.0, 6.0), 4 + 2 * 0.125)):
-        algorithm = Scripted(script, servers=1, active=2, available=3, gamma=0.5)
-        fed = fleet_of(
-            [ClientGroup(3, Line)], algorithm, nothing(3),
-            optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=box),
-        )  # fmt: skip
-        algorithm.clouds.of(0).floats[0] = 4.0
-        for device, x in enumerate([6.0, 12.0, 5.0]):
-            fed.row(device).floats[0] = x
-        metrics = run_round(fed, 0)
-        found = rows(fed)[:, 0].tolist()
-        assert found == [5.0, pulled, 5.0]
-        # Of the active ones alone: z <- z - (z - mean) / 2.
-        mean = (5.0 + pulled) / 2
-        assert servers(fed)[0, 0].item() == 4 + (mean - 4) / 2
-        assert metrics["server_gap"] == pytest.approx(0.5 * 2 * (mean - 4), rel=1e-6)
-
-
-def test_a_box_holds_between_pulls_beyond_z() -> None:
-    """Gamma 2.5 goes beyond z and back: 0 -> 2.5 -> (box) 2 -> -0.5 for z = 1."""
-    script = {(0, 0): ([0], {0: 2}, 1.0)}
-    algorithm = Scripted(script, servers=1, active=1, available=1, gamma=2.5, server_lr=0.1)
-    fed = fleet_of(
-        [ClientGroup(1, Line)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1, momentum=0.0)
-    )
-    algorithm.clouds.of(0).floats[0] = 1.0
-    run_round(fed, 0)
-    assert fed.row(0).floats[0].item() == -0.5
-
-
-def test_momentum_is_that_of_training_and_not_of_the_pull() -> None:
-    script = {(t, 0): ([0], {0: 1}, 1.0) for t in range(2)}
-    algorithm = Scripted(script, servers=1, active=1, available=1, gamma=0.5)
-    fed = fleet_of(
-        [ClientGroup(1, Line)], algorithm, nothing(1),
-        optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
-    )  # fmt: skip
-    algorithm.momenta.kept[0] = 4.0 * torch.eye(1, 32)[0]
-    run_round(fed, 0)
-    assert fed.row(0).floats[0].item() == 2.0  # 0 + 4, half of the way to z = 0
-    assert algorithm.momenta.kept[0][0].item() == 2.0  # zeta times the 4
-    assert servers(fed)[0, 0].item() == 1.0  # half of the way to 2
-    run_round(fed, 1)
-    assert fed.row(0).floats[0].item() == 1 + (2 + 2 - 1) / 2
-
-
-def test_active_sets_wait_in_the_queue() -> None:
-    """Server 0 is waited for in round 1: it steps with the devices that it heard in round 0."""
-    script = {
-        (0, 0): ([1], {0: 1, 1: 1}, 3.0), (0, 1): ([2], {2: 1, 3: 1}, 1.0),
-        (1, 1): ([3], {2: 1, 3: 1}, 9.0),
-    }  # fmt: skip
-    algorithm = Scripted(script, servers=2, active=1, available=2, wait=1, gamma=0.5)
-    fed = fleet_of([ClientGroup(4, Line)], algorithm, nothing(4), optimizer=partial(SGD, lr=0.1))
-    for device in range(4):
-        fed.row(device).floats[0] = 8.0 * (device + 1)
-    first = run_round(fed, 0)
-    assert rows(fed)[:, 0].tolist() == [8.0, 8.0, 12.0, 32.0]
-    assert servers(fed)[:, 0].tolist() == [0.0, 6.0]
-    assert algorithm.queue.tolist() == [[1], [2]]
-    second = run_round(fed, 1)
-    assert algorithm.queue.tolist() == [[1], [3]]
-    assert rows(fed)[:, 0].tolist() == [8.0, 8.0, 12.0, 19.0]
-    assert servers(fed)[:, 0].tolist() == [4.0, 6.0]
-    # Of all servers, with whom each has last heard: (0 - 8) / 2 + (6 - 19) / 2.
-    assert second["server_gap"] == pytest.approx(10.5, rel=1e-6)
-    assert (first["virtual_time"], second["virtual_time"]) == (1.0, 3.0)
-    assert (first["bytes_down"], first["bytes_up"]) == (2 * 8.0, 8.0)
-    assert (second["bytes_down"], second["bytes_up"]) == (8.0, 8.0)
 
 
 def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,15 +165,3 @@ def test_federations_that_are_refused(settings: dict[str, Any], line: str) -> No
     with pytest.raises(UserError) as stated:
         fleet(algorithm)
     assert str(stated.value).startswith(f"{KEY}.{line}")
-
-
-def test_a_sum_over_the_active_devices_that_converges() -> None:
-    """1.8 times .5, of two active devices: below 2, where all six would be above it."""
-    algorithm = FedBCDI(2, 1, 3, server_step="sum", server_lr=1.8, gamma=0.5, steps=(1, 1))
-    fed = fleet(algorithm, optimizer=partial(SGD, lr=0.0))
-    spread(fed)
-    apart = []
-    for t in range(60):
-        run_round(fed, t)
-        apart.append((rows(fed) - servers(fed)[0]).abs().max())
-    assert apart[-1] < 0.01 * apart[0]

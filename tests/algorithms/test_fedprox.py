@@ -25,24 +25,6 @@ from lightfed.utils.errors import UserError
 from tests.small import GOLDEN, Line, data_of, fit, fleet_of, random_data, run_round, server_row
 
 
-@pytest.mark.parametrize("optimizer", [SGD, partial(SGD, fused=True)])
-def test_two_steps_by_hand(optimizer: Any) -> None:
-    # The only client has x = (1, 2), y = 1. Half the squared error, steps of 1/4, mu = 2, w_t = 0:
-    # step 1: grad = (0 - 1) x = -(1, 2), no distance yet, w = (1/4, 1/2);
-    # step 2: w x = 5/4, grad = 1/4 x = (1/4, 1/2), distance 2 w = (1/2, 1), w -= 1/4 (3/4, 3/2).
-    data = data_of(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), [[0]])
-    fleet = fleet_of(
-        [ClientGroup(1, Line)],
-        FedProx(mu=2.0),
-        data,
-        optimizer=partial(optimizer, lr=0.25),
-        epochs=2,
-    )
-    run_round(fleet, 0)
-    assert isinstance(fleet.algorithm, FedProx)
-    assert fleet.algorithm.model.floats[:2].tolist() == [0.25 - 0.1875, 0.5 - 0.375]
-
-
 def test_a_step_beyond_the_first_round_is_held_to_what_was_received() -> None:
     data = data_of(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), [[0]])
     fleet = fleet_of(

@@ -162,28 +162,6 @@ def test_a_shared_classifier_adds_and_takes_nobody_away(words: list[str]) -> Non
         assert ((other, len(words[other]) - 1) in found[1][one, len(words[one]) - 1]) == agree
 
 
-def test_a_round_by_hand() -> None:
-    """Max-Common: means of the trained values over exactly those clients; counts by the largest."""
-    alone, together = flexi_fleet(Standalone()), flexi_fleet(MaxCommon(initial="group"))
-    metrics = [run_round(fleet, 0) for fleet in (alone, together)]
-    assert metrics[0]["train_loss"] == metrics[1]["train_loss"]
-    trained = [tensors_of(alone, k) for k in range(5)]
-
-    def mean(name: str, *clients: int) -> Tensor:
-        values = torch.stack([trained[k][name] for k in clients])
-        return values.amax(0) if "tracked" in name else values.double().mean(0).float()
-
-    members = {0: {"layers.0": range(5), "layers.1": range(5), "": (0, 1)},
-               2: {"layers.0": range(5), "layers.1": range(5),
-                   "layers.3": (2, 3, 4), "layers.4": (2, 3, 4), "": (2, 3)},
-               4: {"layers.0": range(5), "layers.1": range(5),
-                   "layers.3": (2, 3, 4), "layers.4": (2, 3, 4), "": (4,)}}  # fmt: skip
-    for client, groups in ((0, members[0]), (1, members[0]), (3, members[2]), (4, members[4])):
-        for name, value in tensors_of(together, client).items():
-            own = groups.get(name.rpartition(".")[0], groups[""])
-            assert torch.equal(value, mean(name, *own)), (client, name)
-
-
 def test_only_what_is_shared_travels() -> None:
     """A client of a shares everything, with all or with the other; c's last layers are its own."""
     fleet = flexi_fleet(MaxCommon())
@@ -217,13 +195,6 @@ def test_who_does_not_take_part_keeps_its_row() -> None:
             assert "head.weight" not in common
         for k in set(range(5)) - set(chosen):
             assert all(torch.equal(after[k][n], before[k][n]) for n in after[k])
-
-
-def test_the_rounds_of_the_test_above_are_of_both_kinds() -> None:
-    fleet = flexi_fleet(BasicCommon(), clients_per_round=2)
-    kinds = [{fleet.home_group(k) for k in fleet.participants(t)} for t in range(6)]
-    assert {len(kind) for kind in kinds} == {1, 2}
-    assert {1, 2} in kinds
 
 
 # Identities.
@@ -300,12 +271,6 @@ def test_every_client_starts_from_its_own_values() -> None:
     assert torch.equal(tensors_of(fleets[0], 0)["layers.1.running_var"], torch.ones(5))
 
 
-def test_or_from_those_of_its_group() -> None:
-    fleet = flexi_fleet(MaxCommon(initial="group"))
-    for client in range(5):
-        assert torch.equal(fleet.row(client).floats, fleet.state(client).initial.floats)
-
-
 @pytest.mark.parametrize("initial", ["own", "group"])
 def test_a_client_that_diverges_starts_again_and_spoils_no_mean(initial: Any) -> None:
     fleet = flexi_fleet(MaxCommon(initial=initial))
@@ -340,11 +305,6 @@ def test_strangers_are_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_who_is_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:
     (found,) = warnings_of(caplog, ClusteredFL(), a=1, b=2)
     assert found == "group a: its clients share nothing under ClusteredFL"
-
-
-def test_nothing_is_said_of_a_family(caplog: pytest.LogCaptureFixture) -> None:
-    for strategy in (MaxCommon(), BasicCommon(), ClusteredCommon()):
-        assert warnings_of(caplog, strategy, a=1, b=1, c=1) == []
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,6 @@ def test_the_gate_of_a_client_that_has_left_the_rank_is_forgotten() -> None:
     assert fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()
 
 
-def test_other_methods_have_no_such_file(tmp_path: Path) -> None:
-    fit(federation(FML(mlp)), two_classes(), tmp_path)
-    assert not list((tmp_path / "run").glob("gate*"))
-
-
 def ending_on_one(**settings: Any) -> FederatedDataModule:
     data = random_data([8, 9, 8], batch_size=4)
     for name, value in settings.items():
@@ -145,9 +140,3 @@ def test_a_class_that_nobody_holds_is_named(
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         fleet_of([ClientGroup(2, mlp)], algorithm, data)
     assert caplog.messages == ["no client holds a sample of class 1, 4"]
-
-
-def test_classes_that_somebody_holds_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="lightfed"):
-        fleet_of([ClientGroup(3, mlp)], FD(), two_classes())
-    assert not caplog.messages

@@ -297,30 +297,6 @@ def test_htfllibs_mean_of_fmls_shared_network_is_without_weights(weights: Any, s
     assert server_holds(algorithm.model, means)  # type: ignore[arg-type]
 
 
-def test_htfllibs_mean_of_prototypes() -> None:
-    algorithm = FedProto()
-    uploads = {}
-    for client in range(3):
-        uploads[client] = ClassMeans.none(4, 5)
-        for c in range(4):
-            if (value := HTFLLIB.get(f"proto_agg/in/{client}/{c}")) is not None:
-                uploads[client].values[c], uploads[client].seen[c] = value, True
-    data = random_data(SIZES, classes=4, features=7)
-    fleet = fleet_of([ClientGroup(3, partial(network, 6))], algorithm, data, optimizer=frozen)
-
-    def send(s: SessionContext) -> None:
-        upload = uploads[s.client]
-        algorithm._values[s.client], algorithm._seen[s.client] = upload.values, upload.seen
-
-    # The class's own method says whether there is a hook at all; the instance's is called.
-    algorithm.session_end = send  # type: ignore[method-assign]
-    run_round(fleet, 0)
-    assert algorithm.seen.tolist() == [True, True, True, False]
-    for c in range(3):
-        expected = HTFLLIB[f"proto_agg/out/{c}"]
-        torch.testing.assert_close(algorithm.values[c], expected, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(("weights", "same"), [("samples", True), ("uniform", False)])
 def test_htfllibs_mean_of_the_heads_of_different_networks(weights: Any, same: bool) -> None:
     algorithm = LGFedAvg(1, weights=weights)

@@ -21,7 +21,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.utils.errors import UserError
-from tests.small import data_of, fit, fleet_of, module_of, row_held, run_round, server_row
+from tests.small import data_of, fit, fleet_of, module_of, run_round, server_row
 
 conv = partial(Conv, hidden=(6, 8))
 
@@ -73,62 +73,6 @@ def test_a_global_model_of_level_b_is_one_of_half_the_channels() -> None:
             run_round(fleet, t)
         rows.append(model_of(fleet))
     assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[1])
-
-
-def test_labels_that_are_not_held_are_not_fedavg() -> None:
-    """Guards the test above: the same federation with a class a client is another one."""
-    rows = []
-    algorithms: list[Algorithm] = [HeteroFL(), FedAvg("uniform", buffers="drop")]
-    for algorithm in algorithms:
-        data = images([6, 9, 5], own=True)
-        fleet = fleet_of([ClientGroup(3, conv, level="a")], algorithm, data)
-        run_round(fleet, 0)
-        rows.append(model_of(fleet))
-    for name, value in rows[0].items():
-        assert not torch.equal(value, rows[1][name]), name
-
-
-def two_levels(*, mask: bool = True) -> tuple[Fleet, dict[str, Tensor], dict[str, Tensor]]:
-    """The server before and after a narrow client trains alone; each client has one label."""
-
-    class Narrow(HeteroFL):
-        def round(self, fed: Fleet, t: int) -> None:
-            fed.send(self.model, [1])
-            fed.train([1], t)
-            fed.merge([1], into=self.model, weights=self.weights)
-
-    groups = [ClientGroup(1, conv, level="a"), ClientGroup(1, conv, rate=0.5)]
-    # Weight decay changes every row of the client's model, also those of labels it does not hold.
-    optimizer = partial(SGD, lr=0.1, weight_decay=0.5)
-    fleet = fleet_of(groups, Narrow(mask=mask), images([6, 6], own=True), optimizer=optimizer)
-    before = model_of(fleet)
-    run_round(fleet, 0)
-    return fleet, before, model_of(fleet)
-
-
-@pytest.mark.parametrize("mask", [True, False])
-def test_elements_that_nobody_covers_keep_their_value(mask: bool) -> None:
-    fleet, before, after = two_levels(mask=mask)
-    narrow = {e.name: e.shape for e in fleet.groups[1].layout.floats}
-    output = fleet.groups[0].output_layer(3)
-    assert output
-    for name, old in before.items():
-        covered = torch.zeros(old.shape, dtype=torch.bool)
-        covered[tuple(slice(n) for n in narrow[name])] = True
-        if name in output:
-            covered[[0, 2]] = False  # the client holds label 1 alone
-        assert torch.equal(after[name][~covered], old[~covered]), name
-        assert not torch.equal(after[name][covered], old[covered]), name
-
-
-def test_a_narrow_client_is_sent_the_leading_channels() -> None:
-    fleet, before, _ = two_levels()
-    row = row_held(fleet, 1)
-    for name, value in row[0].floats.views(row[1].floats).items():
-        expected = model_of(fleet)[name][tuple(slice(n) for n in value.shape)]
-        assert torch.equal(value, expected), name
-    assert {len(v) for n, v in before.items() if n == "net.blocks.0.weight"} == {6}
-    assert row[0].floats.views(row[1].floats)["net.blocks.0.weight"].shape == (3, 1, 3, 3)
 
 
 def test_the_widest_group_comes_first() -> None:
@@ -225,13 +169,6 @@ def test_levels_are_drawn_again_for_every_round_by_the_seed() -> None:
         run_round(fleet, t)
         assert [fleet.group_of(m) for m in range(10)] == draws[0][t]
         assert [fleet.home_group(m) for m in range(10)] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
-
-
-def test_fixed_levels_follow_the_groups() -> None:
-    groups = [ClientGroup(1, conv, level="a"), ClientGroup(2, conv, level="b")]
-    fleet = fleet_of(groups, HeteroFL(), images([6, 6, 6]))
-    run_round(fleet, 0)
-    assert [fleet.group_of(m) for m in range(3)] == [0, 1, 1]
 
 
 class Flat(nn.Module):

@@ -93,17 +93,6 @@ def test_a_run_with_a_broken_client_stays_finite_and_names_it(
     assert all(f"client {BROKEN}" in message for message in named)
 
 
-def test_if_all_break_the_run_ends_and_the_server_stays_as_it_is() -> None:
-    data = data_of(torch.full((4, 2), math.nan), torch.tensor([1, 2, 3, 1]), [[0, 1], [2, 3]])
-    algorithm = FedAvg()
-    fleet = fleet_of([ClientGroup(2, Line)], algorithm, data)
-    before = algorithm.model.floats.clone()
-    with pytest.raises(UserError, match="2 of 2 sessions of round 0 failed") as error:
-        run_round(fleet, 0)
-    assert error.value.key == "model.optimizer"
-    assert torch.equal(algorithm.model.floats, before)
-
-
 def one_a_round(broken: set[int], *, clients: int = 6) -> Fleet:
     """Client t alone takes part in round t; some have data that break their updates."""
     x = torch.ones(clients, 2)

@@ -44,23 +44,6 @@ def trie_of(*words: str) -> Trie:
 words = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6)
 
 
-def begin_alike(one: str, other: str, count: int) -> bool:
-    """Whether the first layers are the same, a last one being no other's middle."""
-    ends = (len(one) == count, len(other) == count)
-    return len(other) >= count and one[:count] == other[:count] and ends[0] == ends[1]
-
-
-@given(words)
-def test_a_layer_is_shared_by_all_who_begin_with_the_same_ones(architectures: list[str]) -> None:
-    expected = {
-        Node(i, tuple(v for v, o in enumerate(architectures) if begin_alike(word, o, i + 1)))
-        for word in architectures
-        for i in range(len(word))
-    }
-    assert set(trie_of(*architectures).nodes) == expected
-    assert len(trie_of(*architectures).nodes) == len(expected)
-
-
 @given(words, st.randoms(use_true_random=False))
 def test_the_order_of_the_clients_does_not_matter(architectures: list[str], rng: Any) -> None:
     order = list(range(len(architectures)))
@@ -110,10 +93,6 @@ def test_common_base_and_clusters() -> None:
     assert trie.clusters() == [(3,), (0, 2), (1,)]
     assert trie.whole((0, 2)) == [Node(0, (0, 2)), Node(1, (0, 2)), Node(2, (0, 2))]
     assert trie.groups == (0, 1, 2, 3)
-
-
-def test_strangers_have_no_common_base() -> None:
-    assert trie_of("ab", "bb").common() == []
 
 
 def test_groups_hold_the_tensors_of_their_nodes() -> None:
@@ -223,16 +202,6 @@ def test_entries_of_families_have_the_recorded_sharers(name: str) -> None:
         ]
         recorded = FAMILIES[name]["max_common_sharers"][version]
         assert found == [sharers for _, sharers in recorded]
-
-
-def test_layers_in_common_by_hand() -> None:
-    """VGG-13, -16, -16, -19: 6 convolutions of 4 clients, one of 3, the rest of 16 of 2."""
-    _, trie = family_of("vgg_official")
-    models = {0: trie.models[1], 1: trie.models[2], 2: trie.models[2], 3: trie.models[3]}
-    found = Trie.build(models).nodes
-    assert [n for n in found if len(n.groups) == 4] == [Node(d, (0, 1, 2, 3)) for d in range(6)]
-    assert [n for n in found if len(n.groups) == 3] == [Node(6, (1, 2, 3))]
-    assert [n for n in found if len(n.groups) == 2] == [Node(d, (1, 2)) for d in range(7, 16)]
 
 
 # As text.

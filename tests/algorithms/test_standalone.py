@@ -50,13 +50,6 @@ def test_a_clients_data_change_its_own_row_alone(changed: int, groups: list[Clie
         assert torch.equal(before[client], after[client]) == (client != changed)
 
 
-def test_clients_of_a_group_start_alike() -> None:
-    groups = [ClientGroup(2, mlp), ClientGroup(1, mlp)]
-    fleet = fleet_of(groups, Standalone(), random_data(SIZES))
-    assert torch.equal(row_of(fleet, 0), row_of(fleet, 1))
-    assert not torch.equal(row_of(fleet, 0), row_of(fleet, 2))
-
-
 def test_a_client_goes_on_from_its_own_weights() -> None:
     # x = (1, 0) and y = 1 for client 0, y = 3 for client 1; steps of 1/2 halve the distance to y.
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0]])

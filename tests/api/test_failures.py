@@ -157,15 +157,6 @@ def test_a_row_that_is_kept_stays_as_far_as_it_came() -> None:
     assert torch.equal(again.row(0).floats, steps)
 
 
-def test_rows_on_the_host_are_put_back(tmp_path: Path) -> None:
-    federation = Federation(
-        Standalone(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), store="host"
-    )
-    trainer = fit(federation, broken_data(), tmp_path, rounds=2)
-    assert trainer.callback_metrics["excluded"] == 1.0
-    assert not federation.fleet.groups[0].staging._held  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_a_run_names_who_fails_and_why(
     store: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

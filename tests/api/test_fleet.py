@@ -116,11 +116,6 @@ def test_groups_that_cannot_be_are_refused(group: ClientGroup, key: str) -> None
     assert caught.value.key == f"model.clients.3.{key}"
 
 
-def test_a_network_without_a_rate_is_of_full_width() -> None:
-    ClientGroup(1, partial(nn.Linear, 4, 3), level="a").check(0)
-    ClientGroup(1, partial(nn.Linear, 4, 3), rate=1.0).check(0)
-
-
 def build(model: Any, *, position: int = 0, seed: int = 0, **settings: Any) -> L.LightningModule:
     data = random_data([6])
     return ClientGroup(1, model, **settings).build(data, position=position, seed=seed)
@@ -172,18 +167,6 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
         assert isinstance(fed.algorithm, FedAvg | HeteroFL)
         servers.append(fed.algorithm.model.floats)
     assert torch.equal(*servers)
-
-
-def test_one_rank_needs_no_process_group() -> None:
-    ranks = Ranks(CPU)
-    tensor = torch.arange(3)
-    assert torch.equal(ranks.sum_(tensor), tensor)
-    assert torch.equal(ranks.max_(tensor), tensor)
-    assert ranks.gather([1, 2]) == [1, 2]
-    assert ranks.broadcast("x") == "x"
-    assert (ranks.any(True), ranks.any(False)) == (True, False)
-    ranks.barrier()
-    assert ranks.take_wire_bytes() == 0.0
 
 
 def served(clients: int) -> tuple[Fleet, FedAvg]:

@@ -4,19 +4,14 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
-from lightfed.models.composites.split import SplitNetwork
 from lightfed.models.composites.switch_norm import SwitchNorm1d
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
-    Alone,
     descend,
-    gradients,
-    labels,
     network,
     random,
     values,
@@ -126,43 +121,6 @@ def test_the_mixture_weighs_shared_before_private(personal: float) -> None:
     mixed = (1 - personal) * common.extractor(x) + personal * own.extractor(x)
     torch.testing.assert_close(client.features(x), mixed)
     torch.testing.assert_close(client(x), own.head(mixed))
-
-
-def test_a_gate_fixed_to_the_private_expert_leaves_the_plain_network() -> None:
-    plain, own, common = network(6), network(6), network(3, seed=1)
-    client = MixtureClient(
-        own.extractor, own.head, common.extractor, FixedGate(0.0), batch=random(2, 7)
-    )
-    x, y = random(8, 7), labels(8, 4)
-    assert torch.equal(client(x), plain(x))
-    alone = gradients(plain, F.cross_entropy(plain(x), y))
-    together = gradients(client, client.losses(x, y)["mixture"])
-    assert set(together) - set(alone) == {
-        f"shared.{n}" for n, _ in common.extractor.named_parameters()
-    }
-    for name, grad in together.items():
-        assert torch.equal(grad, alone.get(name, torch.zeros_like(grad))), name
-    descend(client, x, y, batch=4, lr=0.1)
-    descend(Alone(plain), x, y, batch=4, lr=0.1)
-    for name, tensor in plain.state_dict().items():
-        assert torch.equal(client.state_dict()[name], tensor)
-
-
-def test_a_gate_fixed_to_the_shared_expert_trains_the_small_network() -> None:
-    own, common = network(6), network(3, seed=1)
-    client = MixtureClient(
-        own.extractor, own.head, common.extractor, FixedGate(1.0), batch=random(2, 7)
-    )
-    small = SplitNetwork(common.extractor, own.head, feature_dim=5)
-    x, y = random(8, 7), labels(8, 4)
-    assert torch.equal(client(x), small(x))
-    together = gradients(client, client.losses(x, y)["mixture"])
-    alone = gradients(small, F.cross_entropy(small(x), y))
-    for name, grad in together.items():
-        if name.startswith("extractor."):
-            assert not grad.any()
-        else:
-            assert torch.equal(grad, alone[name.replace("shared.", "extractor.")])
 
 
 def test_extractors_with_other_features_are_refused_with_both_numbers() -> None:

@@ -114,22 +114,6 @@ def test_a_restored_clock_goes_on_alike(servers: int, data: st.DataObject) -> No
         assert other.now == clock.now >= before
 
 
-def test_its_state_is_not_shared() -> None:
-    clock = VirtualClock(3, 1)
-    clock.advance([3.0, 1.0, 2.0])
-    state = {name: value.clone() for name, value in clock.state_dict().items()}
-    assert state["seconds"] == 1.0
-    assert state["finish"].dtype == torch.float64
-    assert state["free"].tolist() == [False, True, False]
-    clock.advance([7.0])
-    assert state["finish"].tolist() == [3.0, 1.0, 2.0]
-    other = VirtualClock(3, 1)
-    other.load_state_dict(state)
-    other.advance([7.0])
-    assert state["finish"].tolist() == [3.0, 1.0, 2.0]
-    assert state["free"].tolist() == [False, True, False]
-
-
 @pytest.mark.parametrize("wait", [0, -1, 4])
 def test_waiting_for_too_many_servers_is_refused(wait: int) -> None:
     with pytest.raises(UserError) as caught:

@@ -13,7 +13,6 @@ from lightfed.simulation.clock import device_delays
 from lightfed.simulation.delays import Constant, Exponential, Uniform
 from lightfed.simulation.hierarchy import Hierarchy
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import numpy_generator
 
 PLAIN = Hierarchy(3, 2, 4, (1, 5), "step", Exponential(1.0))
 CLIENTS = 15  # five devices a server
@@ -135,16 +134,6 @@ def test_the_first_awake_are_active(step_delay: Any) -> None:
         assert phase.busy == pytest.approx(max(ends), rel=1e-15)
 
 
-def test_draws_have_names_of_their_own() -> None:
-    """The order of devices is that of (seed, "active", round, server)."""
-    order = numpy_generator(5, "active", 8, 1).permutation(5)
-    phase = PLAIN.phase(1, 8, clients=CLIENTS, seed=5)
-    assert phase.active == sorted(5 + int(i) for i in order[:2])
-    assert phase.available == sorted(5 + int(i) for i in order[:4])
-    device = phase.available[0]
-    assert phase.units[device] == numpy_generator(5, "steps", 8, device).integers(1, 6)
-
-
 def refusal(call: Any) -> str:
     with pytest.raises(UserError) as caught:
         call()
@@ -194,12 +183,3 @@ def test_settings_that_do_not_fit_the_clients(changes: dict[str, Any], line: str
 )
 def test_settings_without_effect(work: dict[str, Any], line: str) -> None:
     assert refusal(lambda: PLAIN.check(CLIENTS, LocalWork(**work))).startswith(line)
-
-
-def test_settings_that_fit() -> None:
-    whole = replace(PLAIN, active=5, available=5)
-    for fits in (PLAIN, whole, replace(PLAIN, servers=15, active=1, available=1)):
-        fits.check(CLIENTS, LocalWork(limit=3))
-        for server in range(fits.servers):
-            phase = fits.phase(server, 0, clients=CLIENTS, seed=0)
-            assert (len(phase.active), len(phase.available)) == (fits.active, fits.available)

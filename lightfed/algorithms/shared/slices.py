@@ -59,13 +59,10 @@ class LogitMasks:
             row[held] = False
         return {_BUFFER: absent}
 
-    def hold(self, module: L.LightningModule, labels: Tensor | None) -> None:
-        """Set the labels that the module's current client holds; None for all."""
+    def hold(self, module: L.LightningModule, labels: Tensor) -> None:
+        """Set the labels that the module's current client holds."""
         buffer = module.get_buffer(_BUFFER)
-        absent = torch.full((len(buffer),), labels is not None)
-        if labels is not None:
-            absent[labels] = False
-        buffer.copy_(absent)
+        buffer.copy_(self.absent([labels], len(buffer))[_BUFFER][0])
 
 
 class _Mask:

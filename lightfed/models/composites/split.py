@@ -1,14 +1,16 @@
 """A network as an extractor of features and a head on top of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 
 class SplitNetwork(nn.Module):
@@ -65,66 +67,57 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-class _Calls:
-    """Records inputs and outputs of a network's linear layers in a forward pass.
+@dataclass(frozen=True)
+class _Call:
+    """A call of a linear layer, and the version of its output when it left the layer."""
 
-    Attributes:
-        outputs: by a layer's name, for every call: the output, and its version when it left the
-            layer.
-        inputs: by a layer's name, of its last call.
-    """
+    layer: str
+    inputs: Tensor
+    output: Tensor
+    version: int
 
-    def __init__(self, net: nn.Module, batch: Tensor) -> None:
-        self.outputs: dict[str, list[tuple[Tensor, int]]] = {}
-        self.inputs: dict[str, Tensor] = {}
-        linears = [(n, m) for n, m in net.named_modules() if isinstance(m, nn.Linear)]
-        handles = [
-            # Before all other hooks, so that none of them can replace the output.
-            module.register_forward_hook(self._hook(name), prepend=True, with_kwargs=True)
-            for name, module in linears
-        ]
-        try:
-            self.result = _evaluate(net, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _hook(self, name: str) -> Callable[..., None]:
-        def record(
-            _: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
-        ) -> None:
-            self.outputs.setdefault(name, []).append((output, output._version))
-            (self.inputs[name],) = (*args, *named.values())
+def _linear_calls(net: nn.Module, batch: Tensor) -> tuple[list[_Call], Any]:
+    """The calls of a network's linear layers in a forward pass, and its result."""
+    calls: list[_Call] = []
 
-        return record
+    def record(
+        name: str, _: nn.Module, args: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor
+    ) -> None:
+        (inputs,) = (*args, *named.values())
+        calls.append(_Call(name, inputs, out, out._version))
 
-    def head(self) -> str | None:
-        """The layer whose unmodified output is the network's."""
-        for name, calls in self.outputs.items():
-            output, version = calls[-1]
-            if output is self.result and output._version == version:
-                return name
-        return None
+    handles = [
+        # Before all other hooks, so that none of them can replace the output.
+        module.register_forward_hook(partial(record, name), prepend=True, with_kwargs=True)
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        return calls, _evaluate(net, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _cut(net: nn.Module, batch: Tensor, key: str) -> tuple[nn.Module, nn.Module]:
     """The network without its last linear layer, and that layer."""
-    calls, fix = _Calls(net, batch), "use another network, or give it extractor and head"
-    name = calls.head()
-    if name is None:
-        last = list(calls.outputs)[-1:]
-        which = f"its last linear layer, {last[0]}," if last else "no linear layer of it"
-        verb = "does not give" if last else "gives"
-        raise UserError(key, f"{type(net).__name__}: {which} {verb} the logits", fix)
-    times, inputs = len(calls.outputs[name]), calls.inputs[name]
-    if times > 1 or inputs.dim() != 2:
-        why = f"called {times} times" if times > 1 else f"given {tuple(inputs.shape)}, not vectors"
-        raise UserError(key, f"{type(net).__name__}: its head {name} is {why}", fix)
-    if not name:
+    calls, result = _linear_calls(net, batch)
+    kind, fix = type(net).__name__, "use another network, or give it extractor and head"
+    require(bool(calls), key, f"{kind}: no linear layer of it gives the logits", fix)
+    heads = [c for c in calls if c.output is result and c.output._version == c.version]
+    found = f"{kind}: its last linear layer, {calls[-1].layer}, does not give the logits"
+    require(bool(heads), key, found, fix)
+    head = heads[-1]
+    times = sum(call.layer == head.layer for call in calls)
+    require(times == 1, key, f"{kind}: its head {head.layer} is called {times} times", fix)
+    found = f"{kind}: its head {head.layer} is given {tuple(head.inputs.shape)}, not vectors"
+    require(head.inputs.dim() == 2, key, found, fix)
+    if not head.layer:
         return nn.Identity(), net
-    head = net.get_submodule(name)
-    net.set_submodule(name, nn.Identity())
-    return net, head
+    layer = net.get_submodule(head.layer)
+    net.set_submodule(head.layer, nn.Identity())
+    return net, layer
 
 
 @torch.no_grad()
