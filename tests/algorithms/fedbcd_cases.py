@@ -14,8 +14,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
-from lightfed.state.rows import ModelLayout
-from tests.algorithms.dispfl_cases import in_order
+from tests.algorithms.dispfl_cases import in_order, row_of
 from tests.small import GOLDEN, data_of, fleet_of
 
 DEVICES, SERVERS = 12, 3
@@ -53,14 +52,6 @@ def federation(
         for device in range(DEVICES):
             fleet.row(device).floats.copy_(start)
     return fleet, vectors
-
-
-def row_of(vectors: dict[str, Tensor], prefix: str, layout: ModelLayout) -> Tensor:
-    """Recorded tensors as a row."""
-    row = layout.floats.new_row()
-    for name, view in layout.floats.views(row).items():
-        view.copy_(vectors[f"{prefix}/{name.removeprefix('net.')}"])
-    return row
 
 
 def events(name: str, t: int) -> Events:

@@ -19,6 +19,7 @@ from lightfed.previews.dry_run import PlannedRanks
 from lightfed.simulation.hierarchy import Phase
 from lightfed.state.client_state import by_client
 from lightfed.utils.errors import UserError
+from tests.algorithms.dispfl_cases import row_of
 from tests.algorithms.fedbcd_cases import (
     DEVICES,
     RUNS,
@@ -27,7 +28,6 @@ from tests.algorithms.fedbcd_cases import (
     federation,
     network,
     recorded_phase,
-    row_of,
 )
 from tests.algorithms.fedbcd_clouds import SIZES, fleet, mlp
 from tests.algorithms.test_golden_fedbcd import RecordedBCD

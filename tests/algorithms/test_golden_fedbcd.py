@@ -11,6 +11,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.api.fleet import Fleet
 from lightfed.simulation.hierarchy import Phase
+from tests.algorithms.dispfl_cases import row_of
 from tests.algorithms.fedbcd_cases import (
     DEVICES,
     RUNS,
@@ -19,7 +20,6 @@ from tests.algorithms.fedbcd_cases import (
     events,
     federation,
     recorded_phase,
-    row_of,
 )
 from tests.small import run_round
 

@@ -18,6 +18,7 @@ from lightfed.local.client_group import ClientGroup, GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.resnet import PreActResNet
 from tests.small import GOLDEN, data_of, fleet_of
 
 
@@ -31,22 +32,55 @@ def load_row(state: GroupState, row: Tensor, tensors: dict[str, Tensor], prefix:
         view.copy_(tensors[f"{prefix}/{name.removeprefix('net.')}"])
 
 
-class Local:
-    """A client of level c with labels 1 and 3, as recorded."""
+def released_name(name: str) -> str:
+    """The released code's name of a parameter of PreActResNet with basic blocks.
 
-    def __init__(self) -> None:
-        self.settings = settings_of("local_conv_c")
-        self.tensors = load_file(GOLDEN / "heterofl/local_conv_c.safetensors")
+    >>> released_name("stages.1.0.body.1.norm.bias")
+    'layer2.0.n2.bias'
+    """
+    path, kind = name.rsplit(".", 1)
+    parts = path.split(".")
+    if parts[0] != "stages":
+        return f"{ {'stem': 'conv1', 'activate': 'n4', 'linear': 'linear'}[parts[0]] }.{kind}"
+    layers = {
+        "activate.norm": "n1",
+        "body.0": "conv1",
+        "body.1.norm": "n2",
+        "body.2": "conv2",
+        "shortcut": "shortcut",
+    }
+    return f"layer{int(parts[1]) + 1}.{parts[2]}.{layers['.'.join(parts[3:])]}.{kind}"
+
+
+def same_name(name: str) -> str:
+    return name
+
+
+# By the recorded client's name: its network, level, and the released code's names of parameters.
+CLIENTS: dict[str, Any] = {
+    "local_conv_c": (Conv, "c", same_name),
+    "local_resnet18_b": (PreActResNet, "b", released_name),
+}
+clients = pytest.mark.parametrize("name", CLIENTS)
+
+
+class Local:
+    """A recorded client, with two of six labels."""
+
+    def __init__(self, name: str) -> None:
+        network, level, self.released = CLIENTS[name]
+        self.settings = settings_of(name)
+        self.tensors = load_file(GOLDEN / f"heterofl/{name}.safetensors")
         x, y = self.tensors["x"], self.tensors["y"]
         size = self.settings["batch"]
         self.batches = list(zip(x.split(size), y.split(size), strict=True))
-        model = partial(Conv, hidden=self.settings["hidden"])
+        model = partial(network, hidden=self.settings["hidden"])
         data = data_of(x, y, [[0], range(1, len(y))], classes=6)
         optimizer = partial(
             SGD, lr=self.settings["lr"], momentum=self.settings["momentum"],
             weight_decay=self.settings["weight_decay"],
         )  # fmt: skip
-        groups = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")]
+        groups = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level=level)]
         self.fleet = fleet_of(
             groups, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
         )
@@ -54,7 +88,13 @@ class Local:
         self.state = self.fleet.groups[1]
         self.fleet.send(self.fleet.algorithm.model, [1])  # type: ignore[arg-type]
         self.row = self.fleet.row(1)
-        load_row(self.state, self.row.floats, self.tensors, "init")
+        for key, view in self.views().items():
+            view.copy_(self.tensors[f"init/{key}"])
+
+    def views(self) -> dict[str, Tensor]:
+        """The client's row, by the released code's names."""
+        views = self.state.layout.floats.views(self.row.floats)
+        return {self.released(key.removeprefix("net.")): view for key, view in views.items()}
 
     def module(self, *, masked: bool) -> L.LightningModule:
         """The client's module on its recorded weights."""
@@ -75,9 +115,17 @@ def assert_close(found: Tensor, expected: Tensor, bound: float = 1e-6) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
 
+def test_parameters_come_in_the_order_of_the_released_code() -> None:
+    recorded = json.loads((GOLDEN / "heterofl/resnet18_iid_aeec.json").read_text())
+    model = PreActResNet(6, hidden=recorded["cfg"]["hidden_size"], blocks=recorded["cfg"]["blocks"])
+    found = [(released_name(name), list(p.shape)) for name, p in model.named_parameters()]
+    assert found == list(recorded["param_shapes"].items())
+
+
+@clients
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
-    local = Local()
+def test_the_forward_pass_is_the_released_codes(name: str, masked: bool) -> None:
+    local = Local(name)
     x, y = local.batches[0]
     scores = local.module(masked=masked)(x)
     recorded = "fwd_train_masked" if masked else "fwd_train_nomask"
@@ -87,33 +135,36 @@ def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
     assert (not scores[:, absent].any()) == masked
 
 
-def test_in_evaluation_the_scaler_is_off_and_batches_normalise_themselves() -> None:
-    local = Local()
+@clients
+def test_in_evaluation_the_scaler_is_off_and_batches_normalise_themselves(name: str) -> None:
+    local = Local(name)
     module = local.module(masked=False).eval()
     assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 5e-6)
 
 
-def test_the_gradients_are_the_released_codes() -> None:
-    local = Local()
+@clients
+def test_the_gradients_are_the_released_codes(name: str) -> None:
+    local = Local(name)
     module = local.module(masked=True)
     loss = module.training_step(local.batches[0], 0)
     names, parameters = zip(*module.named_parameters(), strict=True)
     assert isinstance(loss, Tensor)
-    for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
-        recorded = local.tensors[f"grad_train_masked/{name.removeprefix('net.')}"]
+    for key, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+        recorded = local.tensors[f"grad_train_masked/{local.released(key.removeprefix('net.'))}"]
         assert_close(gradient, recorded, 5e-6)
 
 
-def test_a_local_session_is_the_released_codes() -> None:
-    local = Local()
+@clients
+def test_a_local_session_is_the_released_codes(name: str) -> None:
+    local = Local(name)
     start = local.row.floats.clone()
     local.module(masked=True)
     batches = local.batches * local.settings["local_epochs"]
     work = Work(1, batches, len(local.batches), lr=None, seed=0, hook=None)
     assert local.state.session is not None
     local.state.session.train(local.row, work)
-    for name, value in local.state.layout.floats.views(local.row.floats).items():
-        assert_close(value, local.tensors[f"after_local/{name.removeprefix('net.')}"])
+    for key, value in local.views().items():
+        assert_close(value, local.tensors[f"after_local/{key}"])
     assert (local.row.floats - start).abs().max() > 1e-2
 
 
