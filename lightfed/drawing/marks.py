@@ -26,12 +26,12 @@ LONG = 22  # characters of a name that is cut at its commas, or has no room besi
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 ROWS = alt.NamedData("rows")  # what a page and a file replace by the data of the chart
 HIDDEN = alt.param(name="hidden", value=[])
-# drag with a mouse moves, shift and wheel zooms: a plain wheel and a finger scroll the page
+# drag with a mouse moves, Ctrl and wheel zooms: a plain wheel and a finger scroll the page
 ZOOM = alt.selection_interval(
     name="zoom",
     bind="scales",
     translate="[pointerdown[event.pointerType == 'mouse'], window:pointerup] > window:pointermove!",
-    zoom="wheel![event.shiftKey]",
+    zoom="wheel![event.ctrlKey]",
 )
 NEAREST = alt.selection_point(
     name="near", on="pointerover", nearest=True, clear="pointerout", empty=False

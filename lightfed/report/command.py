@@ -13,7 +13,7 @@ from lightfed.report.page import build
 from lightfed.results.run import Run, read
 from lightfed.utils.errors import UserError
 
-METRICS, OWN = "metrics.csv", "comparison.html"
+METRICS, OWN, INDEX = "metrics.csv", "comparison.html", "index.html"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +49,8 @@ def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for folder in folders:
         if not folder.exists():
             raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
-        if (folder / OWN).is_file() and not (folder / METRICS).is_file():
+        comparison = (folder / OWN).is_file() and not (folder / METRICS).is_file()
+        if comparison or folder.name == INDEX:
             continue  # its own output, written beside the runs
         try:
             runs.append(read(folder))

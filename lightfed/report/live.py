@@ -9,25 +9,32 @@ from typing_extensions import override
 
 from lightfed.utils.errors import UserError
 
-EVERY = 20.0  # seconds between two pages at least
-SHARE = 0.02  # of the time of a run that its pages may take
+EVERY = 10.0  # seconds between two pages, if rounds are shorter
+SHARE = 0.02  # of the time of a run that its pages may take, if rounds are shorter
 
 
 class LivePage(Callback):
-    """Builds index.html between two rounds; it loads itself again until the run ends."""
+    """Builds index.html between two rounds; it loads itself again until the run ends.
+
+    It is never older than a round, EVERY seconds, or 1 / SHARE times the seconds that it took to
+    build, whichever is longest.
+    """
 
     def __init__(self) -> None:
-        self._due = time.monotonic() + EVERY
+        self._begun = self._written = time.monotonic()
+        self._cost = 0.0
         self._built = False
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        begin = time.monotonic()
-        if trainer.current_epoch == 0 or begin < self._due:
-            return
-        self._build(trainer, live=True)
         now = time.monotonic()
-        self._due = now + max(EVERY, (now - begin) / SHARE)
+        lasted, self._begun = now - self._begun, now
+        oldest = max(lasted, EVERY, self._cost / SHARE)
+        # the next chance comes after another round
+        if trainer.current_epoch > 0 and now + lasted - self._written > oldest:
+            self._build(trainer, live=True)
+            self._written = now
+            self._cost = time.monotonic() - now
 
     @override
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import write_figures, write_file, write_table
 from lightfed.drawing.markup import document
+from lightfed.report.index import write_index
 from lightfed.report.run_figures import run_figures
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.run import Run, read
@@ -29,8 +32,7 @@ from lightfed.utils.keys import flat
 
 FILES = "report"  # folder of figures and tables that were asked for
 ROUNDS_SHOWN = 10
-REFRESH = 20  # seconds after which the page of a running run loads itself
-COSTS = ("train loss", "sent", "between", "compute", "stored", "time")
+REFRESH = 10  # seconds after which the page of a running run loads itself
 ABSENT = {
     "curves": "No curves: fewer than two rounds were measured.",
     "clients": "No picture of the clients: none were evaluated individually (clients.csv).",
@@ -41,7 +43,7 @@ ABSENT = {
 def build(
     run: Path, *, live: bool = False, formats: Sequence[str] = (), tables: Sequence[str] = ()
 ) -> Path:
-    """Make the page of a run folder, finished or not.
+    """Make the page of a run folder, finished or not, and the list of the runs beside it.
 
     Args:
         run: the folder.
@@ -66,24 +68,29 @@ def build(
         for figure in figures:
             write_table(figure.table, run / FILES / figure.name, table)
     page = run / "index.html"
-    write_file(page, _page(files, outcome, figures, live=live and not files.finished).encode())
+    live = live and not files.finished
+    write_file(page, _page(files, outcome, figures, live=live).encode())
+    write_index(files, live=live)
     return page
 
 
 def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) -> str:
-    every = [*key_figures(outcome), *similarity_figures(run)]
-    costs = [figure for figure in every if figure.label.startswith(COSTS)]
     drawn = {figure.name for figure in figures}
     groups = client_group_table(outcome)
+    synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
     return document(
         run.name,
         template="run.html",
         refresh=REFRESH if live else 0,
         run=run,
         headline=headline(run),
-        notes=[*([_progress(run, outcome)] if live else []), *_notes(run, outcome, live=live)],
-        results=[figure for figure in every if figure not in costs],
-        costs=costs,
+        state=_state(run, live=live),
+        progress=_progress(run, outcome) if live else "",
+        written=time.time() if live else 0,
+        notes=[synthetic] * run.synthetic,
+        results=[*key_figures(outcome), *similarity_figures(run)],
+        finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(outcome)}",
+        commands=_commands(run),
         figures=figures,
         absent=[text for name, text in ABSENT.items() if name not in drawn],
         client_groups=groups if len(groups) else None,
@@ -99,22 +106,24 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
     )
 
 
+def _state(run: Run, *, live: bool) -> str:
+    if live:
+        return "running"
+    return "finished" if run.finished else f"not finished: {rounds_text(run)} rounds"
+
+
 def _progress(run: Run, outcome: Outcome) -> str:
-    """`Running: 12 of 30 rounds, about 4 min left. Written at 12:30:05; ...`."""
+    """`12 of 30 rounds, about 4 min left. Written at 12:30:05`."""
     rest = (run.planned or run.last_round) - run.last_round
     left = f", about {time_left_text(rest * outcome.seconds_per_round)} left" if rest else ""
-    now = datetime.now().astimezone().strftime("%H:%M:%S")
-    again = f"Written at {now}; the page loads itself every {REFRESH} s until the run ends."
-    return f"Running: {rounds_text(run)} rounds{left}. {again}"
+    return f"{rounds_text(run)} rounds{left}. Written at {datetime.now():%H:%M:%S}"
 
 
-def _notes(run: Run, outcome: Outcome, *, live: bool) -> list[str]:
-    """What a reader must know before the numbers."""
-    synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
-    unfinished = f"Not finished: {rounds_text(run)} rounds at the time of writing."
-    personal = measured(outcome)
-    return [
-        *([synthetic] if run.synthetic else []),
-        *([] if run.finished or live else [unfinished]),
-        *([personal] if personal else []),
-    ]
+def _commands(run: Run) -> list[tuple[str, str]]:
+    """What resumes the run and what compares it, in the folder that holds the one of the runs."""
+    place = run.folder.absolute()
+    runs, name = shlex.quote(place.parent.name), shlex.quote(place.name)
+    resume = f"lightfed fit --config {runs}/{name}/config.yaml --ckpt_path last"
+    compare = f"lightfed report {runs}/{name} {runs}/OTHER"
+    known = [("Resume", resume)] if run.config is not None else []
+    return [*known, ("Compare", compare)]

@@ -9,6 +9,7 @@ import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
+from lightfed.drawing.tidy import stacked
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.outcome import base_names, client_metric, primary_metric, traffic, worst_tenth
@@ -59,7 +60,7 @@ def course(run: Run) -> Figure | None:
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         "over the clients. Bytes are those the algorithm sends, for all clients. Drag to move, "
-        "shift and wheel to zoom, double click to go back."
+        "Ctrl and wheel to zoom, double click to go back."
     )
     return Figure("curves", "Course of the run", drawn, caption) if drawn else None
 
@@ -175,7 +176,7 @@ def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
         std = run.series(f"{column}_std").reindex(values.index)
         own = {"value": values, "low": values - std, "high": values + std, "series": name}
         parts.append(pd.DataFrame(own).rename_axis("round").reset_index())
-    return pd.concat(parts, ignore_index=True)
+    return stacked(parts, metric)
 
 
 def _against_rounds(table: pd.DataFrame, metric: str, by: Series, title: str = "") -> Chart | None:

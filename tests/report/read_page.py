@@ -17,6 +17,7 @@ class ReadPage(HTMLParser):
         cells: rows of text per table.
         cards: label -> (value, note).
         texts: text per element name, joined.
+        codes: texts of the commands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,6 +27,7 @@ class ReadPage(HTMLParser):
         self.cells: list[list[list[str]]] = []
         self.cards: dict[str, tuple[str, str]] = {}
         self.texts: dict[str, str] = {}
+        self.codes: list[str] = []
         self._open: list[str] = []
         self._card: list[str] = []
         self.source = path.read_text("utf-8")
@@ -66,6 +68,8 @@ class ReadPage(HTMLParser):
         if not self._open:
             return
         self.texts[self._open[-1]] = self.texts.get(self._open[-1], "") + data
+        if self._open[-1] == "code":
+            self.codes.append(data)
         if {"td", "th"} & set(self._open):
             self.cells[-1][-1][-1] += data
         elif self._open[-1] == "div" and self._card and data.strip():

@@ -101,13 +101,22 @@ def test_only_the_last_ten_rounds_are_listed(tmp_path: Path) -> None:
 
 
 def test_title_line_configuration_and_environment(page: ReadPage) -> None:
-    assert page.texts["h1"] == page.texts["title"] == "known"
+    assert page.texts["h1"] == "known "
+    assert page.texts["title"] == "known"
     line = "HeteroFL on Digits, 4 clients in 2 groups, 3 rounds, seed 7, 2 ranks"
     assert line in page.texts["p"]
     assert page.texts["pre"] == "seed_everything: 7\ndata:\n  name: Digits\n  batch_size: 32\n"
     environment = dict(row for row in page.cells[-1])
     assert environment["versions.torch"] == "2.12.1"
     assert environment["synthetic"] == "false"
+
+
+def test_the_commands_that_resume_and_compare_it(tmp_path: Path) -> None:
+    page = ReadPage(build(write_run(tmp_path / "my runs" / "run")))
+    assert "After round 3, on test samples of Digits." in unescape(page.source)
+    resume, compare = page.codes
+    assert resume == "lightfed fit --config 'my runs'/run/config.yaml --ckpt_path last"
+    assert compare == "lightfed report 'my runs'/run 'my runs'/OTHER"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +146,7 @@ def test_everything_a_user_names_is_escaped(tmp_path: Path) -> None:
     )
     page = ReadPage(build(folder))
     assert page.tags.count("script") == page.tags.count("section") + 3
-    assert page.texts["h1"] == page.texts["title"] == evil
+    assert page.texts["h1"].strip() == page.texts["title"] == evil
     assert page.texts["pre"] == f"</pre>{evil}"
     assert evil in page.table("group")
     assert [f"{evil}.{evil}", evil] in page.cells[-1]
@@ -154,7 +163,7 @@ def test_a_bare_run_of_one_round_has_a_page(tmp_path: Path) -> None:
     )
     page = ReadPage(build(folder))
     assert page.cards == {"rounds": ("1", ""), "train loss": ("2", "")}
-    assert page.texts["h1"] == "bare"
+    assert page.texts["h1"] == "bare "
     assert "img" not in page.tags
     assert "no config.yaml" in page.texts["p"]
 
@@ -170,19 +179,19 @@ def test_a_running_run_says_so_and_its_page_can_be_made_again(tmp_path: Path) ->
     append(folder / "metrics.csv", "3,0.")
     page = ReadPage(build(folder))
     assert page.cards["rounds"] == ("2 of 3", "")
-    assert "Not finished: 2 of 3 rounds" in page.texts["p"]
+    assert page.texts["span"].startswith("not finished: 2 of 3 rounds")
     append(folder / "metrics.csv", "5\r\n")
     page = ReadPage(build(folder))
     assert page.cards["rounds"] == ("3", "")
     assert page.cards["train loss"] == ("0.5", "")
-    assert "Not finished" not in page.texts["p"]
+    assert page.texts["span"].startswith("finished")
 
 
 def test_a_run_that_a_callback_stopped_is_finished(tmp_path: Path) -> None:
     stated = {"rounds": 99, "finished": {"rounds": 3, "limits": {}}}
     page = ReadPage(build(write_run(tmp_path / "run", environment=ENVIRONMENT | stated)))
     assert page.cards["rounds"] == ("3", "")
-    assert "Not finished" not in page.texts["p"]
+    assert page.texts["span"].startswith("finished")
 
 
 def test_a_loss_that_was_lost_is_reported_by_its_round(tmp_path: Path) -> None:
@@ -210,7 +219,7 @@ def test_another_metric_than_accuracy_is_shown_as_a_number(tmp_path: Path) -> No
 
 
 def test_the_same_run_gives_the_same_page(known: Path, tmp_path: Path) -> None:
-    again = build(write_run(tmp_path / "run"))
+    again = build(write_run(tmp_path / known.parent.name / "run"))
     assert again.read_bytes() == (known / "index.html").read_bytes()
 
 

@@ -5,8 +5,17 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const { looks, colours } = read("looks");
 const figures = [...document.querySelectorAll(".figure")].map((element) => {
   const charts = JSON.parse(element.querySelector("script").textContent);
-  return { element, charts, views: [], hidden: new Set() };
+  const { hidden = [], zooms = [] } = JSON.parse(sessionStorage.getItem(placeOf(element)) ?? "{}");
+  return { element, charts, views: [], hidden: new Set(hidden), zooms };
 });
+
+// where a page that loads itself again keeps what is hidden and zoomed
+function placeOf(element) { return `${location.pathname}#${element.id}`; }
+
+function zoomsOf(figure) {
+  const ofZoom = { signals: (name) => /^zoom_[xy]$/.test(name), data: () => false, recurse: true };
+  return figure.views.map((view) => view.getState(ofZoom).signals);
+}
 
 async function unpack() {
   const packed = document.getElementById("library").textContent.trim();
@@ -45,10 +54,13 @@ function specify(chart, host, scheme) {
 async function draw(figure) {
   const scheme = dark.matches ? "dark" : "light";
   const hosts = figure.element.querySelectorAll(".chart");
+  if (figure.views.length) figure.zooms = zoomsOf(figure);
   figure.views.forEach((view) => view.finalize());
   figure.views = await Promise.all(figure.charts.map(async (chart, i) => {
     const options = { ast: true, actions: false, renderer: "svg", tooltip: { theme: scheme } };
     const { view } = await vegaEmbed(hosts[i], specify(chart, hosts[i], scheme), options);
+    for (const [name, ends] of Object.entries(figure.zooms[i] ?? {})) if (ends) view.signal(name, ends);
+    await view.runAsync();
     entitle(hosts[i]);
     return view;
   }));
@@ -79,6 +91,13 @@ function toggle(figure, button) {
   if (!shown) figure.hidden.add(name);
   button.setAttribute("aria-pressed", String(shown));
   hide(figure);
+}
+
+function keep() {
+  for (const figure of figures) {
+    const state = { hidden: [...figure.hidden], zooms: figure.views.length ? zoomsOf(figure) : figure.zooms };
+    sessionStorage.setItem(placeOf(figure.element), JSON.stringify(state));
+  }
 }
 
 function text(value, format) {
@@ -118,10 +137,18 @@ function table(figure, folded) {
 
 for (const figure of figures) {
   for (const button of figure.element.querySelectorAll(".legend button")) {
+    button.setAttribute("aria-pressed", String(!figure.hidden.has(button.dataset.name)));
     button.addEventListener("click", () => toggle(figure, button));
   }
   const folded = figure.element.querySelector("details");
   folded.addEventListener("toggle", () => table(figure, folded), { once: true });
+}
+const written = document.querySelector("[data-written]");
+function age() { written.textContent = `(${Math.round(Date.now() / 1000 - written.dataset.written)} s ago)`; }
+if (written) {
+  age();
+  setInterval(age, 1000);
+  addEventListener("pagehide", keep);
 }
 const drawAll = async () => { for (const figure of figures) await draw(figure); };
 if (figures.length) unpack().then(drawAll).then(() => dark.addEventListener("change", drawAll));
