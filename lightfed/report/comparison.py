@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pandas import DataFrame, concat
 
+from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import write_figures, write_file, write_table
 from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
@@ -63,8 +64,7 @@ class Comparison:
     Attributes:
         rows: of the table of final values.
         finals: this table, without columns in which all rows are alike.
-        settings: those in which rows differ, see `differing`.
-        column: of metrics.csv, for the lines.
+        settings: the table of those settings in which rows differ.
         studies: of FlexiFed's strategies.
         protocols: in which pFedMoE is compared with other methods.
         contests: the metrics in which experiments are compared seed by seed.
@@ -75,16 +75,11 @@ class Comparison:
     rows: Sequence[Group]
     finals: DataFrame
     settings: DataFrame
-    column: str
     studies: Sequence[Study]
     protocols: Sequence[Protocol]
     contests: Sequence[Contest]
     target: float | None
     notes: Sequence[str]
-
-    @property
-    def runs(self) -> list[Run]:
-        return runs_of(self.rows)
 
     @property
     def strategies(self) -> StrategyTable | None:
@@ -133,51 +128,42 @@ def compare(
     finished = [run for run in files if run.finished]
     ended = finished if len(finished) > 1 else files
     rows = grouped(ended) if group else singles(ended)
-    found = _compared(rows, ended, target, [*notes, *provisos(files, runs_of(rows))])
+    column, compared, strategies = common_metric(ended), protocols(ended), studies(ended)
+    metrics = [*(study.topic.metric for study in strategies), *(p.metric for p in compared)]
+    _check_target(target, [column, *metrics])
+    finals = comparison_table(rows, column, target=target)
+    settings = settings_of(rows)
+    alike = [name for name in finals if name in SETTINGS and finals[name].nunique() == 1]
+    differ = [name for name in settings.columns[1:] if settings[name].nunique() > 1]
+    shared = {name: finals[name].iloc[0] for name in alike}
+    shared |= {
+        name: settings[name].iloc[0] for name in settings.columns[1:].difference(differ, sort=False)
+    }
+    said = ", ".join(f"{k} {v}" for k, v in shared.items() if v != NOTHING and not SAID.search(k))
+    common = [seeds_note(rows), f"all runs: {said}" if said else "", _synthetic(rows)]
+    found = Comparison(
+        rows=rows,
+        finals=finals.drop(columns=alike),
+        settings=settings[["settings of", *differ]],
+        studies=strategies,
+        protocols=compared,
+        contests=contests(ended),
+        target=target,
+        notes=[*filter(None, common), *notes, *provisos(files, runs_of(rows))],
+    )
     folder = common_parent(files) / FOLDER if output is None else output
-    page = _write(found, folder, formats, tables)
+    figures = [*comparison_figures(rows, column), *study_figures(runs_of(rows), target=target)]
+    page = _write(found, figures, folder, formats, tables)
     _print(found)
     print_line(new_console(), f"page: {page}")
     return page
 
 
-def _compared(
-    rows: Sequence[Group], runs: Sequence[Run], target: float | None, notes: Sequence[str]
-) -> Comparison:
-    column, compared, strategies = common_metric(runs), protocols(runs), studies(runs)
-    metrics = [column, *(study.topic.metric for study in strategies)]
-    _check_target(target, [*metrics, *(protocol.metric for protocol in compared)])
-    finals = comparison_table(rows, column, target=target)
-    alike = [name for name in finals if name in SETTINGS and finals[name].nunique() == 1]
-    settings = settings_of(rows)
-    shared = {name: finals[name].iloc[0] for name in alike} | {
-        name: settings[name].iloc[0]
-        for name in settings.columns[1:]
-        if settings[name].nunique() == 1 and not SAID.search(name)
-    }
-    texts = [f"{name} {text}" for name, text in shared.items() if text != NOTHING]
-    said = f"all runs: {', '.join(texts)}" if texts else ""
-    return Comparison(
-        rows=rows,
-        finals=finals.drop(columns=alike),
-        settings=settings.loc[:, (settings.nunique() > 1) | (settings.columns == "settings of")],
-        column=column,
-        studies=strategies,
-        protocols=compared,
-        contests=contests(runs),
-        target=target,
-        notes=[note for note in (seeds_note(rows), said, _synthetic(rows), *notes) if note],
-    )
-
-
 def settings_of(rows: Sequence[Group]) -> DataFrame:
     """The settings of each row by their names in reports, a dash where there is none."""
-    terms = [
-        {k: v for k, v in data_terms(row).items() if k not in SETTINGS} | terms_of(row)
-        for row in rows
-    ]
-    labels = [row.label for row in rows]
-    return DataFrame(terms, index=labels).fillna(NOTHING).reset_index(names="settings of")
+    terms = [{**data_terms(row), **terms_of(row)} for row in rows]
+    table = DataFrame(terms, index=[row.label for row in rows]).fillna(NOTHING)
+    return table.drop(columns=[*SETTINGS], errors="ignore").reset_index(names="settings of")
 
 
 def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
@@ -209,21 +195,16 @@ def clients_of(groups: Sequence[Group]) -> DataFrame:
 
     Columns: `run`, `experiment`, `method`, `seed`, `data` and those of clients.csv.
     """
-    parts = [
-        run.clients.assign(
-            run=run.name,
-            experiment=group.label,
-            method=run.algorithm,
-            seed=run.seed,
-            data=group.condition,
-        )
-        for group in groups
-        for run in group.runs
-        if len(run.clients)
-    ]
-    table = concat(parts, ignore_index=True) if parts else DataFrame()
-    first = [name for name in ("run", "experiment", "method", "seed", "data") if name in table]
-    return table[[*first, *(name for name in table if name not in first)]]
+    about, tables = [], []
+    for group in groups:
+        for run in group.runs:
+            if len(run.clients):
+                about.append((run.name, group.label, run.algorithm, run.seed, group.condition))
+                tables.append(run.clients)
+    if not tables:
+        return DataFrame()
+    names = ["run", "experiment", "method", "seed", "data", ""]
+    return concat(tables, keys=about, names=names).droplevel("").reset_index()
 
 
 def _check_target(target: float | None, metrics: Sequence[str]) -> None:
@@ -233,16 +214,18 @@ def _check_target(target: float | None, metrics: Sequence[str]) -> None:
         raise UserError("--target", f"{target:g}", fix)
 
 
-def _write(found: Comparison, folder: Path, formats: Sequence[str], tables: Sequence[str]) -> Path:
-    figures = [
-        *comparison_figures(found.rows, found.column),
-        *study_figures(found.runs, target=found.target),
-    ]
+def _write(
+    found: Comparison,
+    figures: Sequence[Figure],
+    folder: Path,
+    formats: Sequence[str],
+    tables: Sequence[str],
+) -> Path:
     strategies = found.strategies
     studied = strategies.markup() if strategies else []
     page = folder / PAGE
     text = document(
-        f"Comparison of {len(found.runs)} runs",
+        f"Comparison of {len(runs_of(found.rows))} runs",
         template="comparison.html",
         places=[row.place for row in found.rows],
         finals=found.finals,

@@ -42,7 +42,7 @@ class Group:
     """One row of a comparison: one run, or several of different seeds.
 
     Attributes:
-        name: the common part of the runs' names; says so if no run is finished.
+        name: that of the only run, or of the first without its seed; says so if no run is finished.
         runs: one of each seed; the finished ones, or of all if none is.
         left_out: the others, whose last metrics are from an earlier round, or of a seed again.
         label: its method, and in what that differs from others; the name if nothing is known.
@@ -264,9 +264,6 @@ def common_parent(runs: Sequence[Run]) -> Path:
 
 
 def _name(runs: Sequence[Run]) -> str:
-    """The common part of the runs' names."""
-    names = [run.name for run in runs]
-    stems = {SEED_SUFFIX.sub("", name) or name for name in names} if len(names) > 1 else {*names}
-    if len(stems) == 1:
-        return stems.pop()
-    return os.path.commonprefix(names).rstrip("-_. ") or names[0]  # noqa: RUF071 - no paths
+    """The name of the only run, or that of the first without its seed."""
+    name = runs[0].name
+    return (SEED_SUFFIX.sub("", name) or name) if len(runs) > 1 else name

@@ -58,8 +58,9 @@ class Paired:
         """`1.20 to 3.80`, empty below two seeds."""
         if math.isnan(self.low):
             return ""
-        low, high = (_signed(self.metric, end).removeprefix("+") for end in (self.low, self.high))
-        return f"{low} to {high}"
+        return " to ".join(
+            _signed(self.metric, end).removeprefix("+") for end in (self.low, self.high)
+        )
 
     @property
     def gain(self) -> str:
@@ -99,19 +100,19 @@ class Paired:
 
 def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
     """Compare two experiments, each by its own column of metrics.csv."""
-    mine, theirs = (_final(g, c) for g, c in zip((own, rival), columns, strict=True))
+    mine, theirs = (_finals(g, c) for g, c in zip((own, rival), columns, strict=True))
     seeds = sorted(mine.keys() & theirs.keys())
-    sign = direction(metric)
-    values = np.array([[sign * found[seed] for seed in seeds] for found in (mine, theirs)])
-    low, high = _t_interval(values) if len(seeds) > 1 else (math.nan, math.nan)
+    gains = direction(metric) * np.array([mine[seed] - theirs[seed] for seed in seeds])
+    mean = float(gains.mean()) if seeds else math.nan
+    half = t_half_width(float(gains.std(ddof=1)), len(seeds)) if len(seeds) > 1 else math.nan
     return Paired(
         metric=metric,
         seeds=tuple(seeds),
         own_only=tuple(sorted(mine.keys() - theirs.keys())),
         rival_only=tuple(sorted(theirs.keys() - mine.keys())),
-        difference=float((values[0] - values[1]).mean()) if seeds else math.nan,
-        low=low,
-        high=high,
+        difference=mean,
+        low=mean - half,
+        high=mean + half,
     )
 
 
@@ -123,7 +124,7 @@ def goal_text(column: str, target: float) -> str:
 def resolution_text(runs: Iterable[Run], column: str) -> str:
     """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty without any."""
     found = sorted({steps for run in runs if (steps := resolution(run, column))})
-    ends = " to ".join(str(steps) for steps in dict.fromkeys((*found[:1], *found[-1:])))
+    ends = " to ".join(dict.fromkeys(map(str, (*found[:1], *found[-1:]))))
     return f"{ends} round{'s' * (found[-1] != 1)}" if found else ""
 
 
@@ -141,14 +142,7 @@ def seeds_text(seeds: Sequence[int]) -> str:
     return " ".join("-".join(str(s) for s in dict.fromkeys((own[0], own[-1]))) for own in found)
 
 
-def _t_interval(values: np.ndarray) -> tuple[float, float]:
-    """Interval of the mean difference of two rows of values, (2, seeds)."""
-    gains = values[0] - values[1]
-    half = t_half_width(float(gains.std(ddof=1)), len(gains))
-    return float(gains.mean() - half), float(gains.mean() + half)
-
-
-def _final(group: Group, column: str) -> dict[int, float]:
+def _finals(group: Group, column: str) -> dict[int, float]:
     """The last value of each seed's run; unfinished runs have no final value."""
     return {
         seed: value

@@ -217,10 +217,10 @@ def client_groups(run: Run, metric: str) -> DataFrame:
     found["worst10"] = scores.apply(lambda x: worst_tenth(x, own or "")) if scores else NAN
     sizes = pd.Series(run.group_sizes, dtype=float)
     found["clients"] = sizes.reindex(found.index).fillna(found["tested"])
-    costs = run.costs
-    if costs is not None and costs.round == run.last_round and len(costs.sums) == len(sizes):
-        sums = pd.DataFrame(costs.sums, index=sizes.index, columns=[*SPENT])
-        found = found.join(sums.div(sizes, axis=0))
+    at, sums = run.costs or (0, ())
+    if at == run.last_round and len(sums) == len(sizes):
+        spent = pd.DataFrame(sums, index=sizes.index, columns=[*SPENT])
+        found = found.join(spent.div(sizes, axis=0))
     order = [name for name in run.client_groups if name in found.index]
     return found.reindex(index=order, columns=[*GROUP_COLUMNS])
 

@@ -60,17 +60,6 @@ class Gates:
     personal: Floats
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What all clients of each group have sent and computed in the first `round` rounds.
-
-    `sums` is (groups, 3): bytes up, bytes down and FLOPs, in the order of the configuration.
-    """
-
-    round: int
-    sums: Floats
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run folder.
@@ -86,7 +75,9 @@ class Run:
             `moved` is the number of rows that moved. Empty without timings.csv.
         partition: None without partition.npz.
         gates: None without gate.npz.
-        costs: at the last evaluation; None without costs.npz.
+        costs: the round of the last evaluation, and what all clients of each group have sent and
+            computed until then: (groups, 3) bytes up, bytes down and FLOPs, in the order of the
+            configuration; None without costs.npz.
         environment: empty without environment.json.
         config: the text of config.yaml; None without it.
         settings: of config.yaml by their dotted keys, all values text; and the digests of the data
@@ -101,7 +92,7 @@ class Run:
     timings: DataFrame = field(repr=False)
     partition: Partition | None = field(repr=False)
     gates: Gates | None = field(repr=False)
-    costs: Costs | None = field(repr=False)
+    costs: tuple[int, Floats] | None = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
     config: str | None = field(repr=False)
     settings: dict[str, str] = field(repr=False)
@@ -225,23 +216,13 @@ def read(folder: Path | str, known: Known | None = None) -> Run:
         UserError: the folder does not exist, has no metrics.csv or no finished round, a file is
             damaged, or it was written by a newer version.
     """
-    folder = Path(folder)
+    folder, known = Path(folder), {} if known is None else known
     if not folder.is_dir():
         raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
     if not (folder / "metrics.csv").is_file():
         fix = "name the folder of a run, such as runs/NAME"
         raise UserError("report", f"{folder} holds no metrics.csv", fix)
-    try:
-        return _read(folder, {} if known is None else known)
-    except OSError as error:
-        raise damaged(Path(str(error.filename)), str(error.strerror)) from error
 
-
-def whole_number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _read(folder: Path, known: Known) -> Run:
     def once(name: str, reader: Callable[[Path], T]) -> T:
         path = folder / name
         found = path.stat() if path.is_file() else None
@@ -251,30 +232,42 @@ def _read(folder: Path, known: Known) -> Run:
         value: T = known[path][1]
         return value
 
-    environment = once("environment.json", _environment)
-    clients, evaluation = once("clients.csv", _clients)
-    config, settings = once("config.yaml", _config)
-    rounds, diverged = once("metrics.csv", _rounds)
-    return Run(
-        folder=folder,
-        rounds=rounds.copy(),  # a caller may change its own
-        diverged=diverged,
-        clients=clients.copy(),
-        evaluation=evaluation,
-        timings=once("timings.csv", lambda path: finite(_by_round(path))),
-        partition=once("partition.npz", lambda path: _arrays(path, _partition)),
-        gates=once("gate.npz", lambda path: _arrays(path, _gates)),
-        costs=once("costs.npz", lambda path: _arrays(path, _costs)),
-        environment=environment,
-        config=config,
-        settings=settings | _digests(environment),
-    )
+    try:
+        environment = once("environment.json", _environment)
+        clients, evaluation = once("clients.csv", _clients)
+        config, settings = once("config.yaml", _config)
+        rounds, diverged = once("metrics.csv", _rounds)
+        digests: dict[str, str] = environment.get("digests", {})
+        return Run(
+            folder=folder,
+            rounds=rounds.copy(),  # a caller may change its own
+            diverged=diverged,
+            clients=clients.copy(),
+            evaluation=evaluation,
+            timings=once("timings.csv", lambda path: finite(_by_round(path))),
+            partition=once("partition.npz", lambda path: _arrays(path, _partition)),
+            gates=once("gate.npz", lambda path: _arrays(path, _gates)),
+            costs=once("costs.npz", lambda path: _arrays(path, _costs)),
+            environment=environment,
+            config=config,
+            settings=settings | {f"data.{name}.digest": text for name, text in digests.items()},
+        )
+    except OSError as error:
+        raise damaged(Path(str(error.filename)), str(error.strerror)) from error
+
+
+def whole_number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _config(path: Path) -> tuple[str | None, dict[str, str]]:
     """The text, and the settings in it."""
     text = path.read_text("utf-8", "replace") if path.is_file() else None
     return text, read_settings(text or "", path)
+
+
+def _costs(file: Mapping[str, np.ndarray]) -> tuple[int, Floats]:
+    return int(file["round"]), file["sums"].astype(np.float64)
 
 
 def _rounds(path: Path) -> tuple[DataFrame, frozenset[str]]:
@@ -310,12 +303,6 @@ def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
     return finite(table), last.set_index("client").sort_index()
 
 
-def _digests(environment: Mapping[str, Any]) -> dict[str, str]:
-    stated = environment.get("digests")
-    parts = stated if isinstance(stated, dict) else {}
-    return {f"data.{name}.digest": str(text) for name, text in parts.items()}
-
-
 def _arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
     """`read` applied to the arrays of an npz file; None without it."""
     if not path.is_file():
@@ -342,10 +329,6 @@ def _gates(file: Mapping[str, np.ndarray]) -> Gates:
     personal = file["personal"].astype(np.float64)
     _clients, _classes = personal.shape
     return Gates(int(file["round"]), personal)
-
-
-def _costs(file: Mapping[str, np.ndarray]) -> Costs:
-    return Costs(int(file["round"]), file["sums"].astype(np.float64))
 
 
 def _environment(path: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What is read from a run folder, finished, running or damaged."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,50 +112,6 @@ def test_names_are_in_natural_order() -> None:
     assert sorted(["c10", "c9", "b", "c9a"], key=natural_order) == ["b", "c9", "c9a", "c10"]
 
 
-def _no_folder(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-
-
-def _no_metrics(folder: Path) -> None:
-    (folder / "metrics.csv").unlink()
-
-
-def _no_rounds(folder: Path) -> None:
-    (folder / "metrics.csv").write_text("round,train_loss\n1,0.5")
-
-
-def _no_round_column(folder: Path) -> None:
-    (folder / "metrics.csv").write_text("epoch,train_loss\n1,0.5\n")
-
-
-def _word_for_number(folder: Path) -> None:
-    (folder / "metrics.csv").write_text("round,train_loss\n1,0.5\n2,much\n")
-
-
-def _half_a_round(folder: Path) -> None:
-    (folder / "metrics.csv").write_text("round,train_loss\n1.5,0.5\n")
-
-
-def _short_row(folder: Path) -> None:
-    (folder / "clients.csv").write_text(f"{CLIENTS}\n1,0,a\n")
-
-
-def _long_row(folder: Path) -> None:
-    append(folder / "metrics.csv", "4" + 40 * ",1" + "\n")
-
-
-def _long_rows(folder: Path) -> None:
-    (folder / "metrics.csv").write_text("round,train_loss\n1,0.5,3\n2,0.5,4\n")
-
-
-def _no_yaml(folder: Path) -> None:
-    (folder / "config.yaml").write_text("model: {a: 1")
-
-
-def _bytes_that_are_no_text(folder: Path) -> None:
-    (folder / "clients.csv").write_bytes(CLIENTS.encode() + b"\n\xff\xfe\n")
-
-
 def test_a_file_is_read_again_only_after_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,64 +135,50 @@ def test_a_file_is_read_again_only_after_it_has_changed(
     assert (read(folder, known).seed, len(parsed)) == (8, 3)
 
 
-def _broken_environment(folder: Path) -> None:
-    (folder / "environment.json").write_text('{"seed": ')
-
-
-def _list_for_environment(folder: Path) -> None:
-    (folder / "environment.json").write_text("[1, 2]")
-
-
-def _broken_partition(folder: Path) -> None:
-    content = (folder / "partition.npz").read_bytes()
-    (folder / "partition.npz").write_bytes(content[: len(content) // 2])
-
-
-def _empty_partition(folder: Path) -> None:
-    (folder / "partition.npz").write_bytes(b"")
-
-
-def _flat_counts(folder: Path) -> None:
-    np.savez(folder / "partition.npz", train_counts=np.arange(3), meta=np.array("{}"))
-
-
-def _list_for_meta(folder: Path) -> None:
-    meta = np.array(json.dumps([1, 2]))
-    np.savez(folder / "partition.npz", train_counts=np.ones((2, 2), int), meta=meta)
+FLAT = {"train_counts": np.arange(3), "meta": np.array("{}")}
+NO_META = {"train_counts": np.ones((2, 2), int), "meta": np.array(json.dumps([1, 2]))}
 
 
 @pytest.mark.parametrize(
-    ("damage", "named"),
+    ("name", "content", "named"),
     [
-        (_no_folder, "there is no folder"),
-        (_no_metrics, "holds no metrics.csv"),
-        (_no_rounds, "no finished round"),
-        (_no_round_column, "metrics.csv cannot be read: its first line has no column round"),
-        (_word_for_number, "line 3, column train_loss: 'much'"),
-        (_half_a_round, "line 2, column round: '1.5'"),
-        (_short_row, "line 2 has fewer fields than the first line"),
-        (_long_row, "line 5 has more fields than the first line"),
-        (_long_rows, "line 2 has more fields than the first line"),
-        (_no_yaml, "config.yaml cannot be read"),
-        (_bytes_that_are_no_text, "clients.csv cannot be read: line 2"),
-        (_broken_environment, "environment.json cannot be read"),
-        (_list_for_environment, "a list instead of a mapping"),
-        (_broken_partition, "partition.npz cannot be read"),
-        (_empty_partition, "partition.npz cannot be read"),
-        (_flat_counts, "partition.npz cannot be read"),
-        (_list_for_meta, "partition.npz cannot be read"),
+        ("metrics.csv", None, "holds no metrics.csv"),
+        ("metrics.csv", "round,train_loss\n1,0.5", "no finished round"),
+        ("metrics.csv", "epoch,train_loss\n1,0.5\n", "its first line has no column round"),
+        ("metrics.csv", "round,loss\n1,0.5\n2,much\n", "line 3, column loss: 'much'"),
+        ("metrics.csv", "round,loss\n1.5,0.5\n", "line 2, column round: '1.5'"),
+        ("metrics.csv", "round,loss\n1,0.5\n2,0.5,3\n", "line 3 has more fields than the first"),
+        ("clients.csv", f"{CLIENTS}\n1,0,a\n", "line 2 has fewer fields than the first line"),
+        ("clients.csv", f"{CLIENTS}\n\ufffd\n", "clients.csv cannot be read: line 2"),
+        ("config.yaml", "model: {a: 1", "config.yaml cannot be read"),
+        ("environment.json", '{"seed": ', "environment.json cannot be read"),
+        ("environment.json", "[1, 2]", "a list instead of a mapping"),
+        ("partition.npz", "", "partition.npz cannot be read"),
+        ("partition.npz", FLAT, "partition.npz cannot be read"),
+        ("partition.npz", NO_META, "partition.npz cannot be read"),
     ],
 )
 def test_damage_is_one_error_that_names_the_file(
-    tmp_path: Path, damage: Callable[[Path], None], named: str
+    tmp_path: Path, name: str, content: str | dict[str, np.ndarray] | None, named: str
 ) -> None:
-    folder = write_run(tmp_path / "run")
-    damage(folder)
+    path = write_run(tmp_path / "run") / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, str):
+        path.write_text(content)
+    else:
+        np.savez(path, **content)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^report: ") as caught:
-        read(folder)
+        read(path.parent)
     assert named in str(caught.value)
-    assert str(folder) in caught.value.found
+    assert "\n" not in str(caught.value)
+    assert str(path.parent) in caught.value.found
     assert caught.value.fix
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^report: there is no folder .*/run"):
+        read(tmp_path / "run")
 
 
 def test_an_unknown_number_of_classes_gets_numbers_for_names(tmp_path: Path) -> None:

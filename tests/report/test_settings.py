@@ -3,38 +3,14 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from lightfed.results.settings import options, read_settings
-from lightfed.utils.errors import UserError
+from lightfed.results.settings import options, read_settings, told_apart
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("trainer.devices", "trainer.name", "seed_everything"),
-        *("model.seed", "model.store", "model.accumulate", "model.exchange_buffer"),
-        *("model.export", "model.evaluate.0", "model.eval_clients"),
-        *("data.dataset.init_args.root", "data.dataset.init_args.download"),
-        *("data.eval_batch_size", "data.channels_last"),
-    ],
-)
-def test_where_and_how_it_was_run_is_no_option(key: str) -> None:
-    assert options({key: "1"}) == {}
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("trainer.max_epochs", "trainer.precision", "trainer.gradient_clip_val"),
-        "trainer.gradient_clip_algorithm",
-        *("model.local_epochs", "model.algorithm.init_args.mu", "model.optimizer.class_path"),
-        *("data.batch_size", "data.dataset.class_path", "data.partition.init_args.alpha"),
-    ],
-)
-def test_what_was_set_is_an_option_unless_it_is_reported_elsewhere(key: str) -> None:
-    assert list(options({key: "1"}).values()) == ["1"]
-    assert options({key: "1"}, but=re.compile(re.escape(key))) == {}
+def test_only_what_makes_another_experiment_is_an_option() -> None:
+    """Of which keys that is so, tests/utils/test_keys.py holds."""
+    keys = ("trainer.devices", "model.seed", "data.eval_batch_size", "data.batch_size", "name")
+    assert options(dict.fromkeys(keys, "1")) == {"batch_size": "1"}
+    assert options({"data.batch_size": "1"}, but=re.compile(r"data\.batch")) == {}
 
 
 def test_an_option_has_a_short_name_and_a_class_its_last_one() -> None:
@@ -72,7 +48,8 @@ def test_settings_are_the_texts_of_the_file() -> None:
     assert read_settings("", Path("config.yaml")) == {}
 
 
-def test_a_file_that_is_not_yaml_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"^report: runs/a/config.yaml cannot be read: ") as caught:
-        read_settings("model: {a: 1", Path("runs/a/config.yaml"))
-    assert "\n" not in str(caught.value)
+def test_settings_are_told_apart_by_the_first_that_do() -> None:
+    settings = [{"lr": "1", "mu": "1"}, {"lr": "2", "mu": "2"}, {"lr": "2", "mu": "2"}]
+    assert told_apart(settings) == ["lr 1", "lr 2", "lr 2"]
+    assert told_apart([{"partition": "Iid"}, {"partition": "Classes"}]) == ["Iid", "Classes"]
+    assert told_apart(settings[1:]) == ["", ""]
