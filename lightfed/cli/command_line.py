@@ -34,7 +34,7 @@ USAGE_ERROR = UserError.status
 _WITHOUT_A_TRAINER = {
     "report": "lightfed.report.command",
     "configs": "lightfed.cli.shipped",
-    "control": "lightfed.cli.control",
+    "control": "lightfed.studies.control",
     "latency": "lightfed.cli.latency_command",
 }
 _OF_THE_TRAINER = ("fit", "validate", "test", "partition", "groups", "plan")
@@ -102,8 +102,8 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 
 def _run(arguments: list[str], *, from_python: bool) -> None:
     from lightfed.cli.config_files import check_files, with_items
-    from lightfed.cli.control import with_configurations
     from lightfed.cli.shipped import with_paths
+    from lightfed.studies.control import with_configurations
 
     try:
         words = with_paths(arguments)

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightfed.cli import command_line as cli
-from lightfed.cli.control import explained, sentences, with_configurations
-from lightfed.cli.control_config import SETTINGS, configuration
-from lightfed.cli.control_string import FIELDS, NORMS, Control
+from lightfed.studies.control import DATA, FIELDS, configuration, explained, with_configurations
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import LEVELS
 from tests.small import GOLDEN
@@ -22,53 +20,41 @@ OFFICIAL = json.loads((GOLDEN / "heterofl" / "control_names.json").read_text())
 STRING = "1_100_0.1_iid_fix_a2-b8_bn_1_1"
 
 
-def control_of(text: str) -> tuple[str, dict[str, Any]]:
-    data, _, string = text.partition(":")
-    return data, configuration(Control.parse(string), data)
-
-
 def arguments_of(node: Any) -> dict[str, Any]:
     return {} if isinstance(node, str) else node.get("init_args", {})
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
-def test_levels_are_those_of_the_released_code(name: str) -> None:
-    control, theirs = Control.parse(name.partition(":")[2]), OFFICIAL[name]
-    _, config = control_of(name)
-    groups = config["model"]["clients"]
-    rates = [LEVELS[c.get("level") or c["name"]] for c in groups]
-    assert theirs["global_rate"] == rates[0]
-    if theirs["proportion"] is None:
-        rate_of = [r for r, c in zip(rates, groups, strict=True) for _ in range(c["count"])]
-        assert rate_of == theirs["model_rate"]
-        assert not control.dynamic
+def test_it_is_what_the_released_code_reads_from_it(name: str) -> None:
+    official, config = OFFICIAL[name], configuration(name)
+    model, groups = config["model"], config["model"]["clients"]
+    algorithm, text = arguments_of(model["algorithm"]), config["data"]["partition"] == "Natural"
+    rates = [LEVELS[group["level"]] for group in groups]
+    assert official["global_rate"] == rates[0]
+    if official["proportion"] is None:
+        rate_of = [r for r, group in zip(rates, groups, strict=True) for _ in range(group["count"])]
+        assert rate_of == official["model_rate"]
+        assert "assignment" not in algorithm
     else:
-        assert rates == theirs["model_rate"]
-        algorithm = arguments_of(config["model"]["algorithm"])
+        assert rates == official["model_rate"]
         assert algorithm["assignment"] == "dynamic"
         weights = algorithm["level_weights"]
-        assert [weight / sum(weights) for weight in weights] == theirs["proportion"]
-
-
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_hyper_parameters_are_those_of_the_released_code(name: str) -> None:
-    theirs, (data, config) = OFFICIAL[name], control_of(name)
-    model, rows = config["model"], SETTINGS[data].rows
-    sgd, schedule = (arguments_of(model[key]) for key in ("optimizer", "lr_schedule"))
-    assert [sgd["lr"], sgd["momentum"], sgd["weight_decay"]] == [
-        theirs[key] for key in ("lr", "momentum", "weight_decay")
-    ]
-    assert [schedule["milestones"], schedule["gamma"]] == [theirs["milestones"], theirs["factor"]]
+        assert [weight / sum(weights) for weight in weights] == official["proportion"]
     epochs = {"global": config["trainer"]["max_epochs"], "local": model["local_epochs"]}
-    assert epochs == theirs["epochs"]
     # The released code counts a batch of text in rows of all clients: 100 of them, one a client.
-    batch = {"train": 100 if rows else config["data"]["batch_size"]}
-    assert batch | {"test": config["data"]["eval_batch_size"]} == theirs["batch"]
-    network = arguments_of(model["clients"][0]["model"])
-    if not rows:
-        assert network.get("norm", "bn") == theirs["norm"]
-        assert network.get("scaler", True) == theirs["scale"]
-    assert arguments_of(model["algorithm"]).get("mask", True) == theirs["mask"]
+    train = 100 if text else config["data"]["batch_size"]
+    schedule = arguments_of(model["lr_schedule"])
+    found = arguments_of(model["optimizer"]) | {
+        "milestones": schedule["milestones"],
+        "factor": schedule["gamma"],
+        "epochs": epochs,
+        "batch": {"train": train, "test": config["data"]["eval_batch_size"]},
+        "mask": algorithm.get("mask", True),
+    }
+    if not text:
+        network = arguments_of(groups[0]["model"])
+        found |= {"norm": network.get("norm", "bn"), "scale": network.get("scaler", True)}
+    assert found == {key: official[key] for key in found}
 
 
 MODES = st.tuples(st.sampled_from(list(LEVELS)), st.integers(1, 9))
@@ -78,121 +64,98 @@ MODES = st.tuples(st.sampled_from(list(LEVELS)), st.integers(1, 9))
 def test_every_client_has_a_level(users: int, modes: list[tuple[str, int]]) -> None:
     modes.sort()
     written = "-".join(f"{level}{weight}" for level, weight in modes)
-    text = f"1_{users}_0.1_iid_fix_{written}_bn_1_1"
+    text = f"Digits:1_{users}_0.1_iid_fix_{written}_bn_1_1"
     total = sum(weight for _, weight in modes)
     if total > users:
         with pytest.raises(UserError, match=r"control\.modes"):
-            Control.parse(text)
+            configuration(text)
         return
-    counts = Control.parse(text).counts
+    counts = [group["count"] for group in configuration(text)["model"]["clients"]]
     assert sum(counts) == users
     assert counts[:-1] == [weight * (users // total) for _, weight in modes[:-1]]
     assert counts[-1] >= modes[-1][1] * (users // total)
 
 
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ("mnist", "MNIST:1_100_0.1_iid_fix_a1-b1-c1-d1-e1_bn_1_1"),
-        ("mnist-noniid", "MNIST:1_100_0.1_non-iid-2_fix_a1-b1-c1-d1-e1_bn_1_1"),
-        ("mnist-resnet", "MNIST-ResNet:1_100_0.1_iid_fix_a1-b1-c1-d1-e1_bn_1_1"),
-        ("cifar10", "CIFAR10:1_100_0.1_iid_fix_a1-b1-c1-d1-e1_bn_1_1"),
-        ("cifar10-noniid", "CIFAR10:1_100_0.1_non-iid-2_fix_a1-b1-c1-d1-e1_bn_1_1"),
-        ("wikitext2", "WikiText2:1_100_0.1_iid_fix_a1-b1-c1-d1-e1_bn_1_1"),
-        ("prose", "Prose:1_100_0.1_iid_fix_a1-b1-c1-d1-e1_bn_1_1"),
-    ],
-)
-def test_a_shipped_configuration_is_that_of_its_string(config: str, text: str) -> None:
-    assert yaml.safe_load((CONFIGS / f"{config}.yaml").read_text()) == control_of(text)[1]
+@pytest.mark.parametrize("split", ["iid", "non-iid-2"])
+@pytest.mark.parametrize("data", DATA)
+def test_a_shipped_configuration_is_that_of_its_string(data: str, split: str) -> None:
+    path = CONFIGS / f"{data.lower()}{'-noniid' * (split != 'iid')}.yaml"
+    if path.exists():
+        text = f"{data}:1_100_0.1_{split}_fix_a1-b1-c1-d1-e1_bn_1_1"
+        assert yaml.safe_load(path.read_text()) == configuration(text)
 
 
-def test_the_global_model_may_be_of_a_narrower_level() -> None:
-    """HeteroFL's Scalers divide by widths relative to it, whatever its level."""
-    _, config = control_of("MNIST:1_100_0.1_iid_fix_b3-e4_bn_1_1")
-    groups = config["model"]["clients"]
-    assert [(c["level"], c["model"]) for c in groups] == [
-        ("b", {"class_path": "Conv"}),
-        ("e", {"class_path": "Conv"}),
+def test_the_embedded_data_have_rates_and_rounds_of_their_own() -> None:
+    config = configuration("Digits:1_100_0.1_non-iid-2_fix_b3-e4_gn_0_0")
+    assert config["trainer"]["max_epochs"] == 120
+    assert arguments_of(config["model"]["optimizer"])["lr"] == 0.03
+    assert arguments_of(config["model"]["lr_schedule"])["milestones"] == [80]
+    network = {"class_path": "Conv", "init_args": {"norm": "gn", "scaler": False}}
+    assert config["model"]["clients"] == [
+        {"count": 42, "level": "b", "model": network},
+        {"count": 58, "level": "e", "model": network},
     ]
-
-
-def test_it_is_reported_in_sentences() -> None:
-    stated = sentences(Control.parse("1_100_0.1_iid_fix_a2-b5_bn_1_1"), "CIFAR10")
-    assert "_".join(line.split()[0] for line in stated) == "1_100_0.1_iid_fix_a2-b5_bn_1_1"
-    assert "a weight of 1 is 14 clients; the remaining 2 have the last level" in stated[4]
-    assert "a (width 1: clients 0 to 27), b (width 0.5: clients 28 to 99)" in stated[5]
-    assert "the global model is of level a" in stated[5]
-    drawn = sentences(Control.parse("1_10_0.1_iid_dynamic_a1-b1-c1_bn_0_0"), "MNIST")
-    assert "probabilities 0.333333, 0.333333, 0.333333" in drawn[4]
-    assert "no Scaler" in drawn[7]
-    assert "no mask" in drawn[8]
-    text = sentences(Control.parse(STRING), "WikiText2")
-    assert all("no effect: a Transformer" in line for line in text[6:8])
+    assert config["data"]["last_batch"] == "join"
+    prose = configuration("Prose:1_7_1_iid_fix_a1_gn_0_1")
+    assert prose["data"]["dataset"] == {"class_path": "Prose", "init_args": {"rows": 7}}
+    assert "norm" not in arguments_of(prose["model"]["clients"][0]["model"])
 
 
 @pytest.mark.parametrize(
-    ("edits", "key", "fragment"),
+    ("field", "words"),
     [
-        ({"federated": "0"}, "federated", "'0'; give 1"),
-        ({"users": "x"}, "users", "'x'; give a number of clients"),
-        ({"users": "0"}, "users", "'0'; give a number"),
-        ({"fraction": "1.5"}, "fraction", "'1.5'; give the share"),
-        ({"fraction": "0"}, "fraction", "'0'; give the share"),
-        ({"fraction": "nan"}, "fraction", "'nan'; give the share"),
-        ({"split": "noniid"}, "split", "'noniid'; give iid, or non-iid-n"),
-        ({"split": "non-iid-0"}, "split", "give iid, or non-iid-n"),
-        ({"assignment": "fixed"}, "assignment", "'fixed'; give fix or dynamic"),
-        ({"modes": "a2-f8"}, "modes", "'a2-f8'; give levels of a to e"),
-        ({"modes": "a"}, "modes", "'a'; give levels"),
-        ({"modes": "a0"}, "modes", "'a0'; give levels"),
-        ({"modes": "b2-a8"}, "modes", "level a is wider than the global level b; put the widest"),
-        ({"modes": "a9-b92"}, "modes", "add up to 101, for 100 clients"),
-        ({"norm": "batch"}, "norm", "'batch'; give one of bn, in, ln, gn, none"),
-        ({"scale": "2"}, "scale", "'2'; give 0 or 1"),
-        ({"mask": "yes"}, "mask", "'yes'; give 0 or 1"),
+        ("federated", ["0"]),
+        ("users", ["x", "0"]),
+        ("fraction", ["1.5", "0", "nan"]),
+        ("split", ["noniid", "non-iid-0"]),
+        ("assignment", ["fixed"]),
+        ("modes", ["a2-f8", "a", "a0", "b2-a8", "a9-b92"]),
+        ("norm", ["batch"]),
+        ("scale", ["2"]),
+        ("mask", ["yes"]),
     ],
 )
 def test_an_unknown_field_is_named(
-    edits: dict[str, str], key: str, fragment: str, capsys: pytest.CaptureFixture[str]
+    field: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fields = dict(zip(FIELDS, STRING.split("_"), strict=True)) | edits
-    assert_refused(["control", "_".join(fields.values())], f"control.{key}: ", fragment, capsys)
+    for word in words:
+        fields = dict(zip(FIELDS, STRING.split("_"), strict=True)) | {field: word}
+        assert_refused(["control", "_".join(fields.values())], f"control.{field}", capsys)
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "fragment"),
+    ("words", "key"),
     [
-        (["control", "1_100_0.1_iid_fix_a1_bn_1"], "control", "8 fields in"),
-        (["control", STRING, "--data", "MINST"], "control.data", "'MINST'; give one of MNIST"),
-        (["control", f"CIFAR10:{STRING}", "--data", "MNIST"], "--data", "name the data set once"),
-        (["control", "Prose:1_9_0.1_non-iid-2_fix_a1_bn_1_1"], "control.split", "; give iid"),
-        (["control"], "control", "lightfed control --help"),
-        (["fit", "--config", f"control:{STRING}"], "control.data", f"write DATA:{STRING}"),
-        (["fit", "--config", f"control:MNIST:{STRING}x"], "control.mask", "'1x'; give 0 or 1"),
+        (["control", "1_100_0.1_iid_fix_a1_bn_1"], "control"),
+        (["control", f"MINST:{STRING}"], "control.data"),
+        (["control", "Prose:1_9_0.1_non-iid-2_fix_a1_bn_1_1"], "control.split"),
+        (["control"], "control"),
+        (["fit", "--config", f"control:{STRING}"], "control.data"),
+        (["fit", "--config", f"control:MNIST:{STRING}x"], "control.mask"),
     ],
-)  # fmt: skip
+)
 def test_a_command_that_means_nothing_is_refused(
-    words: list[str], key: str, fragment: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_refused(words, f"{key}: ", fragment, capsys)
+    assert_refused(words, key, capsys)
 
 
-def assert_refused(
-    words: list[str], key: str, fragment: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def assert_refused(words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(words)
     assert exit_.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lightfed: error: {key}")
-    assert fragment in line
+    assert line.startswith(f"lightfed: error: {key}: ")
 
 
-@pytest.mark.parametrize("data", SETTINGS)
-@pytest.mark.parametrize("norm", NORMS)
-def test_what_is_printed_is_the_configuration(data: str, norm: str) -> None:
-    text = f"1_100_0.1_iid_dynamic_b1-d2_{norm}_0_0"
-    assert yaml.safe_load(explained(text, data)) == control_of(f"{data}:{text}")[1]
+@pytest.mark.parametrize("data", DATA)
+def test_what_is_printed_is_the_configuration_and_a_line_for_each_field(data: str) -> None:
+    text = f"{data}:1_100_0.1_iid_dynamic_b1-d2_none_0_0"
+    printed = explained(text)
+    assert yaml.safe_load(printed) == configuration(text)
+    assert [line.split()[1:3] for line in printed.splitlines()[1:10]] == [
+        list(pair) for pair in zip(FIELDS, text.partition(":")[2].split("_"), strict=True)
+    ]
 
 
 def test_options_name_it_in_every_way() -> None:
@@ -203,7 +166,7 @@ def test_options_name_it_in_every_way() -> None:
         inline = with_configurations(["fit", *words])[-1].removeprefix("--config=")
         config = json.loads(inline)
         assert config["trainer"].pop("name") == f"Digits-{STRING}"
-        assert config == control_of(named.removeprefix("control:"))[1]
+        assert config == configuration(named.removeprefix("control:"))
 
 
 def test_the_printed_file_trains_and_so_does_the_string(
@@ -214,16 +177,12 @@ def test_the_printed_file_trains_and_so_does_the_string(
     with pytest.raises(SystemExit, match="0"):
         cli.main(["control", text])
     Path("my.yaml").write_text(capsys.readouterr().out)
-    limits = [
-        "--trainer.max_epochs=1",
-        "--trainer.limit_train_batches=1",
-        "--trainer.accelerator=cpu",
-    ]
+    limits = {"max_epochs": "1", "limit_train_batches": "1", "accelerator": "cpu"}
+    words = [f"--trainer.{key}={value}" for key, value in limits.items()]
     rows = []
     for name, config in (("my", "my.yaml"), (text.replace(":", "-"), f"control:{text}")):
-        cli.main(["fit", "--config", config, *limits])
+        cli.main(["fit", "--config", config, *words])
         header, row = (tmp_path / "runs" / name / "metrics.csv").read_text().splitlines()
-        timed = ("seconds", "wire_bytes")
         pairs = zip(header.split(","), row.split(","), strict=True)
-        rows.append({key: value for key, value in pairs if key not in timed})
+        rows.append({key: value for key, value in pairs if key not in ("seconds", "wire_bytes")})
     assert rows[0] == rows[1]

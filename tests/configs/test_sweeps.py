@@ -13,8 +13,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from lightfed.cli import command_line as cli
-from lightfed.cli.control import PREFIX, with_configurations
-from lightfed.cli.control_string import Control
+from lightfed.studies.control import PREFIX, configuration, with_configurations
 from lightfed.utils.keys import LEVELS
 
 ROOT = Path(__file__).parents[2]
@@ -164,8 +163,8 @@ def test_interpolation_goes_in_steps_of_a_tenth() -> None:
     ]
     assert sorted(strings("interpolation")) == sorted(expected)
     for text in expected:
-        counts = Control.parse(text.partition(":")[2]).counts
-        assert all(count % 10 == 0 for count in counts)
+        groups = configuration(text)["model"]["clients"]
+        assert all(group["count"] % 10 == 0 for group in groups)
 
 
 def test_dynamic_levels_stand_beside_fixed_ones() -> None:

@@ -3,11 +3,9 @@
 import math
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.cli.control_string import Control
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.layers import scaled
 from lightfed.models.networks.mlp import MLP
@@ -25,9 +23,3 @@ def test_models_have_the_widths_that_are_written() -> None:
     assert scaled([100, 50], 0.07) == [7, 4]
     assert MLP(3, (4,), hidden=(100,), rate=0.07).layers[1].out_features == 7
     assert next(Conv(10, (1, 8, 8), hidden=(100,), rate=0.55).parameters()).shape[0] == 55
-
-
-@pytest.mark.parametrize(("fraction", "count"), [("0.07", 7), ("0.1", 10), ("0.55", 55)])
-def test_control_strings_name_so_many_participants(fraction: str, count: int) -> None:
-    control = Control.parse(f"1_100_{fraction}_iid_fix_a2-b8_bn_1_1")
-    assert control.participants == count

@@ -1,0 +1,150 @@
+"""HeteroFL's control strings: `lightfed control STRING`, and `--config control:DATA:STRING`.
+
+The released code of Diao et al. names an experiment by nine fields, such as
+`1_100_0.1_iid_fix_a2-b8_bn_1_1`. All other hyper-parameters are those of its data set: a string
+stands for edits of a file in `configs/heterofl`.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml  # type: ignore[import-untyped]
+from typing_extensions import override
+
+from lightfed.utils.errors import UserError, require
+
+PREFIX = "control:"
+CONFIGS = Path(__file__).parents[1] / "configs" / "heterofl"
+DATA = ("MNIST", "MNIST-ResNet", "CIFAR10", "WikiText2", "Digits", "Prose")
+# By field: a regular expression of its values, and what they are.
+FIELDS = {
+    "federated": ("1", "1, for a federation"),
+    "users": (r"0*[1-9]\d*", "the number of clients"),
+    "fraction": (r"0+\.\d*[1-9]\d*|0*1(\.0+)?", "the share of a round's participants, up to 1"),
+    "split": (r"iid|non-iid-[1-9]\d*", "iid, or non-iid-n for at most n classes a client"),
+    "assignment": ("fix|dynamic", "fix, or dynamic for levels that clients redraw every round"),
+    "modes": (r"[a-e][1-9]\d*(-[a-e][1-9]\d*)*", "levels of a to e with weights, as in a2-b8"),
+    "norm": ("bn|in|ln|gn|none", "bn, in, ln, gn or none; a Transformer always has ln"),
+    "scale": ("[01]", "0, or 1 for a Scaler; a Transformer always has Scalers"),
+    "mask": ("[01]", "0, or 1 to set logits of absent labels to zero in a client's loss"),
+}
+
+
+def fields_of(string: str) -> dict[str, str]:
+    """The words of a control string by field; a UserError names the first invalid one."""
+    words = string.split("_")
+    fix = f"give {len(FIELDS)} of them: {'_'.join(FIELDS)}"
+    require(len(words) == len(FIELDS), "control", f"{len(words)} fields in {string!r}", fix)
+    found = dict(zip(FIELDS, words, strict=True))
+    for name, (pattern, meaning) in FIELDS.items():
+        fits = re.fullmatch(pattern, found[name]) is not None
+        require(fits, f"control.{name}", repr(found[name]), f"give {meaning}")
+    return found
+
+
+def configuration(text: str) -> dict[str, Any]:
+    """The configuration of `DATA:STRING`.
+
+    A UserError if a field or the data set is not known, or the data set has no such split.
+    """
+    data, colon, string = text.rpartition(":")
+    fix = f"write DATA:{string} with one of {', '.join(DATA)}"
+    require(bool(colon), "control.data", "no data set", fix)
+    word = fields_of(string)
+    groups, weights = _client_groups(word["modes"], int(word["users"]))
+    require(data in DATA, "control.data", repr(data), fix)
+    config = yaml.safe_load((CONFIGS / f"{data.lower()}.yaml").read_text("utf-8"))
+    model, source = config["model"], config["data"]
+    network = model["clients"][0]["model"]
+    if source["partition"] == "Natural":  # a client is a row of a text, by default one of 100
+        require(word["split"] == "iid", "control.split", f"{word['split']} of {data}", "give iid")
+        if int(word["users"]) != 100:
+            source["dataset"] = _with(source["dataset"], rows=int(word["users"]))
+    else:
+        network = _with(network, norm=word["norm"]) if word["norm"] != "bn" else network
+        network = _with(network, scaler=False) if word["scale"] == "0" else network
+    if word["split"] != "iid":
+        _split(config, int(word["split"].removeprefix("non-iid-")))
+    if word["assignment"] == "dynamic":
+        redrawn = {"assignment": "dynamic", "level_weights": weights}
+        model["algorithm"] = _with(model["algorithm"], **redrawn)
+    if word["mask"] == "0":
+        model["algorithm"] = _with(model["algorithm"], mask=False)
+    model["clients"] = [{**group, "model": network} for group in groups]
+    model["fraction"] = float(word["fraction"])
+    return config
+
+
+def _split(config: dict[str, Any], classes: int) -> None:
+    """Give clients so many classes, and all of them twice the rounds."""
+    config["data"]["partition"] = _with("Classes", per_client=classes, strict_paper=True)
+    config["trainer"]["max_epochs"] *= 2
+    schedule = config["model"]["lr_schedule"]["init_args"]
+    schedule["milestones"] = [2 * t for t in schedule["milestones"]]
+
+
+def _client_groups(modes: str, users: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """Number of clients and level of each group, and the levels' weights.
+
+    The first level is that of the global model. The last one has the remaining clients, too.
+    """
+    levels = [mode[0] for mode in modes.split("-")]
+    weights = [int(mode[1:]) for mode in modes.split("-")]
+    fix = "put the widest level first, which is that of the global model"
+    require(levels[0] == min(levels), "control.modes", modes, fix)
+    found, fix = f"{modes}, for {users} clients", "lower the weights or raise users"
+    require(sum(weights) <= users, "control.modes", found, fix)
+    counts = [weight * (users // sum(weights)) for weight in weights]
+    counts[-1] += users - sum(counts)
+    return [{"count": n, "level": level} for n, level in zip(counts, levels, strict=True)], weights
+
+
+def _with(node: Any, **arguments: Any) -> dict[str, Any]:
+    """A class in a configuration, with further arguments."""
+    found: Any = {"class_path": node} if isinstance(node, str) else node
+    return {**found, "init_args": {**found.get("init_args", {}), **arguments}}
+
+
+def with_configurations(argv: Sequence[str]) -> list[str]:
+    """A command line with the configuration of every `control:DATA:STRING`, and its run's name."""
+    words = list(argv)
+    for position, word in enumerate(words):
+        head, prefix, text = word.partition(PREFIX)
+        option = head.removesuffix("=") or words[position - 1]
+        if prefix and option in ("--config", "-c"):
+            config = configuration(text)
+            config["trainer"]["name"] = text.replace(":", "-")
+            words[position] = head + json.dumps(config)
+    return words
+
+
+def explained(text: str) -> str:
+    """A configuration file with the fields of `DATA:STRING` as comments."""
+    content = json.loads(json.dumps(configuration(text)))  # without anchors
+    dump = yaml.safe_dump(content, sort_keys=False, width=200, default_flow_style=None)
+    words = fields_of(text.rpartition(":")[2]).items()
+    lines = [f"#   {name:<12}{word:<10}  {FIELDS[name][1]}\n" for name, word in words]
+    return "".join([f"# HeteroFL: lightfed fit --config {PREFIX}{text}\n", *lines, dump])
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports errors in one line, as every command does."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        raise UserError("control", message, "see lightfed control --help")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `lightfed control`; `argv` holds the words after it."""
+    parser = _Parser("lightfed control", description="Explain a control string of HeteroFL.")
+    parser.add_argument(
+        "string", help=f"DATA:STRING, with one of {', '.join(DATA)}; MNIST by default"
+    )
+    text = parser.parse_args(argv).string
+    print(explained(text if ":" in text else f"MNIST:{text}"), end="")
+    return 0
