@@ -60,7 +60,7 @@ class Ranks:
     """The ranks of a run, as one object that counts the bytes it moves.
 
     If ranks are watched, a collective that fails or times out ends the process with a line that
-    names the rank at fault. Otherwise it raises torch's RuntimeError.
+    says why. Otherwise it raises torch's RuntimeError.
 
     Args:
         device: of this rank.
@@ -94,21 +94,17 @@ class Ranks:
         return self.world == 1
 
     @contextmanager
-    def together(self, what: str, *, waits: bool = True) -> Iterator[None]:
-        """Run collectives and report the rank at fault if one fails.
+    def collective(self, what: str, *, waits: bool = True) -> Iterator[None]:
+        """Run a collective; a watched run ends with a line that says `what` has failed.
 
-        `what` is named in the report. Unless `waits`, their time does not count as waiting for
-        others.
+        Unless `waits`, its time does not count as waiting for others.
         """
-        liveness.waits_for(what)
         try:
             with self.timings.part("waiting") if waits else nullcontext():
                 yield
         except RuntimeError as error:
             liveness.lost(what, error)
             raise
-        finally:
-            liveness.waits_for("")
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the ranks, in place."""
@@ -121,7 +117,7 @@ class Ranks:
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.world > 1 and tensor.numel():
             sent = self._sendable(tensor)
-            with self.together("an all-reduce", waits=False):
+            with self.collective("an all-reduce", waits=False):
                 dist.all_reduce(sent, op=op, group=self._group(sent))
             if sent is not tensor:
                 tensor.copy_(sent)
@@ -154,7 +150,7 @@ class Ranks:
         own = parts[self.rank]
         if self._over_nccl(own):
             total = torch.empty_like(own)
-            with self.together("a reduce-scatter", waits=False):
+            with self.collective("a reduce-scatter", waits=False):
                 dist.reduce_scatter(total, list(parts))
             self.wire_bytes += (sum(map(len, parts)) - len(own)) * own.element_size()
             return total
@@ -171,7 +167,7 @@ class Ranks:
     def _all_gather(self, parts: Sequence[Tensor]) -> None:
         """Give this rank's part to all, and put theirs into `parts`, by rank."""
         own = parts[self.rank]
-        with self.together("an all-gather", waits=False):
+        with self.collective("an all-gather", waits=False):
             if self._over_nccl(own):
                 dist.all_gather(list(parts), own)
             else:  # in place, which gloo's own is not
@@ -200,7 +196,7 @@ class Ranks:
             torch.cat([part for r, part in enumerate(parts) if r != self.rank])
         )
         received = outgoing.new_empty(sum(coming))
-        with self.together("an exchange of rows", waits=False):
+        with self.collective("an exchange of rows", waits=False):
             dist.all_to_all_single(received, outgoing, coming, sent, group=self._group(outgoing))
         self.wire_bytes += sum(sent) * outgoing.element_size()
         found = list(received.to(own.device).split(coming))
@@ -244,7 +240,7 @@ class Ranks:
         package = bytearray(len(given).to_bytes(_LENGTH) + given[:room].ljust(room, b"\0"))
         own = torch.frombuffer(package, dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self.world)]
-        with self.together(what):
+        with self.collective(what):
             dist.all_gather(every, own, group=self.side)
         return [package.numpy().data for package in every]
 
@@ -275,17 +271,17 @@ class Ranks:
 
     def barrier(self) -> None:
         if self.world > 1:
-            with self.together("a barrier"):
+            with self.collective("a barrier"):
                 dist.barrier(group=self.side)
 
-    def apart(self) -> "Ranks":
+    def for_thread(self) -> "Ranks":
         """The same ranks for flags and objects of another thread; called by every rank.
 
         They wait twice as long, so that a rank that hangs is missed by what the run waits for.
         """
         ranks = copy(self)
         ranks.timings, ranks.notices = Timings(), None
-        ranks.side = _group("apart", 2 * self.timeout) if self.world > 1 else None
+        ranks.side = _group("thread", 2 * self.timeout) if self.world > 1 else None
         return ranks
 
     def take_wire_bytes(self) -> float:

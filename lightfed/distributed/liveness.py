@@ -2,12 +2,11 @@
 
 import os
 import socket
-import threading
 from collections.abc import Callable
 
 from lightfed.distributed.connections import Group, connect
 from lightfed.distributed.peers import Peer, State
-from lightfed.distributed.watch import LIMIT, Watch
+from lightfed.distributed.watch import Watch
 from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
 _current: Watch | None = None
@@ -19,15 +18,14 @@ def start(
     interface: str,
     kill: Callable[[], None],
     node_lost: Callable[[], str],
-    limit: float = LIMIT,
 ) -> None:
     """Watch the ranks from now until they leave; all ranks call this together.
 
     A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
     which it listens. `kill` ends the child processes that are still running. `node_lost` arranges
     for the run to continue without a lost node and returns a clause that says so, or ""; the rank
-    that prints calls it. If an earlier run already watches the ranks, it is replaced. `limit` is
-    the seconds that a collective waits. A UserError if a rank cannot reach rank 0.
+    that prints calls it. If an earlier run already watches the ranks, it is replaced. A
+    UserError if a rank cannot reach rank 0.
     """
     global _current
     if _current is not None:
@@ -37,7 +35,7 @@ def start(
     links = connect(ranks, address, interface)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
-    _current = Watch(ranks.rank, peers, links, kill, node_lost, limit)
+    _current = Watch(ranks.rank, peers, links, kill, node_lost)
 
 
 def spread_signal() -> None:
@@ -73,15 +71,6 @@ def fail(error: BaseException) -> None:
     error = of_users_code(error) or error
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     _goodbye("failed", _one_line(f"{kind}{error}"))
-
-
-def waits_for(what: str) -> None:
-    """Note the collective in which this rank waits for the others, or "".
-
-    One of another thread is not what they wait for.
-    """
-    if _current is not None and threading.current_thread() is threading.main_thread():
-        _current.waits_for = what
 
 
 def lost(what: str, error: Exception) -> None:

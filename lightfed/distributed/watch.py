@@ -7,11 +7,10 @@ minute. A rank that leaves on purpose sends a goodbye first: an end of file with
 Then one rank prints which rank died, and all of them exit. A crash would repeat, so the run ends.
 After a lost node the run may continue elsewhere: the rank that prints arranges that first.
 
-Each message is one line of JSON. `left` and `failed` are goodbyes. `late` and `lost` mean that a
-collective timed out or failed; rank 0 answers with `end`. After the first `late` it asks all
-`where` they are: those in the same collective are `late` too, and not at fault. A `signal` that
-asks one rank to stop is forwarded to all, which otherwise would finish all of their sessions first.
-A rank that is stopped keeps its connection: the collective that waits for it times out.
+Each message is one line of JSON. `left` and `failed` are goodbyes. `lost` means that a collective
+failed; rank 0 answers with `end`. A `signal` that asks one rank to stop is forwarded to all, which
+otherwise would finish all of their sessions first. A rank that is stopped keeps its connection: the
+collective that waits for it times out.
 """
 
 import errno
@@ -30,7 +29,6 @@ from lightfed.distributed.peers import Peer, Peers, State
 
 GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
 _FLUSH = 5.0  # seconds for printed output to be read
-LIMIT = 1800.0  # seconds that a collective waits, as torch's own timeout
 _LONGEST = 500  # characters of an error message to forward
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
@@ -40,7 +38,7 @@ class Watch:
     """This rank's end of the connections, and the thread that waits on them.
 
     `peers` are all ranks in order, `links` connections by the rank at the other end: on rank 0 to
-    all others, else to rank 0. `kill`, `node_lost` and `limit` are as in `liveness.start`.
+    all others, else to rank 0. `kill` and `node_lost` are as in `liveness.start`.
     """
 
     def __init__(
@@ -50,13 +48,11 @@ class Watch:
         links: Mapping[int, socket.socket],
         kill: Callable[[], None],
         node_lost: Callable[[], str],
-        limit: float = LIMIT,
     ) -> None:
         self.node_lost = node_lost
         self._rank, self._links, self._kill = rank, links, kill
-        self._peers = Peers(rank, peers, limit)
+        self._peers = Peers(rank, peers)
         self.signal = False
-        self.waits_for = ""  # the collective in which this rank is
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
         self._deadline: float | None = None
         self._ending = threading.Lock()
@@ -73,21 +69,19 @@ class Watch:
                     link.shutdown(socket.SHUT_WR)
 
     def lost(self, what: str, said: str) -> None:
-        """Report the rank that made a collective fail, and end this process.
+        """Report why a collective failed, and end this process.
 
         Returns only if this rank has said goodbye. `said` is torch's message.
         """
         if self._gone:
             return
-        late = "timed out" in said.lower()
-        state: State = "late" if late else "lost"
-        said = what if late else f"{what} failed ({said})"
+        said = f"{what} failed ({said})"
         if self._rank:
-            self._send(state, said)
+            self._send("lost", said)
             time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
-            first = self._peers.reports_rank_0()
-            self._end(self._peers.silence_of_rank_0(what) if first else None)
-        self._receive(self._peers[0], state, said)
+            reports = self._peers.reports_rank_0()
+            self._end(f"{self._peers[0]} does not answer; {said}" if reports else None)
+        self._receive(self._peers[0], "lost", said)
         time.sleep(GRACE)
         self._end(self._peers.reason())
 
@@ -107,8 +101,6 @@ class Watch:
         for link in self._links.values():
             with suppress(OSError):  # of one that has gone
                 link.sendall(line)
-
-    # The thread.
 
     def _wait(self) -> None:
         selector = selectors.DefaultSelector()
@@ -140,13 +132,7 @@ class Watch:
             self._receive(peer, **json.loads(line))
         return bool(data)
 
-    def _receive(
-        self, peer: Peer, state: State | Literal["end", "signal", "where"], said: str
-    ) -> None:
-        if state == "where":
-            if said == self.waits_for:
-                self._send("late", said)
-            return
+    def _receive(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
         if state == "end":
             if not self._gone:
                 self._end(None)
@@ -156,10 +142,6 @@ class Watch:
                 self._send("signal", said)
             self.signal = True
             return
-        if state == "late" and not self._peers.late:
-            self._send("where", said)
-            if said == self.waits_for:
-                self._peers[0].state = "late"
         self._peers.receive(peer, state, said)
         if state != "left" and self._deadline is None:
             self._deadline = time.monotonic() + GRACE

@@ -49,7 +49,7 @@ class FederatedStrategy(DDPStrategy):
     """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains its own clients.
 
     All ranks compute the same server state, so nothing is wrapped or broadcast. They meet in a
-    process group over a store on one interface; one that does not come is named.
+    process group over a store on one interface.
 
     Attributes:
         ranks_per_device: number of ranks per GPU; set before the devices are known.
@@ -66,7 +66,7 @@ class FederatedStrategy(DDPStrategy):
 
         Args:
             timeout: Minutes that a rank waits for the others: at the start, at the end of a round's
-                sessions or in a collective. Then the run ends and names the missing ranks.
+                sessions or in a collective. Then the run ends.
         """
         if not timeout > 0:
             key = "trainer.strategy.init_args.timeout"
@@ -152,9 +152,8 @@ class FederatedStrategy(DDPStrategy):
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
         liveness.start(
-            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost,
-            limit=self._timeout.total_seconds(),
-        )  # fmt: skip
+            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
+        )
         starting.connected()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -279,7 +278,7 @@ class FederatedStrategy(DDPStrategy):
     def reduce(
         self, tensor: Tensor, group: Any | None = None, reduce_op: Any | None = "mean"
     ) -> Tensor:
-        with self.ranks.together("a reduction"):
+        with self.ranks.collective("a reduction"):
             return super().reduce(tensor, group, reduce_op)
 
     @override

@@ -265,7 +265,7 @@ class Checkpoints:
                 self._came_from = None
 
         if option == BACKGROUND and writing.detach(ranks):
-            self.background.start(partial(write, ranks.apart()))
+            self.background.start(partial(write, ranks.for_thread()))
         else:
             write(ranks)
 

@@ -99,16 +99,9 @@ def leave_and_linger() -> None:
     sys.exit(3)
 
 
-def wait() -> None:
-    """In the same collective as those that are late, but not for as long yet."""
-    watch.waits_for("the end of the sessions")
-    time.sleep(LONG)
-
-
 def late() -> None:
-    watch.waits_for("the end of the sessions")
     time.sleep(GRACE / 2)
-    watch.lost("the end of the sessions", RuntimeError("Timed out waiting"))
+    watch.lost("the end of the sessions", RuntimeError("Timed out"))
 
 
 def broken() -> None:
@@ -132,7 +125,6 @@ DEEDS = {
     "leave and linger": leave_and_linger,
     "exit without a word": lambda: os._exit(0),
     "late": late,
-    "wait": wait,
     "broken": broken,
     "stop": stop,
 }
@@ -145,7 +137,7 @@ def main() -> None:
     ranks = Ranks(folder, rank, world)
     print("starts")
     here = "127.0.0.1"
-    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str, 60.0)  # type: ignore[arg-type]
+    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str)  # type: ignore[arg-type]
     DEEDS[deed]()
     print("over")
 

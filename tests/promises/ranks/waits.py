@@ -59,17 +59,17 @@ class Rounds(Callback):
 
 def play(rank: int, name: str, folder: Path) -> None:
     """What a rank does; rank 0 writes."""
-    rounds, together = Rounds(), Ranks.together
+    rounds, collective = Rounds(), Ranks.collective
 
     @contextmanager
     def noted(ranks: Ranks, what: str, *, waits: bool = True) -> Iterator[None]:
         if rounds.found and threading.current_thread() is threading.main_thread():
             rounds.found[-1].append(what)
-        with together(ranks, what, waits=waits):
+        with collective(ranks, what, waits=waits):
             yield
 
     case, flags = CASES[name]
-    with patch.object(Ranks, "together", noted):
+    with patch.object(Ranks, "collective", noted):
         fit(case, folder / name, rounds=ROUNDS, ranks=RANKS, callbacks=[rounds], **flags)
     if rank == 0:
         (folder / f"{name}.json").write_text(json.dumps(rounds.found))
