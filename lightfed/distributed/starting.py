@@ -2,8 +2,7 @@
 
 A launcher's variables may be wrong: they are checked before torch and Lightning read them. A rank
 that Lightning has launched may die while it imports: the others would wait for it until a timeout.
-SLURM and torchrun end their ranks by themselves. For a rank 0 that is stopped torch waits without
-limit, so all end at one of their own.
+SLURM and torchrun end their ranks by themselves.
 """
 
 import os
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from pathlib import Path
 from signal import Signals
 from subprocess import Popen, TimeoutExpired
 
@@ -61,8 +59,8 @@ def watch_launcher(environ: MutableMapping[str, str]) -> None:
     """End this process if the one that has launched it dies before the ranks are connected."""
     launcher = int(environ.pop(_LAUNCHER, 0))
     rank = environ.get("LOCAL_RANK", "0")
-    if not launcher or rank == "0" or (os.getppid() != launcher and _runs(launcher)):
-        return  # launched by something else, such as a script of that process
+    if not launcher or rank == "0":
+        return
 
     def look() -> None:
         if os.getppid() != launcher:
@@ -99,21 +97,6 @@ def has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def limit_meeting(seconds: float, kill: Callable[[], None]) -> None:
-    """End this process if the ranks have not met so many seconds after torch's own limit.
-
-    `kill` ends the processes that this one has launched.
-    """
-
-    def watch() -> None:
-        if not _connected.wait(seconds + 2 * _GRACE):
-            found = f"the ranks have not met within {seconds / 60:g} minutes"
-            _end(f"{found} (trainer.strategy.init_args.timeout)", kill, "start all ranks again")
-
-    _connected.clear()
-    threading.Thread(target=watch, name="lightfed-meeting", daemon=True).start()
-
-
 def end_launched(processes: Sequence["Popen[bytes]"]) -> None:
     """Kill launched ranks that do not exit by themselves, such as stopped ones."""
     limit = time.monotonic() + _LAST_WORDS
@@ -142,12 +125,3 @@ def _end(reason: str | None, kill: Callable[[], None], fix: str = _AGAIN) -> Non
         print(f"lightfed: error: {reason}; {fix}", file=sys.stderr, flush=True)
     kill()
     os._exit(1)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended but is not reaped does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return not Path("/proc/self/stat").exists()  # unknown on other systems
-    return state not in ("Z", "X")

@@ -24,11 +24,6 @@ from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 
 Clips = Literal["norm", "value", "network"]
-# Names of an algorithm's methods that said what is tested.
-_FORMER = (
-    "evaluated", "evaluated_server", "aggregated", "local", "tests_together", "tested",
-    "client_row", "global_models",
-)  # fmt: skip
 _THREADS = 16  # of torch, by processor: thousands crash it
 
 
@@ -47,10 +42,6 @@ def algorithm(given: Algorithm) -> Algorithm:
     found = f"{type(given).__name__} does not call super().__init__()"
     fix = "call it first in its __init__"
     require("_modules" in vars(given), "model.algorithm", found, fix)
-    former = [name for name in _FORMER if hasattr(type(given), name)]
-    found = f"{type(given).__name__} defines {', '.join(former)}, which nothing calls"
-    fix = "say what is tested in `models(self, fed, kind, clients)`"
-    require(not former, "model.algorithm", found, fix)
     return given
 
 

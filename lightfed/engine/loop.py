@@ -154,8 +154,10 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         """Count all waves at once; at a thousand sessions per second single ones add up."""
         self.batch_progress.is_last_batch = True
         for tracker in (self.batch_progress.total, self.batch_progress.current):
-            for name in ("ready", "started", "processed", "completed"):
-                setattr(tracker, name, getattr(tracker, name) + waves)
+            tracker.ready += waves
+            tracker.started += waves  # type: ignore[attr-defined]
+            tracker.processed += waves  # type: ignore[attr-defined]
+            tracker.completed += waves
 
     @override
     def _should_check_val_epoch(self) -> bool:

@@ -189,7 +189,6 @@ class FederatedStrategy(DDPStrategy):
         assert self.cluster_environment is not None
         assert self._timeout is not None
         meeting = self._address, self.cluster_environment.main_port
-        starting.limit_meeting(self._timeout.total_seconds(), self._kill_launched)
         if starting.has_store():
             return
         listener = self._taken(meeting[1])  # the store's from here on

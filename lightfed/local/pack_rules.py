@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local import stacked
 from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionFleet
 from lightfed.local.pack_session import PackForward, has_known_loss
@@ -64,7 +65,7 @@ _CLIENTS, _BATCHES, _SAMPLES = 3, 2, 4  # of the check of a user's module
 _CLOSE = 1e-4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Packs:
     """How the configuration wants clients to be trained.
 
@@ -81,7 +82,7 @@ class Packs:
 
     def __post_init__(self) -> None:
         if self.side_by_side is False:  # a bare off in YAML
-            object.__setattr__(self, "side_by_side", "off")
+            self.side_by_side = "off"
         if isinstance(self.side_by_side, int) and self.side_by_side < 2:
             fix = "give the clients of a pack, 2 or more, or auto, or off"
             raise UserError("model.side_by_side", str(self.side_by_side), fix)
@@ -323,8 +324,6 @@ class _Check:
         self._batches = tuple(part[places].unflatten(0, shape) for part in (x, y))
 
     def difference(self) -> str:
-        from lightfed.local import stacked
-
         forward = PackForward(self._together, self._layout, self._context)
         values = stacked.gather(self._layout, self._rows, self._together)
         outside = {n: b for n, b in self._together.named_buffers() if n not in values}

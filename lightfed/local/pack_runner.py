@@ -60,28 +60,26 @@ class PackRunner:
         """
         pack = _Pack(clients, t, self._fleet, self._sessions, self.trainers)
         failed: dict[int, Exception] = {}
-        try:
-            return pack.run(failed)
-        except UserError:
-            raise
-        except Exception as error:
-            first = error
-        self._sessions.forget_tests(clients)
-        for client in clients:
-            found = self._alone(client, t)
-            self._sessions.forget_tests([client])
-            if found is not None:
-                failed[client] = found
-        if failed:
+        for _ in range(2):
             try:
                 return pack.run(failed)
             except UserError:
                 raise
             except Exception as error:
-                first = error
-                self._sessions.forget_tests(clients)
-        log.warning("clients %s train one after the other", [*clients], exc_info=first)
+                raised = error
+            self._sessions.forget_tests(clients)
+            if not failed:
+                failed = self._failing(clients, t)
+            if not failed:
+                break
+        log.warning("clients %s train one after the other", [*clients], exc_info=raised)
         return None
+
+    def _failing(self, clients: Sequence[int], t: int) -> dict[int, Exception]:
+        """What sessions of single clients raise."""
+        found = {client: self._alone(client, t) for client in clients}
+        self._sessions.forget_tests(clients)
+        return {client: error for client, error in found.items() if error is not None}
 
     def _alone(self, client: int, t: int) -> Exception | None:
         """What a client's session raises; its row is left as it was."""

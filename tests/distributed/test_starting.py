@@ -123,21 +123,3 @@ def test_ranks_end_with_the_one_that_has_launched_them() -> None:
         f"lightfed: error: the rank that launched the others (pid {process.pid})"
     )
     assert all(map(gone, pids))
-
-
-def test_ranks_that_do_not_meet_end_at_the_limit() -> None:
-    """For a rank 0 that is stopped, torch itself waits without limit."""
-    waits = """
-import time
-from lightfed.distributed import starting
-starting._GRACE = .1
-starting.limit_meeting(.2, lambda: print("killed", flush=True))
-time.sleep({after})
-starting.connected()
-time.sleep(1)
-"""
-    for after, expected in ((0, (0, "")), (30, (1, "killed\n"))):
-        command = [sys.executable, "-c", waits.format(after=after)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stdout) == expected
-        assert ("trainer.strategy.init_args.timeout" in done.stderr) == bool(after)

@@ -53,13 +53,6 @@ class Bare(FedAvg):
         self.beta = 0.9
 
 
-class Former(FedAvg):
-    """Written for a version before `models`."""
-
-    def evaluated(self, fed: Fleet, client: int | None) -> None:
-        """Nothing."""
-
-
 class Stores(FedAvg):
     """Keeps something of its own under the name of a method."""
 
@@ -122,7 +115,6 @@ MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
     "a constructor": (Bare, r"Bare does not call super\(\).__init__\(\)"),
     "a client": (lambda: Named(0, 2), "names client 2 of 2; give numbers from 0"),
     "a negative client": (lambda: Named(0, -1), "names client -1 of 2"),
-    "a former method": (Former, "Former defines evaluated, .*`models"),
     "its own models": (Stores, "Stores has an attribute `models`; rename it"),
     "a gradient": (Returns, "change the gradient in place"),
 }
