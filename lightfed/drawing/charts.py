@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -74,17 +74,19 @@ class Chart:
         title: above it.
         drawing: without its data and width; colours by name, see `theme`.
         data: what it shows, with the columns that the drawing names.
-        headings: of those columns that readers see, in their order.
-        formats: of these columns, in d3's language.
+        columns: of the data those that readers see, in their order, with heading and format.
         series: the names that can be switched off.
     """
 
     title: str
     drawing: alt.LayerChart
     data: pd.DataFrame
-    headings: Mapping[str, str]
-    formats: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Axis]
     series: Series | None = None
+
+    @property
+    def headings(self) -> dict[str, str]:
+        return {name: axis.heading for name, axis in self.columns.items()}
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -95,9 +97,9 @@ class Chart:
     @property
     def table(self) -> pd.DataFrame:
         """What a reader may want as numbers."""
-        shown = self.data[list(self.headings)]
+        shown = self.data[list(self.columns)]
         numbers = shown.select_dtypes("number")
-        return shown[numbers.notna().any(axis=1)].rename(columns=dict(self.headings))
+        return shown[numbers.notna().any(axis=1)].rename(columns=self.headings)
 
 
 @dataclass(frozen=True)
@@ -123,23 +125,14 @@ class Figure:
         return pd.concat(tables, names=["chart"]).reset_index("chart")
 
 
-def colour(by: Series, data: pd.DataFrame) -> alt.Color:
-    """The channel of colours; a legend in files, as a page has its own with buttons."""
-    drawn = _drawn(by, data)
-    scale = alt.Scale(domain=list(drawn), range=[colour_of(place) for place in drawn.values()])
+def looks(by: Series, data: pd.DataFrame) -> tuple[alt.Color, alt.StrokeDash]:
+    """Channels of colours and dashes; their legend is for files, as a page has its own."""
+    drawn = {name: by.places[name] for name in by.places if name in set(data["series"])}
     rows_are_series = bool((data["y"] == data["series"]).all())
     legend = None if len(drawn) < 2 or rows_are_series else alt.Undefined
-    return alt.Color("series:N", scale=scale, title=None, legend=legend)
-
-
-def dash(by: Series, data: pd.DataFrame) -> alt.StrokeDash:
-    """The channel of dashes."""
-    drawn = _drawn(by, data)
-    scale = alt.Scale(domain=list(drawn), range=[dash_of(place) for place in drawn.values()])
-    legend = None if len(drawn) < 2 else alt.Undefined
-    return alt.StrokeDash("series:N", scale=scale, title=None, legend=legend)
-
-
-def _drawn(by: Series, data: pd.DataFrame) -> dict[str, int]:
-    names = set(data["series"])
-    return {name: place for name, place in by.places.items() if name in names}
+    colours = alt.Scale(domain=list(drawn), range=[colour_of(place) for place in drawn.values()])
+    dashes = alt.Scale(domain=list(drawn), range=[dash_of(place) for place in drawn.values()])
+    return (
+        alt.Color("series:N", scale=colours, title=None, legend=legend),
+        alt.StrokeDash("series:N", scale=dashes, title=None, legend=legend),
+    )

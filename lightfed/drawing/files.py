@@ -13,7 +13,7 @@ import pandas as pd
 import vl_convert
 
 from lightfed.drawing.charts import Figure
-from lightfed.drawing.theme import LIGHT, coloured, config
+from lightfed.drawing.theme import THEME, coloured
 from lightfed.utils.errors import UserError
 
 FORMATS = ("svg", "pdf", "png")
@@ -31,8 +31,8 @@ def picture(figure: Figure, format: str) -> bytes:
         for chart in figure.charts
     ]
     resolve = {"scale": dict.fromkeys(("color", "strokeDash"), "independent")}
-    spec = {"concat": charts, "columns": 2, "spacing": 30, "resolve": resolve, "config": config()}
-    spec = coloured(spec, LIGHT)
+    layout = {"columns": 2, "spacing": 30, "resolve": resolve, "config": THEME["config"]}
+    spec = coloured({"concat": charts, **layout}, "light")
     if format == "svg":
         return vl_convert.vegalite_to_svg(spec, vl_version=VERSION).encode()
     if format == "pdf":

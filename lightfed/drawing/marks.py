@@ -1,7 +1,7 @@
 """Charts from tidy tables: lines with bands, points with error bars, spreads, bars, heat maps.
 
-A table has a row for each mark. Columns `low` and `high`, where it has them, are the ends of an
-interval. Series can be switched off on the page by the parameter `hidden`.
+A table has a row for each mark; `low` and `high`, where it has them, are the ends of an interval.
+Series can be switched off on the page by the parameter `hidden`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from lightfed.drawing.charts import Axis, Chart, Series, colour, dash
+from lightfed.drawing.charts import Axis, Chart, Series, looks
 
 MOST_ROUNDS = 150  # points of a line; of more, evenly spaced ones are drawn
 MOST_POINTS = 3000  # of all lines of a chart
@@ -23,7 +23,8 @@ HEIGHT = 250
 STEP = 24  # pixels of a row of bars or points
 LINE = 15  # pixels of a line of such a row's name
 LONG = 22  # characters of a name that is cut at its commas, or has no room beside a point
-QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+BOX = {"p5": "5 %", "p25": "25 %", "p50": "median", "p75": "75 %", "p95": "95 %", "mean": "mean"}
 ROWS = alt.NamedData("rows")  # what a page and a file replace by the data of the chart
 HIDDEN = alt.param(name="hidden", value=[])
 # drag with a mouse moves, Ctrl and wheel zooms: a plain wheel and a finger scroll the page
@@ -45,19 +46,17 @@ def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "")
     most = min(MOST_ROUNDS, max(30, MOST_POINTS // max(1, parts.ngroups)))
     data = parts.apply(lambda part: part.iloc[evenly_spaced(len(part), most=most)])
     few = len(data) == 0 or data.groupby("series").size().max() <= FEW
-    height = _position("y", data, y, padding=6)
-    drawn = alt.Chart().encode(x=_position("x", data, x, padding=8), color=colour(by, data))
+    columns, (colour, dash) = _shown(data, x, y, by), looks(by, data)
     seen = alt.when(NEAREST).then(alt.value(1)).otherwise(alt.value(1 if few else 0))
-    layers = [
-        drawn.mark_line(strokeWidth=2).encode(y=height, strokeDash=dash(by, data)).add_params(ZOOM),
-        drawn.mark_point(filled=True, size=40)
-        .encode(y=height, opacity=seen, tooltip=_tooltip(*_shown(data, x, y, by)))
-        .add_params(NEAREST),
-    ]
+    drawn = alt.Chart().encode(x=_position("x", data, x, padding=8), color=colour)
+    measured = drawn.encode(y=_position("y", data, y, padding=6))
+    line = measured.mark_line(strokeWidth=2).encode(strokeDash=dash).add_params(ZOOM)
+    point = measured.mark_point(filled=True, size=40).add_params(NEAREST)
+    layers = [line, point.encode(opacity=seen, tooltip=_tooltip(columns))]
     if "low" in data:
         ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
         layers.insert(0, drawn.mark_area(opacity=0.16).encode(**ends))
-    return _chart(title or y.heading, data, layers, *_shown(data, x, y, by), by)
+    return _chart(title or y.heading, data, layers, columns, by)
 
 
 def points(
@@ -79,16 +78,15 @@ def points(
     """
     named = {"name": Axis(name)} if name else {}
     data = _by_role(table, x=x, y=y, series=by, **named)
-    headings, formats = _shown(data, x, y, by)
-    headings = ({"name": name} if name else {}) | headings
+    columns, (colour, dash) = named | _shown(data, x, y, by), looks(by, data)
     place = {"x": _position("x", data, x, padding=14), "y": _position("y", data, y, padding=14)}
-    drawn = alt.Chart().encode(**place, color=colour(by, data))
-    point = drawn.mark_point(filled=True, size=70).encode(tooltip=_tooltip(headings, formats))
+    drawn = alt.Chart().encode(**place, color=colour)
+    point = drawn.mark_point(filled=True, size=70).encode(tooltip=_tooltip(columns))
     if not (_of_names(data, "x") or _of_names(data, "y")):
         point = point.add_params(ZOOM)
     layers = [point]
     if connected:
-        layers.insert(0, drawn.mark_line(strokeWidth=1.5).encode(strokeDash=dash(by, data)))
+        layers.insert(0, drawn.mark_line(strokeWidth=1.5).encode(strokeDash=dash))
     if "low" in data:
         role, axis = ("x", x) if across else ("y", y)
         ends = {role: _position(role, data, axis, field="low"), f"{role}2": "high"}
@@ -98,23 +96,26 @@ def points(
         data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
         look: dict[str, Any] = {"fontSize": 11, "dy": alt.expr("datum.below ? 13 : -11")}
         look |= {"align": "left", "dx": 6} if "low" in data and not across else {}
-        text = {"text": alt.Text("name:N"), "color": alt.value("theme:ink")}
-        layers.append(drawn.mark_text(**look).encode(**text))
+        layers.append(drawn.mark_text(**look).encode(text="name:N", color=alt.value("theme:ink")))
     heading = title or (x if _of_names(data, "y") else y).heading
-    return _chart(heading, data, layers, headings, formats, by)
+    return _chart(heading, data, layers, columns, by)
 
 
 def bars(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
-    """A bar along x for each row; its name is in y, and an interval from `low` to `high` on it."""
+    """A bar along x for each row, whose name is in y."""
     data = _by_role(table, x=x, y=y, series=by)
-    shown = _shown(data, x, y, by)
-    drawn = alt.Chart().encode(y=_position("y", data, y))
-    bar = {"x": _position("x", data, x, zero=True), "color": colour(by, data)}
-    layers = [drawn.mark_bar(height={"band": 0.72}).encode(**bar, tooltip=_tooltip(*shown))]
-    if "low" in data:
-        ends = {"x": _position("x", data, x, field="low", zero=True), "x2": "high"}
-        layers.append(drawn.mark_rule(strokeWidth=1.5, color="theme:ink").encode(**ends))
-    return _chart(title or x.heading, data, layers, *shown, by)
+    columns = _shown(data, x, y, by)
+    bar = (
+        alt.Chart()
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            x=_position("x", data, x, zero=True),
+            y=_position("y", data, y),
+            color=looks(by, data)[0],
+            tooltip=_tooltip(columns),
+        )
+    )
+    return _chart(title or x.heading, data, [bar], columns, by)
 
 
 def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
@@ -125,37 +126,34 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
     """
     data = _by_role(table, x=x, y=y, series=by)
     groups = data.groupby(["y", "series"], sort=False)["x"]
-    boxes = groups.quantile(np.array(list(QUANTILES.values()))).unstack()
-    boxes = boxes.set_axis(list(QUANTILES), axis=1)
-    boxes = boxes.assign(mean=groups.mean(), n=groups.size()).reset_index()
+    boxes = groups.quantile(np.array(QUANTILES)).unstack().assign(mean=groups.mean())
+    boxes = boxes.set_axis(list(BOX), axis=1).assign(n=groups.size()).reset_index()
     ranked = data.sort_values("x").groupby("y", sort=False, group_keys=False)[list(data)]
     most = max(2, MOST_SHOWN // max(1, ranked.ngroups))
     dots = ranked.apply(lambda part: part.iloc[evenly_spaced(len(part), most=most)])
     # golden-ratio steps spread neighbours without random numbers
     dots = dots.assign(offset=(np.arange(len(dots)) * 0.618034 % 1).round(2))
     both = pd.concat([boxes, dots], ignore_index=True)
-    headings = {"y": y.heading, **{name: name.replace("p", "") + " %" for name in QUANTILES}}
-    headings |= {"p50": "median", "mean": "mean", "n": "members"}
-    formats = dict.fromkeys((*QUANTILES, "mean", "x"), x.format)
+    columns = {"y": y, **{name: Axis(name, said, x.format) for name, said in BOX.items()}}
 
     def along(field: str) -> Any:
         return _position("x", both, x, field=field, padding=10)
 
-    row = alt.Chart().encode(y=_position("y", both, y))
-    drawn, size = row.encode(color=colour(by, both)), {"band": 0.7}
+    row, size = alt.Chart().encode(y=_position("y", both, y)), {"band": 0.7}
+    drawn = row.encode(color=looks(by, both)[0])
     jitter = alt.expr("isValid(datum.offset) ? (datum.offset - 0.5) * 22 : 0")
+    dot = drawn.mark_point(filled=True, size=14, opacity=0.75, yOffset=jitter)
+    box = drawn.mark_bar(opacity=0.25, height=size).encode(x=along("p25"), x2="p75")
     stroke: Any = {"orient": "vertical", "height": size}
-    whole, member = _tooltip(headings, formats), _tooltip({"y": y.heading, "x": x.heading}, formats)
     layers = [
         drawn.mark_rule(strokeWidth=1.5).encode(x=along("p5"), x2="p95"),
-        drawn.mark_bar(opacity=0.25, height=size).encode(x=along("p25"), x2="p75", tooltip=whole),
-        drawn.mark_point(filled=True, size=14, opacity=0.75, yOffset=jitter).encode(
-            x=along("x"), tooltip=member
-        ),
+        box.encode(tooltip=_tooltip(columns)),
+        dot.encode(x=along("x"), tooltip=_tooltip({"y": y, "x": x})),
         row.mark_tick(thickness=3, color="theme:ink", **stroke).encode(x=along("p50")),
         row.mark_tick(thickness=2, color="theme:accent", **stroke).encode(x=along("mean")),
     ]
-    return _chart(title or x.heading, both, layers, headings, formats, by, step=2 * STEP)
+    columns |= {"n": Axis("n", "members")}
+    return _chart(title or x.heading, both, layers, columns, by, step=2 * STEP)
 
 
 def heat(
@@ -174,26 +172,31 @@ def heat(
     middle of the latter.
     """
     data = _by_role(table, x=x, y=y, value=value)
-    headings = {"x": x.heading, "y": y.heading, "value": value.heading}
-    formats = {"value": value.format}
+    columns = {"x": x, "y": y, "value": value}
     scale = _known(range=colours, interpolate="rgb", domainMid=middle, domain=value.ends)
     legend = _known(title=value.heading, gradientLength=180, format=value.format)
     shade = alt.Color("value:Q", scale=alt.Scale(**scale), legend=alt.Legend(**legend))
-    cell = alt.Chart().mark_rect()
-    cell = cell.encode(x=_cells("x", x), y=_cells("y", y), color=shade)
-    cell = cell.encode(tooltip=_tooltip(headings, formats))
+    cell = alt.Chart().mark_rect().encode(x=_cells("x", x), y=_cells("y", y), color=shade)
+    cell = cell.encode(tooltip=_tooltip(columns))
     height = max(60, min(STEP * data["y"].nunique(), 420))
-    return _chart(title or value.heading, data, [cell], headings, formats, None, height=height)
+    return _chart(title or value.heading, data, [cell], columns, None, height=height)
 
 
 def areas(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
     """Stacked areas: the parts of y over x."""
     data = _by_role(table, x=x, y=y, series=by)
-    shown = _shown(data, x, y, by)
-    height = _position("y", data, y, zero=True).stack("zero")
-    drawn = alt.Chart().mark_area(opacity=0.85).encode(x=_position("x", data, x), y=height)
-    drawn = drawn.encode(color=colour(by, data), tooltip=_tooltip(*shown))
-    return _chart(title or y.heading, data, [drawn], *shown, by)
+    columns = _shown(data, x, y, by)
+    area = (
+        alt.Chart()
+        .mark_area(opacity=0.85)
+        .encode(
+            x=_position("x", data, x),
+            y=_position("y", data, y, zero=True).stack("zero"),
+            color=looks(by, data)[0],
+            tooltip=_tooltip(columns),
+        )
+    )
+    return _chart(title or y.heading, data, [area], columns, by)
 
 
 def evenly_spaced(count: int, *, most: int) -> np.ndarray:
@@ -208,7 +211,7 @@ def _by_role(table: pd.DataFrame, **columns: Axis | Series) -> pd.DataFrame:
     taken = {role: table[axis.column] for role, axis in columns.items()}
     ends = {end: table[end] for end in ("low", "high") if end in table and table[end].notna().any()}
     data = pd.DataFrame(taken | ends).replace([np.inf, -np.inf], np.nan)
-    return data.dropna(subset=list(columns)).reset_index(drop=True)
+    return data.dropna(subset=list(columns), ignore_index=True)
 
 
 def _of_names(data: pd.DataFrame, role: str) -> bool:
@@ -239,14 +242,12 @@ def _position(
         if role == "y" and _height_in_lines(names) > 1:
             look["labelExpr"] = "split(datum.label, ', ')"
         return channel(f"{role}:N", title=title, sort=names, axis=alt.Axis(**look))
-    scale: dict[str, Any] = {"type": "log", "nice": False}
-    if not axis.log:
-        scale = {"zero": axis.zero or zero}
+    scale: Any = {"type": "log", "nice": False} if axis.log else {"zero": axis.zero or zero}
     scale |= _known(domain=axis.ends, padding=None if axis.ends else padding)
     step = 1 if axis.column in ("round", "rank") else None
     look = _known(format=axis.format, grid=False if role == "x" else None, tickMinStep=step)
-    name = f"{field or role}:Q"
-    return channel(name, title=title, scale=alt.Scale(**scale), axis=alt.Axis(**look))
+    options: Any = {"title": title, "scale": alt.Scale(**scale), "axis": alt.Axis(**look)}
+    return channel(f"{field or role}:Q", **options)
 
 
 def _cells(role: str, axis: Axis) -> Any:
@@ -254,28 +255,24 @@ def _cells(role: str, axis: Axis) -> Any:
     channel = alt.X if role == "x" else alt.Y
     look: Any = {"labelAngle": 0, "ticks": False, "domain": False, "grid": False}
     look |= {"labelOverlap": "parity", "labelSeparation": 4}
-    sort = list(axis.names) or None
-    return channel(f"{role}:O", title=axis.heading, sort=sort, axis=alt.Axis(**look))
+    names = list(axis.names) or None
+    return channel(f"{role}:O", title=axis.heading, sort=names, axis=alt.Axis(**look))
 
 
-def _shown(
-    data: pd.DataFrame, x: Axis, y: Axis, by: Series
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Headings and formats of the columns that readers see."""
-    ends = {end: end for end in ("low", "high") if end in data}
-    headings = {"series": by.title or by.column, "x": x.heading, "y": y.heading, **ends}
+def _shown(data: pd.DataFrame, x: Axis, y: Axis, by: Series) -> dict[str, Axis]:
+    """The columns that readers see; the series is left out where y already names it."""
+    ends = {end: Axis(end, format=y.format or x.format) for end in ("low", "high") if end in data}
     if (data["series"] == data["y"]).all():
-        headings = {"y": y.heading, "x": x.heading, **ends}
-    interval = y.format or x.format
-    return headings, {"x": x.format, "y": y.format, "low": interval, "high": interval}
+        return {"y": y, "x": x, **ends}
+    return {"series": Axis("series", by.title or by.column), "x": x, "y": y, **ends}
 
 
-def _tooltip(headings: Mapping[str, str], formats: Mapping[str, str]) -> list[alt.Tooltip]:
-    """Columns with their headings; shares with more digits than on an axis."""
-    precise = {name: ".2%" if text == "%" else text for name, text in formats.items()}
+def _tooltip(columns: Mapping[str, Axis]) -> list[alt.Tooltip]:
+    """Shares have more digits than on an axis."""
+    precise = {"%": ".2%"}
     return [
-        alt.Tooltip(field=name, title=title, **_known(format=precise.get(name)))
-        for name, title in headings.items()
+        alt.Tooltip(field=name, title=axis.heading, format=precise.get(axis.format, axis.format))
+        for name, axis in columns.items()
     ]
 
 
@@ -283,8 +280,7 @@ def _chart(
     title: str,
     data: pd.DataFrame,
     layers: Sequence[alt.Chart],
-    headings: Mapping[str, str],
-    formats: Mapping[str, str],
+    columns: Mapping[str, Axis],
     by: Series | None,
     *,
     height: int = HEIGHT,
@@ -298,7 +294,7 @@ def _chart(
     if by:
         drawing = drawing.add_params(HIDDEN)
         drawing = drawing.transform_filter("indexof(hidden, datum.series) < 0")
-    return Chart(title, drawing, data, headings, formats, by)
+    return Chart(title, drawing, data, columns, by)
 
 
 def _height_in_lines(names: Sequence[object]) -> int:

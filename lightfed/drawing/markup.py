@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from lightfed.drawing.charts import Chart, Figure
 from lightfed.drawing.files import VERSION, write_file
-from lightfed.drawing.theme import DARK, LIGHT, coloured, config, dash_of
+from lightfed.drawing.theme import THEME, dash_of
 from lightfed.utils.errors import UserError
 
 DIGITS = 5  # of a number in a chart
@@ -59,8 +59,6 @@ def document(name: str, *, template: str, **also: Any) -> str:
             script=Markup(script),
             packed=base64.b64encode(packed).decode("ascii"),
             policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'",
-            looks={"light": coloured(config(), LIGHT), "dark": coloured(config(), DARK)},
-            colours={"light": LIGHT.colours(), "dark": DARK.colours()},
             licences=LICENCES,
             **also,
         )
@@ -73,8 +71,7 @@ def content(figure: Figure) -> list[dict[str, Any]]:
         {
             "spec": chart.spec,
             "data": {name: _column(chart.data[name]) for name in chart.data},
-            "headings": chart.headings,
-            "formats": chart.formats,
+            "columns": {name: (axis.heading, axis.format) for name, axis in chart.columns.items()},
             "series": chart.series is not None,
         }
         for chart in figure.charts
@@ -136,7 +133,7 @@ def _environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # and columns in their order
     made.filters |= {"typeset": _typeset, "content": content, "describe": describe}
-    made.globals |= {"light": LIGHT, "dark": DARK, "dash": dash_of}
+    made.globals |= {"theme": THEME, "dash": dash_of}
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.files import TABLES, picture, records, table_text
-from lightfed.drawing.theme import DARK, LIGHT, Theme, coloured, config
+from lightfed.drawing.theme import THEME, coloured
 
 METHODS = ("FedAvg", "<script>alert(1)</script>", "a.b[c] $x$ 50 %")
 TABLE = pd.DataFrame(
@@ -25,6 +25,7 @@ TABLE = pd.DataFrame(
 LAST = TABLE[TABLE["round"] == 5]
 BY = Series.of("method", METHODS)
 ROUND, ACC, METHOD = Axis("round"), Axis("acc", "accuracy", "%"), Axis("method")
+SCHEMES = ("light", "dark")
 CELLS = pd.DataFrame([{"client": k, "label": c, "n": k * c} for k in range(12) for c in range(10)])
 CHARTS: Mapping[str, Callable[[], Chart]] = {
     "lines": lambda: marks.lines(TABLE, ROUND, ACC, BY),
@@ -51,8 +52,9 @@ FIGURE = Figure("all", "All marks", tuple(draw() for draw in CHARTS.values()))
 @pytest.mark.parametrize("name", CHARTS)
 def test_every_chart_is_vega_lite_in_both_themes(name: str) -> None:
     chart = CHARTS[name]()
-    for theme in (LIGHT, DARK):
-        spec = coloured({**chart.spec, "config": config(), "data": {"values": []}}, theme)
+    for scheme in SCHEMES:
+        page = {**chart.spec, "config": THEME["config"], "data": {"values": []}}
+        spec = coloured(page, scheme)
         assert "theme:" not in str(spec)
         altair.LayerChart.from_dict(spec)  # raises where the schema does not hold
     assert len(chart.table.columns) == len(chart.headings) > 1
@@ -66,18 +68,20 @@ def test_a_figure_is_drawn_with_the_names_as_texts() -> None:
     assert list(FIGURE.series) == list(METHODS)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_texts_and_series_have_the_contrast_of_aa(theme: Theme) -> None:
-    for text in (theme.ink, theme.muted, theme.accent):
-        assert min(contrast(text, theme.face), contrast(text, theme.page)) >= 4.5
-    for colour in theme.series:
-        assert contrast(colour, theme.face) >= 3
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_texts_and_series_have_the_contrast_of_aa(scheme: str) -> None:
+    theme = THEME[scheme]
+    for text in (theme["ink"], theme["muted"], theme["accent"]):
+        assert min(contrast(text, theme["face"]), contrast(text, theme["page"])) >= 4.5
+    for colour in theme["series"]:
+        assert contrast(colour, theme["face"]) >= 3
 
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_any_two_colours_stay_apart(theme: Theme, deficiency: str) -> None:
-    seen = [_lab(np.array(DEFICIENCIES[deficiency]) @ _linear(colour)) for colour in theme.series]
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_any_two_colours_stay_apart(scheme: str, deficiency: str) -> None:
+    series = map(_linear, THEME[scheme]["series"])
+    seen = [_lab(np.array(DEFICIENCIES[deficiency]) @ colour) for colour in series]
     apart = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
     assert min(apart) > 14  # CIE76; some 2 is a just noticeable difference
 

@@ -72,7 +72,7 @@ def test_a_metric_with_a_slash_and_one_of_a_users_own_have_panels(tmp_path: Path
     assert "f1" in str(
         [chart.title.lower() for figure in run_figures(run) for chart in figure.charts]
     )
-    assert _chart(course(run), "Val acc").formats["y"] == "%"
+    assert _chart(course(run), "Val acc").columns["y"].format == "%"
     groups = _chart(clients(run), "Val acc by client group")
     assert set(_lines(groups)) == {"a", "b"}
 

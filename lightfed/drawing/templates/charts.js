@@ -1,8 +1,7 @@
 "use strict";
 // Draws the charts of a page with vega-embed, whose script is packed in the page.
-const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const { looks, colours } = read("looks");
+const theme = JSON.parse(document.getElementById("theme").textContent);
 const figures = [...document.querySelectorAll(".figure")].map((element) => {
   const charts = JSON.parse(element.querySelector("script").textContent);
   const { hidden = [], zooms = [] } = JSON.parse(sessionStorage.getItem(placeOf(element)) ?? "{}");
@@ -38,17 +37,14 @@ function rows(columns) {
 
 // a chart names its colours; its legend is the page's, with buttons
 function specify(chart, host, scheme) {
-  const named = (_, name) => JSON.stringify(colours[scheme][name]);
-  const spec = JSON.parse(JSON.stringify(chart.spec).replace(/"theme:(\w+)"/g, named));
-  const look = looks[scheme];
+  const colours = theme[scheme];
+  const { axis, legend } = theme.config;
   const labelLimit = Math.max(180, 0.4 * host.clientWidth);
-  return {
-    ...spec,
-    width: "container",
-    autosize: { type: "fit-x", contains: "padding" },
-    data: { values: rows(chart.data) },
-    config: { ...look, axis: { ...look.axis, labelLimit }, legend: { ...look.legend, disable: chart.series } },
-  };
+  const config = { ...theme.config, axis: { ...axis, labelLimit }, legend: { ...legend, disable: chart.series } };
+  const autosize = { type: "fit-x", contains: "padding" };
+  const spec = JSON.stringify({ ...chart.spec, width: "container", autosize, config });
+  const named = (_, name) => JSON.stringify(colours[name] ?? colours.series[name.slice(1)]);
+  return { ...JSON.parse(spec.replace(/"theme:(\w+)"/g, named)), data: { values: rows(chart.data) } };
 }
 
 async function draw(figure) {
@@ -109,22 +105,21 @@ function text(value, format) {
 
 function table(figure, folded) {
   const MOST = 2000;
-  for (const chart of figure.charts) {
-    const names = Object.keys(chart.headings);
-    const every = rows(chart.data).filter((row) =>
-      names.some((name) => typeof row[name] === "number"));
+  for (const { columns, data } of figure.charts) {
+    const names = Object.keys(columns);
+    const every = rows(data).filter((row) => names.some((name) => typeof row[name] === "number"));
     const made = document.createElement("table");
     const head = made.createTHead().insertRow();
     for (const name of names) {
       const cell = document.createElement("th");
       cell.scope = "col";
-      cell.textContent = chart.headings[name];
+      cell.textContent = columns[name][0];
       head.append(cell);
     }
     const body = made.createTBody();
     for (const row of every.slice(0, MOST)) {
       const line = body.insertRow();
-      for (const name of names) line.insertCell().textContent = text(row[name], chart.formats[name] ?? "");
+      for (const name of names) line.insertCell().textContent = text(row[name], columns[name][1]);
     }
     const frame = document.createElement("div");
     frame.className = "scroll";
