@@ -178,8 +178,7 @@ def heat(
     shade = alt.Color("value:Q", scale=alt.Scale(**scale), legend=alt.Legend(**legend))
     cell = alt.Chart().mark_rect().encode(x=_cells("x", x), y=_cells("y", y), color=shade)
     cell = cell.encode(tooltip=_tooltip(columns))
-    height = max(60, min(STEP * data["y"].nunique(), 420))
-    return _chart(title or value.heading, data, [cell], columns, None, height=height)
+    return _chart(title or value.heading, data, [cell], columns, None)
 
 
 def areas(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
@@ -283,11 +282,13 @@ def _chart(
     columns: Mapping[str, Axis],
     by: Series | None,
     *,
-    height: int = HEIGHT,
     step: int = STEP,
 ) -> Chart:
     """The layers as one chart; a row has a height that fits its name."""
-    if by and _of_names(data, "y"):
+    height = HEIGHT
+    if by is None:
+        height = max(60, min(STEP * data["y"].nunique(), 420))
+    elif _of_names(data, "y"):
         names = list(data["y"].unique())
         height = 20 + max(step, LINE * (_height_in_lines(names) + 1)) * len(names)
     drawing: Any = alt.layer(*layers, data=ROWS).properties(height=height)

@@ -49,11 +49,10 @@ def course(run: Run) -> Figure | None:
     loss = {"train_loss": TRAINING}
     for name in losses:
         loss |= {f"global/{name}": "global", f"personal/{name}": "personal, mean"}
-    sent = by_round.merge(traffic(run).rename("sent").reset_index(), on="round")
     charts = [
         _against_rounds(by_round, primary, by),
         _against_rounds(_lines(run, loss, "loss"), "loss", by),
-        _against_bytes(sent[sent["sent"] > 0].drop(columns=["low", "high"]), primary, by),
+        _against_bytes(run, by_round, primary, by),
         *(_against_rounds(_lines(run, _kinds(name), name), name, by) for name in others),
     ]
     drawn = tuple(chart for chart in charts if chart is not None)[:MOST_PANELS]
@@ -73,22 +72,15 @@ def clients(run: Run) -> Figure | None:
         return None
     by = Series.of("group", run.client_groups, "client group")
     axis = metric_axis(metric, metric, table[metric])
-    spread = marks.spread(
-        table,
-        axis,
-        Axis("group", "client group", names=run.client_groups),
-        by,
-        title=f"{sentence(metric)} of each client",
-    )
+    group = Axis("group", "client group", names=run.client_groups)
+    title = f"{sentence(metric)} of each client"
+    spread: Chart | None = marks.spread(table, axis, group, by, title=title)
     columns = {f"personal/{metric}/{name}": name for name in run.client_groups}
     groups = _lines(run, columns, metric).rename(columns={"series": "group"})
-    title = f"{sentence(metric)} by client group"
-    beside = _beside(run)
-    charts = [
-        spread,
-        *([_against_rounds(groups, metric, by, title)] if len(columns) > 1 else []),
-        *(_scatter(beside, name, metric, by) for name in BESIDE),
-    ]
+    charts = [spread, *(_scatter(_beside(run), name, metric, by) for name in BESIDE)]
+    if len(columns) > 1:
+        title = f"{sentence(metric)} by client group"
+        charts.insert(1, _against_rounds(groups, metric, by, title))
     scores = run.evaluation[metric]
     worst = metric_text(metric, worst_tenth(scores, metric))
     mean = metric_text(metric, float(scores.mean()))
@@ -114,30 +106,27 @@ def partition(run: Run) -> Figure | None:
     shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
     shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
     cells = shown.rename_axis(index="client").reset_index()
+    names = tuple(map(str, shown.columns))
     heat = marks.heat(
         cells.melt("client", var_name="label", value_name="samples"),
         Axis("client"),
-        Axis("label", "class", names=tuple(map(str, shown.columns))),
-        Axis("samples", "samples"),
+        Axis("label", "class", names=names),
+        Axis("samples"),
         title="Training samples by class and client",
     )
     ranks = marks.evenly_spaced(len(held), most=200)
     sizes = pd.DataFrame({"rank": ranks + 1, "samples": held.to_numpy()[ranks], "of": "clients"})
-    ordered = marks.lines(
-        sizes,
-        Axis("rank", "clients, by their samples"),
-        Axis("samples", zero=True),
-        Series.of("of", ["clients"]),
-        title="Training samples of each client",
-    )
+    x, y = Axis("rank", "clients, by their samples"), Axis("samples", zero=True)
+    by = Series.of("of", ["clients"])
+    ordered = marks.lines(sizes, x, y, by, title="Training samples of each client")
     classes = (counts > 0).sum(axis=1)
     ends = " to ".join(dict.fromkeys((str(classes.min()), str(classes.max()))))
     caption = (
         f"{len(counts):,} clients hold {held.iloc[-1]:,} to {held.iloc[0]:,} samples "
         f"(median {held.median():,.0f}) of {ends} classes."
-        + f" {len(shown)} of them are drawn."
-        * (len(shown) < len(counts))
     )
+    if len(shown) < len(counts):
+        caption += f" {len(shown)} of them are drawn."
     return Figure("partition", "Partition", (heat, ordered), caption)
 
 
@@ -183,18 +172,19 @@ def _against_rounds(table: pd.DataFrame, metric: str, by: Series, title: str = "
     """None below two evaluations."""
     if table["round"].nunique() < 2:
         return None
-    axis = metric_axis("value", metric, table["value"])
-    bare = table if table["low"].notna().any() else table.drop(columns=["low", "high"])
-    return marks.lines(bare, Axis("round"), axis, by, title=title or sentence(metric))
+    y = metric_axis("value", metric, table["value"])
+    return marks.lines(table, Axis("round"), y, by, title=title or sentence(metric))
 
 
-def _against_bytes(table: pd.DataFrame, metric: str, by: Series) -> Chart | None:
+def _against_bytes(run: Run, by_round: pd.DataFrame, metric: str, by: Series) -> Chart | None:
+    table = by_round.drop(columns=["low", "high"]).merge(traffic(run).rename("sent"), on="round")
+    table = table[table["sent"] > 0]
     if table["sent"].nunique() < 2:
         return None
-    axis, scaled = scaled_axis("sent", "sent by all clients and the server", "B", table["sent"])
-    title = f"{sentence(metric)} for the bytes sent"
+    x, scaled = scaled_axis("sent", "sent by all clients and the server", "B", table["sent"])
     y = metric_axis("value", metric, table["value"])
-    return marks.lines(table.assign(sent=scaled), axis, y, by, title=title)
+    title = f"{sentence(metric)} for the bytes sent"
+    return marks.lines(table.assign(sent=scaled), x, y, by, title=title)
 
 
 def scaled_axis(

@@ -6,7 +6,6 @@ from lightfed.report.comparison_figures import comparison_figures
 from lightfed.results.groups import grouped, singles
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
-from tests.report.make_study import strategy_run
 from tests.report.test_clouds import _study
 from tests.report.test_methods import COURSES, method_run
 
@@ -39,14 +38,6 @@ def test_methods_beside_pfedmoe_keep_their_colours_in_every_protocol(tmp_path: P
     assert found["robustness"] == expected
 
 
-def test_two_experiments_of_one_method_have_two_colours(tmp_path: Path) -> None:
-    runs = [method_run(tmp_path, m, COURSES[m]) for m in ("PFedMoE", "FD")]
-    runs.append(method_run(tmp_path, "PFedMoE", (0.5, 0.8, 0.9), name="uniform", lr=0.1))
-    costs = _studied(runs)["costs"]
-    assert len(costs) == 3
-    assert sorted(costs.values()) == [0, 1, 2]
-
-
 def test_clouds_keep_the_colours_of_their_experiments(tmp_path: Path) -> None:
     runs = _study(tmp_path)
     studied = _studied(runs)
@@ -59,9 +50,3 @@ def test_clouds_keep_the_colours_of_their_experiments(tmp_path: Path) -> None:
         "FedProx": by_label["fedprox-s0"],
     }
     assert studied["rounds"]["FedBCD"] == studied["times"]["FedBCD, B/N = 1"]
-
-
-def test_strategies_keep_the_colours_of_the_comparison(tmp_path: Path) -> None:
-    courses = {"MaxCommon": (0.5, 0.6), "ClusteredFL": (0.3, 0.4), "Standalone": (0.2, 0.3)}
-    runs = [strategy_run(tmp_path, name, course) for name, course in courses.items()]
-    assert _studied(runs)["strategies"] == {"Standalone": 2, "Clustered-FL": 1, "Max-Common": 0}

@@ -25,12 +25,6 @@ def test_every_letter_of_a_name_stays_text() -> None:
     assert r"1 $\pm$ 2" in text
 
 
-def test_numbers_are_short_and_unknown_ones_empty() -> None:
-    table = pd.DataFrame({"run": ["a", "b"], "loss": [0.123456789, float("nan")], "n": [3, 4]})
-    assert _rows(table_text(table, "latex"))[1:] == ["a & 0.12346 & 3", "b &  & 4"]
-    assert "0.123456789" in table_text(table, "csv")
-
-
 @pytest.mark.browser
 def test_the_tables_of_a_comparison_compile(tmp_path: Path) -> None:
     """Also with names of runs and metrics that mean something to LaTeX."""

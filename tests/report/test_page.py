@@ -93,13 +93,6 @@ def test_the_tables_hold_client_groups_and_last_rounds(page: ReadPage) -> None:
     assert "personal accuracy a" not in rounds
 
 
-def test_only_the_last_ten_rounds_are_listed(tmp_path: Path) -> None:
-    metrics = {"train_loss": tuple(range(1, 41))}
-    folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
-    row = ReadPage(build(folder)).table("round")["train loss"]
-    assert list(row) == ["round", *(str(i) for i in range(40, 30, -1))]
-
-
 def test_title_line_configuration_and_environment(page: ReadPage) -> None:
     assert page.texts["h1"] == "known "
     assert page.texts["title"] == "known"
@@ -187,13 +180,6 @@ def test_a_running_run_says_so_and_its_page_can_be_made_again(tmp_path: Path) ->
     assert page.texts["span"].startswith("finished")
 
 
-def test_a_run_that_a_callback_stopped_is_finished(tmp_path: Path) -> None:
-    stated = {"rounds": 99, "finished": {"rounds": 3, "limits": {}}}
-    page = ReadPage(build(write_run(tmp_path / "run", environment=ENVIRONMENT | stated)))
-    assert page.cards["rounds"] == ("3", "")
-    assert page.texts["span"].startswith("finished")
-
-
 def test_a_loss_that_was_lost_is_reported_by_its_round(tmp_path: Path) -> None:
     metrics = {"train_loss": (2.0, 1.0, "nan")}
     folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
@@ -209,15 +195,6 @@ def test_synthetic_data_is_reported_first(tmp_path: Path) -> None:
     assert "Synthetic data" in page.texts["p"]
 
 
-def test_another_metric_than_accuracy_is_shown_as_a_number(tmp_path: Path) -> None:
-    metrics = {"global/f1": (0.25, 0.5), "personal/f1": (0.125, 0.25)}
-    page = ReadPage(
-        build(write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None))
-    )
-    assert page.cards["global f1"] == ("0.5", "best 0.5 in round 2")
-    assert page.cards["personal f1"] == ("0.25", "mean over clients")
-
-
 def test_the_same_run_gives_the_same_page(known: Path, tmp_path: Path) -> None:
     again = build(write_run(tmp_path / known.parent.name / "run"))
     assert again.read_bytes() == (known / "index.html").read_bytes()
@@ -230,14 +207,6 @@ def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"report: .*index\.html cannot be written"):
         build(folder)
     assert not list(folder.glob(".*"))
-
-
-def test_the_number_of_columns_follows_what_was_measured(tmp_path: Path) -> None:
-    metrics = {name: METRICS[name] for name in ("train_loss", "personal/accuracy")}
-    folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
-    page = ReadPage(build(folder))
-    assert list(page.table("round")) == ["train loss", "personal accuracy"]
-    assert "sent up" not in page.cards
 
 
 def test_a_page_of_100_000_clients_is_small(tmp_path: Path) -> None:

@@ -57,13 +57,6 @@ def test_the_cost_panel_is_against_all_bytes_so_far(run: Run) -> None:
     assert chart.headings["x"].endswith("(kB)")
 
 
-def test_a_run_that_sends_nothing_has_no_cost_panel(tmp_path: Path) -> None:
-    metrics = {**METRICS, "bytes_up": (0, 0, 0), "bytes_down": (0, 0, 0)}
-    figure = course(read(write_run(tmp_path / "run", metrics=metrics)))
-    assert figure is not None
-    assert not [chart for chart in figure.charts if "bytes" in chart.title]
-
-
 def test_a_metric_with_a_slash_and_one_of_a_users_own_have_panels(tmp_path: Path) -> None:
     metrics = {name.replace("accuracy", "val/acc"): values for name, values in METRICS.items()}
     metrics |= {"global/f1": (0.1, "", 0.2), "extra": (1, 2, 3)}

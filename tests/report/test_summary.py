@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lightfed.report import build, print_summary
-from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
 
 
@@ -68,16 +67,6 @@ def test_a_bracket_in_a_name_is_no_markup(
     assert "synthetic data" in text
 
 
-def test_a_run_without_clients_has_no_table_of_client_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics = {"train_loss": (2.0, 1.0)}
-    print_summary(write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None))
-    rows = _cells(capsys.readouterr().out)
-    assert rows["train loss"] == ["1"]
-    assert "group" not in rows
-
-
 def test_a_narrow_terminal_breaks_no_cell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,8 +80,3 @@ def test_a_narrow_terminal_breaks_no_cell(
     row = next(line for line in lines if line.strip().startswith("a "))
     assert row.split() == ["a", "2", "90.00", "%", "80.00", "%", "1.00", "kB", "4.00", "GFLOPs"]
     assert max(map(len, lines[1:])) <= 66
-
-
-def test_a_folder_that_is_no_run_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"report: .* holds no metrics\.csv"):
-        print_summary(tmp_path)
