@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
@@ -22,7 +21,6 @@ from tests.report.make_run import (
     CONFIG,
     ENVIRONMENT,
     EVALUATIONS,
-    METRICS,
     rows_of,
     write_run,
 )
@@ -81,46 +79,27 @@ def test_runs_of_an_experiment_share_a_row_with_their_interval(
     assert f"81.25 +- {half:.2f} %" in capsys.readouterr().out
 
 
-def test_a_second_run_of_a_seed_is_named_and_counts_no_second_time(
-    three: list[Path], tmp_path: Path
-) -> None:
-    again = _write(tmp_path / "again", "x", 2)
-    page = ReadPage(compare([*three, again]))
-    assert page.table("run") == ReadPage(compare(three)).table("run")
-    assert "f a seed that counts already, left out: x-seed2" in page.texts["p"]
-    assert (
-        ReadPage(compare([three[0], _write(tmp_path / "more", "x", 1)])).table("run")["x"][
-            "global accuracy"
-        ]
-        == "75.00 %"
-    )  # a single seed has no interval
-
-
-def test_unfinished_runs_are_named_and_left_out(
+def test_runs_that_no_row_counts_are_named(
     three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    counted = ReadPage(compare(three)).table("run")
     half = {"metrics": {"global/accuracy": (0.25, 0.25)}, "rounds": 3}
-    runs = [*three, _write(tmp_path, "x", 3, **half), _write(tmp_path, "z", 1, **half)]
-    page = ReadPage(compare(runs))
-    assert {name: row["n"] for name, row in page.table("run").items()} == {
-        "x": "2",
-        "y": "1",
-    }
-    note = "ot finished, left out: x-seed3 (2 of 3 rounds), z-seed1 (2 of 3 rounds)"
-    assert note in page.texts["p"]
-    assert note in capsys.readouterr().out
+    again = _write(tmp_path / "again", "x", 2)
+    page = ReadPage(compare([*three, again, _write(tmp_path, "x", 3, **half)]))
+    assert page.table("run") == counted
+    stated = capsys.readouterr().out
+    for note in (
+        "f a seed that counts already, left out: x-seed2",
+        "ot finished, left out: x-seed3 (2 of 3 rounds)",
+    ):
+        assert note in page.texts["p"]
+        assert note in stated
 
 
-def test_a_run_is_left_out_for_what_it_is(tmp_path: Path) -> None:
-    ended, half = _write(tmp_path, "x", 1), _write(tmp_path, "x", 2, rounds=9)
-    notes = ReadPage(compare([ended, half])).texts["p"]
-    assert "ot finished, left out: x-seed2 (2 of 9 rounds)" in notes
-    assert "of a seed that counts already" not in notes
-    again = _write(tmp_path / "again", "x", 1).rename(tmp_path / "again" / "x-2")
-    assert (
-        "f a seed that counts already, left out: x-2."
-        in ReadPage(compare([again, ended])).texts["p"]
-    )
+def test_a_run_that_failed_in_part_is_named(three: list[Path], tmp_path: Path) -> None:
+    failed = {"global/accuracy": (0.1, 0.2), "participants": (5, 5), "excluded": (0, 2)}
+    page = ReadPage(compare([*three, _write(tmp_path, "z", 1, metrics=failed)]))
+    assert "essions left out: z-seed1 (2 of 10)." in page.texts["p"]
 
 
 def test_what_a_target_cost_is_a_mean_over_seeds_that_all_reached_it(tmp_path: Path) -> None:
@@ -134,12 +113,6 @@ def test_what_a_target_cost_is_a_mean_over_seeds_that_all_reached_it(tmp_path: P
     names = ("rounds to 80.00 % global accuracy", "sent until then", "compute until then")
     assert [rows["x"][name] for name in names] == ["2.5", "400 B", "2.50 kFLOPs"]
     assert [rows["y"][name] for name in names] == ["-", "-", "-"]
-
-
-def test_sessions_that_no_merge_counts_are_told(three: list[Path], tmp_path: Path) -> None:
-    failed = {"global/accuracy": (0.1, 0.2), "participants": (5, 5), "excluded": (0, 2)}
-    page = ReadPage(compare([*three, _write(tmp_path, "z", 1, metrics=failed)]))
-    assert "essions left out: z-seed1 (2 of 10)." in page.texts["p"]
 
 
 def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
@@ -156,14 +129,6 @@ def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
     assert "x +5 over y, the next best, 1 seed (1, not 0), x lacks seed 2" in " ".join(
         capsys.readouterr().out.split()
     )
-    metrics = pd.Series({run.name: read(run).final("global/perplexity") for run in runs[:2]})
-    assert metrics.tolist() == [3.0, np.inf]
-
-
-def test_without_two_finished_runs_all_are_compared(tmp_path: Path) -> None:
-    runs = [_write(tmp_path, name, 1, rounds=9) for name in "xy"]
-    page = ReadPage(compare(runs))
-    assert list(page.table("run")) == ["x (not finished)", "y (not finished)"]
 
 
 def test_an_experiment_has_one_colour_in_every_figure(three: list[Path], tmp_path: Path) -> None:
@@ -181,18 +146,6 @@ def test_an_experiment_has_one_colour_in_every_figure(three: list[Path], tmp_pat
     assert mean[["low", "high"]].iloc[-1].tolist() == pytest.approx([0.8125 - half, 1.0])
     assert over_bytes.data["x"].tolist() == pytest.approx([0.5, 1.0, 0.5, 1.0])
     assert "kB" in over_bytes.headings["x"]
-
-
-def test_many_experiments_have_lines_of_their_own(tmp_path: Path) -> None:
-    rows = grouped([read(_write(tmp_path, letter, 1)) for letter in "abcdefghijklm"])
-    chart = comparison_figures(rows, "global/accuracy")[0].charts[0]
-    assert chart.series is not None
-    looks = zip(
-        map(colour_of, chart.series.places.values()),
-        map(dash_of, chart.series.places.values()),
-        strict=True,
-    )
-    assert len({(colour, *dash) for colour, dash in looks}) == 13
 
 
 def test_one_round_each_is_a_table_without_curves(tmp_path: Path) -> None:
@@ -225,17 +178,13 @@ def test_what_clients_keep_is_a_column_where_some_run_tells_it(
     assert "stored / client" not in comparison_table(singles(runs[:1]), "global/accuracy").columns
 
 
-def test_a_mean_of_unfinished_runs_says_so(tmp_path: Path) -> None:
-    runs = [read(_write(tmp_path, "x", seed, rounds=9)) for seed in (1, 2)]
-    (row,) = grouped(runs)
-    assert (row.label, row.runs, row.left_out) == ("x (not finished)", tuple(runs), ())
-
-
-def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
-    ended = {"finished": {"rounds": 2, "limits": {}}}
-    runs = [read(_write(tmp_path, "x", seed, rounds=9, stated=ended)) for seed in (1, 2)]
-    (row,) = grouped(runs)
-    assert (row.label, row.left_out) == ("x", ())
+def test_unfinished_runs_are_compared_if_there_are_no_others_and_say_so(tmp_path: Path) -> None:
+    runs = [_write(tmp_path, name, 1, rounds=9) for name in "xy"]
+    page = ReadPage(compare(runs))
+    assert list(page.table("run")) == ["x (not finished)", "y (not finished)"]
+    ended = {"finished": {"rounds": 2, "limits": {}}}  # stopped early
+    stopped = [read(_write(tmp_path, "z", seed, rounds=9, stated=ended)) for seed in (1, 2)]
+    assert [(row.label, row.left_out) for row in grouped(stopped)] == [("z", ())]
 
 
 @pytest.mark.parametrize(
@@ -286,18 +235,14 @@ def test_a_report_reads_what_the_run_wrote_that_it_is(tmp_path: Path) -> None:
     assert [(row.label, len(row.runs)) for row in grouped(runs)] == [("lr 0.1", 2), ("lr 0.2", 1)]
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "ckpt_path: last",
-        "trainer: {devices: 2, num_threads: 4, default_root_dir: scratch, logger: false}",
-        "model: {export: [server, clients], store: disk}",
-        "data: {resident: host, dataset: {init_args: {root: scratch}}}",
-    ],
-)
-def test_where_and_how_a_seed_was_run_is_no_setting(place: str, tmp_path: Path) -> None:
-    runs = [_write(tmp_path, "x", s, config=config) for s, config in ((1, place), (2, "{}"))]
-    assert [len(row.runs) for row in grouped([read(folder) for folder in runs])] == [2]
+def test_how_and_where_a_seed_was_run_is_no_setting_but_a_like_word_elsewhere_is(
+    tmp_path: Path,
+) -> None:
+    configs = ("{}", "logger: {name: x-seed2}\ntrainer: {devices: 2}\nmodel: {store: disk}")
+    runs = [_write(tmp_path, "x", s, config=config) for s, config in enumerate(configs)]
+    assert len(grouped([read(folder) for folder in runs])) == 1
+    more = [_write(tmp_path, "y", s, config=f"data: {{name: Set{s}}}") for s in (1, 2)]
+    assert len(grouped([read(folder) for folder in more])) == 2
 
 
 def test_without_a_configuration_a_run_is_an_experiment_by_itself(tmp_path: Path) -> None:
@@ -308,12 +253,7 @@ def test_without_a_configuration_a_run_is_an_experiment_by_itself(tmp_path: Path
     assert [row.label for row in grouped(runs)] == ["fedavg-s1", "fedavg-s2"]
 
 
-def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
-    runs = [read(write_run(tmp_path / where / "run")) for where in ("p", "q")]
-    assert [row.label for row in singles(runs)] == ["p/run", "q/run"]
-
-
-def test_runs_of_one_algorithm_have_labels_of_one_kind(tmp_path: Path) -> None:
+def test_runs_that_nothing_tells_apart_are_named_by_their_paths(tmp_path: Path) -> None:
     runs = [_write(tmp_path / where, "x", s) for where, s in (("p", 1), ("q", 1), ("q", 2))]
     assert [row.label for row in singles([read(run) for run in runs])] == [
         *("p/x-seed1", "q/x-seed1", "q/x-seed2"),
@@ -332,15 +272,6 @@ def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
     assert common_metric([runs["a"], runs["b"]]) == "personal/accuracy"
     assert common_metric([runs["a"], runs["c"]]) == "train_loss"
     assert common_metric([runs["a"], runs["d"]]) == "global/accuracy"
-
-
-def test_a_run_that_did_not_measure_the_metric_is_a_dash(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", environment={"algorithm": "a"}, metrics=METRICS)
-    second = write_run(
-        tmp_path / "b", environment={"algorithm": "f1"}, metrics={"global/f1": (1, 2, 3)}
-    )
-    rows = ReadPage(compare([first, second], group=False)).table("run").values()
-    assert "-" in [row["global accuracy"] for row in rows]
 
 
 def test_many_synthetic_runs_are_counted_not_named(tmp_path: Path) -> None:
