@@ -131,20 +131,12 @@ def compare(
     column, compared, strategies = common_metric(ended), protocols(ended), studies(ended)
     metrics = [*(study.topic.metric for study in strategies), *(p.metric for p in compared)]
     _check_target(target, [column, *metrics])
-    finals = comparison_table(rows, column, target=target)
-    settings = settings_of(rows)
-    alike = [name for name in finals if name in SETTINGS and finals[name].nunique() == 1]
-    differ = [name for name in settings.columns[1:] if settings[name].nunique() > 1]
-    shared = {name: finals[name].iloc[0] for name in alike}
-    shared |= {
-        name: settings[name].iloc[0] for name in settings.columns[1:].difference(differ, sort=False)
-    }
-    said = ", ".join(f"{k} {v}" for k, v in shared.items() if v != NOTHING and not SAID.search(k))
-    common = [seeds_note(rows), f"all runs: {said}" if said else "", _synthetic(rows)]
+    finals, settings, shared = _tables(rows, column, target)
+    common = [seeds_note(rows), f"all runs: {shared}" if shared else "", _synthetic(rows)]
     found = Comparison(
         rows=rows,
-        finals=finals.drop(columns=alike),
-        settings=settings[["settings of", *differ]],
+        finals=finals,
+        settings=settings,
         studies=strategies,
         protocols=compared,
         contests=contests(ended),
@@ -159,11 +151,20 @@ def compare(
     return page
 
 
-def settings_of(rows: Sequence[Group]) -> DataFrame:
-    """The settings of each row by their names in reports, a dash where there is none."""
+def _tables(
+    rows: Sequence[Group], column: str, target: float | None
+) -> tuple[DataFrame, DataFrame, str]:
+    """Final figures and settings, each without what all rows share, and a text of that."""
+    finals = comparison_table(rows, column, target=target)
     terms = [{**data_terms(row), **terms_of(row)} for row in rows]
-    table = DataFrame(terms, index=[row.label for row in rows]).fillna(NOTHING)
-    return table.drop(columns=[*SETTINGS], errors="ignore").reset_index(names="settings of")
+    settings = DataFrame(terms, index=[row.label for row in rows]).fillna(NOTHING)
+    settings = settings.drop(columns=[*SETTINGS], errors="ignore")
+    alike = [name for name in finals if name in SETTINGS and finals[name].nunique() == 1]
+    same = [name for name in settings if settings[name].nunique() == 1]
+    first = {**finals[alike].iloc[0], **settings[same].iloc[0]}
+    said = [f"{k} {v}" for k, v in first.items() if v != NOTHING and not SAID.search(str(k))]
+    differ = settings.drop(columns=same).reset_index(names="settings of")
+    return finals.drop(columns=alike), differ, ", ".join(said)
 
 
 def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
