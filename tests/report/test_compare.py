@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightfed.drawing.theme import colour_of, dash_of
 from lightfed.report import compare
 from lightfed.report.comparison import common_metric
 from lightfed.report.comparison_figures import comparison_figures
