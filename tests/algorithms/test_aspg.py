@@ -148,31 +148,6 @@ def test_the_optimizer_takes_the_steps_of_the_golden_quadratic(name: str) -> Non
         torch.testing.assert_close(found, VECTORS[f"{name}/x{step + 1}"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("box", [(-0.4, 0.6), None])
-def test_a_session_takes_the_steps_of_the_optimizer(box: Any) -> None:
-    aspg = partial(ASPG, lr=0.02, momentum=0.75, box=box)
-
-    def loss(module: Any, step: int) -> Tensor:
-        return loss_of(module.net, step)
-
-    trained = Trained(Module(loss, net=net_of()), aspg).run(range(6))
-    twin = net_of()
-    optimizer = aspg(twin.parameters())
-    start = [p.detach().clone() for p in twin.parameters()]
-    for a, b in zip(optimizer.iterates(), start, strict=True):
-        assert torch.equal(a, b)  # before the first step, the parameters
-    for step in range(6):
-        optimizer.zero_grad()
-        loss_of(twin, step).backward()
-        optimizer.step()
-    names = [f"net.{name}" for name, _ in twin.named_parameters()]
-    for name, value in zip(names, optimizer.iterates(), strict=True):
-        torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-6)
-        if box is not None:
-            assert value.min() >= box[0]
-            assert value.max() <= box[1]
-
-
 def test_the_optimizer_leaves_alone_what_has_no_gradient() -> None:
     net = net_of()
     optimizer = ASPG(net.parameters(), lr=0.05, momentum=0.0, box=(-0.1, 0.1))

@@ -67,21 +67,6 @@ def test_one_step_by_hand(weights: Any, shares: tuple[float, float]) -> None:
     assert (metrics["participants"], metrics["excluded"]) == (2.0, 0.0)
 
 
-def test_the_second_round_starts_from_the_mean() -> None:
-    optimizer = partial(SGD, lr=RATE)
-    fleet = fleet_of([ClientGroup(2, Line)], FedAvg(), line_data(), optimizer=optimizer)
-    run_round(fleet, 0)
-    w = weights_of(fleet)
-    run_round(fleet, 1)
-    data = fleet.data.dataset.load("train")  # type: ignore[attr-defined]
-    new = torch.zeros(2)
-    for part, share in (([0], 0.25), ([1, 2, 3], 0.75)):
-        x, y = data.x[part], data.y[part]
-        gradient = x.T @ (x @ torch.tensor(w) - y)
-        new += share * (torch.tensor(w) - RATE * gradient)
-    assert weights_of(fleet) == pytest.approx(new.tolist(), rel=1e-6)
-
-
 class Levels(nn.Module):
     """Notes in buffers what it was given: the mean of the last batch, and counts of its samples."""
 

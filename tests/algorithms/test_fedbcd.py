@@ -19,7 +19,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.cli.command_line import main
 from lightfed.local.client_group import ClientGroup
 from lightfed.state.client_state import by_client
-from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
+from tests.algorithms.fedbcd_clouds import Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
 from tests.promises.refusals.mistakes import cloud_of, edited, of_class
 from tests.small import Line, data_of, fleet_of, has_global_model, module_of, row_held, run_round
@@ -109,21 +109,6 @@ def test_all_active_devices_reach_the_minimiser_of_problem_2(step: Any, rate: fl
     assert metrics["server_gap"] < 1e-4 < first["server_gap"]
 
 
-def test_a_stationary_federation_stays() -> None:
-    """All have one device's regression and its solution: y = x w with w = (1, 0.5) exactly."""
-    x = torch.tensor([[2.0, 0.0], [0.0, 4.0], [2.0, 2.0]])
-    y = (x @ torch.tensor([1.0, 0.5])).long()
-    data = data_of(x.repeat(4, 1), y.repeat(4), [range(3 * k, 3 * k + 3) for k in range(4)])
-    fed = fleet_of(
-        [ClientGroup(4, partial(Line, (1.0, 0.5)))], FedBCD(2, 1, wait=1), data,
-        optimizer=partial(ASPG, lr=0.1),
-    )  # fmt: skip
-    for t in range(3):
-        metrics = run_round(fed, t)
-        assert [metrics[n] for n in ("stationarity", "server_gap", "consensus")] == [0.0] * 3
-    assert (rows(fed)[:, :2] == torch.tensor([1.0, 0.5])).all()
-
-
 def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
     """A box of 0.01 and a pull to z; server statistics are the gamma-weighted mean of all devices'.
 
@@ -162,20 +147,6 @@ def test_statistics_are_no_part_of_the_diagnostics() -> None:
     assert fed.groups[0].layout.floats.span(6) == 192
     assert metrics["consensus"] == metrics["server_gap"] == 0.0
     assert servers(fed)[:, 192:].std(0).max() > 0
-
-
-@pytest.mark.parametrize(
-    ("unit", "limit", "steps"), [("step", None, 3), ("epoch", None, 9), ("epoch", 4, 4)]
-)
-def test_k_counts_steps_or_epochs_within_the_limit(unit: Any, limit: Any, steps: int) -> None:
-    """Two devices of five samples, three batches an epoch."""
-    x, y = torch.zeros(10, 2), torch.zeros(10, dtype=torch.long)
-    data = data_of(x, y, [range(5), range(5, 10)], batch_size=2)
-    algorithm = FedBCD(1, 2, steps=(3, 3), unit=unit)
-    fed = fleet_of([ClientGroup(2, Counted)], algorithm, data, limit=limit)
-    Counted.steps = 0
-    run_round(fed, 0)
-    assert Counted.steps == 2 * steps
 
 
 def test_a_device_keeps_its_momentum_on_its_books() -> None:

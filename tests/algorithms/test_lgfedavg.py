@@ -265,17 +265,6 @@ def test_what_is_private_to_different_networks_never_reaches_the_server() -> Non
     assert shapes == [(3, 5), (3,)]
 
 
-def test_all_layers_of_the_smaller_network_may_be_global() -> None:
-    """Then its clients are FedAvg among themselves, with the others' upper layers."""
-    fleet = other_shapes(LGFedAvg(3), mlp, partial(MLP, hidden=(4, 6, 5)))
-    run_round(fleet, 0)
-    assert model_of(fleet).layout.floats.entries[0].shape == (6, 4)
-    layout, row = row_held(fleet, 0)
-    own = layout.floats.views(row.floats).values()
-    for value, mine in zip(server_of(fleet).values(), own, strict=True):
-        assert torch.equal(value, mine)
-
-
 def test_different_networks_have_no_common_start(finished: tuple[Path, Tensor]) -> None:
     folder, _ = finished
     start = str(folder / "models/server.safetensors")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -140,34 +140,6 @@ def test_a_killed_and_resumed_run_remembers_the_rounds_that_broke(tmp_path: Path
         train(tmp_path, ckpt_path="last")
     assert str(resumed.value) == str(whole.value)
     assert last.read_bytes() == before
-
-
-class Fragile(nn.Module):
-    """Breaks on the samples of one client as long as the test says so."""
-
-    broken = True
-
-    def __init__(self, num_classes: int = 2, input_shape: tuple[int, ...] = (2,)) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.head = nn.Linear(input_shape[0], num_classes)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        breaks = self.training and Fragile.broken and float(x.max()) > 50.0
-        return self.head(self.norm(x * math.nan if breaks else x))
-
-
-@pytest.mark.parametrize("buffers", ["average", "local", "drop"])
-def test_a_client_is_back_when_it_has_recovered(buffers: Any) -> None:
-    """It is left out of the round's merges, not for good."""
-    x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [99.0, 1.0], [5.0, 99.0]])
-    data = data_of(x, torch.tensor([0, 1, 0, 1]), [[0, 1], [2, 3]])
-    fleet = fleet_of([ClientGroup(2, Fragile)], FedAvg(buffers=buffers), data)
-    Fragile.broken = True
-    assert run_round(fleet, 0)["excluded"] == 1.0
-    Fragile.broken = False
-    assert run_round(fleet, 1)["excluded"] == 0.0
 
 
 def test_values_beyond_fixed_point_are_left_out_and_float64_takes_them() -> None:

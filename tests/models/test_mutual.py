@@ -10,14 +10,11 @@ from lightfed.models.composites.mutual import FML, FedAPEN, FedKD, Form
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
-    Alone,
-    descend,
     drawn,
     gradients,
     labels,
     network,
     random,
-    values,
 )
 
 X, Y = random(8, 7, seed=3), labels(8, 4)
@@ -65,16 +62,6 @@ def test_in_htfllibs_form_a_loss_moves_both(make: type[FML] | type[FedKD]) -> No
     client = make(network(6), network(3, 1), form="htfllib")
     for loss in client.losses(X, Y).values():
         assert all(grad.any() for grad in gradients(client, loss).values())
-
-
-@pytest.mark.parametrize("form", ["separate", "htfllib"])
-def test_fml_by_labels_alone_is_two_independent_networks(form: Form) -> None:
-    client = FML(network(6), network(3, 1), alpha=1, beta=1, form=form)
-    descend(client, X, Y, batch=4, lr=0.1)
-    for alone, trained in ((network(6), client.private), (network(3, 1), client.shared)):
-        descend(Alone(alone), X, Y, batch=4, lr=0.1)
-        for name, tensor in values(alone).items():
-            assert torch.equal(trained.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize(("alpha", "beta", "key"), [(1.1, 0, "alpha"), (0.5, -0.1, "beta")])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightfed.models.composites.class_means import ClassMeans
 from lightfed.models.composites.prototype import FDClient, FedProtoClient, Inference, Target
-from tests.models.client_cases import Alone, descend, gradients, labels, network, random, values
+from tests.models.client_cases import descend, gradients, labels, network, random
 
 X, Y = random(8, 7, seed=3), labels(8, 4)
 KNOWN = torch.tensor([True, False, True, True])
@@ -73,20 +73,6 @@ def test_prototypes_attract_the_features() -> None:
     torch.testing.assert_close(losses["prototypes"], 0.7 * wanted)
     pull = gradients(client, losses["prototypes"])
     assert not pull["private.head.weight"].any()
-
-
-def test_weight_zero_is_the_plain_network() -> None:
-    """Bit for bit, parameters and logits of the head."""
-    plain = Alone(network(6))
-    descend(plain, X, Y, batch=4, lr=0.1)
-    proto = FedProtoClient(network(6), 4, weight=0.0, inference="head")
-    fd = FDClient(network(6), 4, weight=0.0)
-    for client, size in ((proto, 5), (fd, 4)):
-        client.receive(common(size))
-        descend(client, X, Y, batch=4, lr=0.1)
-        for tensor, other in zip(values(client).values(), values(plain).values(), strict=True):
-            assert torch.equal(tensor, other)
-        assert torch.equal(client(X), plain.net(X))
 
 
 def test_inference_is_by_the_nearest_known_prototype() -> None:

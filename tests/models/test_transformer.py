@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.networks.transformer import Attention, Transformer
+from lightfed.models.networks.transformer import Transformer
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
@@ -193,25 +192,6 @@ def test_slices_are_those_of_the_released_code() -> None:
             grid = torch.meshgrid(*map(torch.tensor, indices), indexing="ij")
             expected = tensors[f"distributed/{client}/{released}"]
             assert torch.equal(full[grid], expected), (level, name)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("rate", [0.5, 0.25])
-def test_a_narrow_attention_is_the_wide_one_whose_other_weights_are_zero(rate: float) -> None:
-    wide, narrow = Attention(16, 4, 1.0).eval(), Attention(ceil(16 * rate), 4, rate).eval()
-    for name, value in wide.named_parameters():
-        part = narrow.get_parameter(name)
-        groups = wide.slice_groups.get(name, (1,) * value.dim())
-        indices = kept(tuple(part.shape), tuple(value.shape), groups)
-        value.zero_()
-        # A wide head divides its scores by more: the local temperature makes up for it.
-        factor = 1 / sqrt(rate) if name.startswith("q") else 1.0
-        grid = torch.meshgrid(*map(torch.tensor, indices), indexing="ij")
-        value[grid] = part * factor
-    x = torch.randn(2, 5, narrow.q.in_features, generator=torch.Generator().manual_seed(0))
-    found = wide(F.pad(x, (0, 16 - x.shape[-1])))
-    torch.testing.assert_close(found[..., : x.shape[-1]], narrow(x), rtol=1e-4, atol=1e-5)
-    assert not found[..., x.shape[-1] :].any()
 
 
 def is_legal(embedding: int, heads: int, rate: float) -> bool:

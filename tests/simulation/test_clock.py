@@ -88,16 +88,6 @@ def test_ties_go_to_the_lower_number() -> None:
 DELAYS = st.floats(0.0, 1e6)
 
 
-@given(st.integers(1, 6), st.data())
-def test_sync_rounds_last_as_long_as_the_slowest_server(servers: int, data: st.DataObject) -> None:
-    clock, now = VirtualClock(servers, servers), 0.0
-    for _ in range(5):
-        delays = data.draw(st.lists(DELAYS, min_size=servers, max_size=servers))
-        assert clock.advance(delays) == list(range(servers))
-        now += max(delays)
-        assert clock.now == now
-
-
 @settings(deadline=None)
 @given(st.integers(1, 6), st.data())
 def test_a_restored_clock_goes_on_alike(servers: int, data: st.DataObject) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.local.local_work import LocalWork
 from lightfed.simulation.clock import device_delays
 from lightfed.simulation.delays import Constant, Exponential, Uniform
 from lightfed.simulation.hierarchy import Hierarchy
@@ -69,15 +68,6 @@ def test_devices_are_drawn_uniformly() -> None:
         assert abs(counts[5:] - len(ROUNDS) * share).max() < 4 * spread
 
 
-def test_steps_are_uniform_between_their_bounds() -> None:
-    drawn = [units for p in phases(PLAIN) for units in p.units.values()]
-    counts = np.bincount(drawn, minlength=6)[1:]
-    assert counts.sum() == len(drawn) == 4 * len(ROUNDS)
-    assert len(counts) == 5
-    mean = len(drawn) / 5
-    assert abs(counts - mean).max() < 4 * (mean * 0.8) ** 0.5
-
-
 def test_servers_rounds_and_seeds_have_their_own_draws() -> None:
     def shape(server: int, seed: int) -> list[Any]:
         found = phases(PLAIN, server, seed)
@@ -98,13 +88,6 @@ def test_draws_of_a_device_do_not_depend_on_others() -> None:
         (device,) = few.phase(2, t, clients=CLIENTS, seed=4).active
         all_of_them = many.phase(2, t, clients=CLIENTS, seed=4)
         assert few.phase(2, t, clients=CLIENTS, seed=4).units[device] == all_of_them.units[device]
-
-
-def test_uniform_activation_takes_the_slowest_active_device() -> None:
-    for t in range(20):
-        phase = PLAIN.phase(1, t, clients=CLIENTS, seed=7)
-        delays = device_delays(PLAIN.delay, phase.active, seed=7, t=t)
-        assert phase.busy == delays.max()
 
 
 def test_delays_of_units_are_added() -> None:
@@ -153,33 +136,3 @@ def refusal(call: Any) -> str:
 def test_impossible_settings(changes: dict[str, Any], line: str) -> None:
     found = refusal(lambda: replace(PLAIN, **changes))
     assert found == f"model.algorithm.init_args.{line}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"servers": 4}, "servers: 4 servers for 15 clients; give a divisor of the number of"),
-        ({"active": 6, "available": 6}, "active: 6 of the 5 devices of a server; give at most 5"),
-        ({"available": 6}, "available: 6 of the 5 devices of a server; give at most 5"),
-    ],
-)
-def test_settings_that_do_not_fit_the_clients(changes: dict[str, Any], line: str) -> None:
-    hierarchy = replace(PLAIN, **changes)
-    found = refusal(lambda: hierarchy.check(CLIENTS, LocalWork()))
-    assert found.startswith(f"model.algorithm.init_args.{line}")
-
-
-@pytest.mark.parametrize(
-    ("work", "line"),
-    [
-        (
-            {"fraction": 0.5},
-            "model.fraction: given; leave it out: model.algorithm.init_args.active",
-        ),
-        ({"clients_per_round": 3}, "model.clients_per_round: given; leave it out: model.algorithm"),
-        ({"epochs": 2}, "model.local_epochs: given; leave it out: model.algorithm.init_args.steps"),
-        ({"steps": 2}, "model.local_steps: given; leave it out: model.algorithm.init_args.steps"),
-    ],
-)
-def test_settings_without_effect(work: dict[str, Any], line: str) -> None:
-    assert refusal(lambda: PLAIN.check(CLIENTS, LocalWork(**work))).startswith(line)

@@ -16,7 +16,6 @@ from lightfed.topology.topology import (
     Star,
     TimeVarying,
     Topology,
-    Torus,
     graph,
     spectral_gap,
 )
@@ -71,12 +70,6 @@ def test_gap_of_a_ring(clients: int) -> None:
     expected = 1 - (1 + 2 * math.cos(2 * math.pi / clients)) / 3
     # 4 clients: (1 + 2 cos pi) / 3 = -1/3 and 1/3 are equally far from 0
     assert gap(Ring(), clients) == pytest.approx(expected, abs=1e-12)
-
-
-def test_gap_of_a_torus() -> None:
-    # the mean of 5: eigenvalues (1 + 2 cos(2 pi i / 4) + 2 cos(2 pi j / 6)) / 5
-    expected = 1 - (3 + 2 * math.cos(2 * math.pi / 6)) / 5
-    assert gap(Torus(4), 24) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("clients", [3, 4, 10])

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lightfed.topology.matrices import read_mixing
 from lightfed.topology.topology import Adjacency, graph, round_senders
@@ -112,15 +110,6 @@ def test_rows_and_files_say_the_same(tmp_path: Path) -> None:
         assert found.tolist() == RING
     assert weights(str(tmp_path / "one.csv"), 1).tolist() == [[1.0]]
     assert weights([[0, 1], [1, 0]], 2).tolist() == [[0.0, 1.0], [1.0, 0.0]]
-
-
-@given(st.lists(st.permutations(range(4)), min_size=1, max_size=5), st.data())
-def test_means_of_permutations_are_doubly_stochastic(orders: Any, data: st.DataObject) -> None:
-    """Birkhoff: and all such matrices are means of permutations."""
-    shares = np.array([data.draw(st.floats(0.1, 1)) for _ in orders])
-    eye = np.eye(4)
-    matrix = sum(s * eye[list(o)] for s, o in zip(shares / shares.sum(), orders, strict=True))
-    assert weights(matrix.tolist(), 4).tolist() == matrix.tolist()
 
 
 @pytest.mark.parametrize(
