@@ -98,38 +98,42 @@ class Exchange:
         if self._integers.size:
             self._integer_maxima(rows, lists, sending)
         sources = traffic.locals[self._ranks.rank]
-        own = _Own(rows, block, self._ranks.device, sending=sources, leaving=shipment.leaving)
+        local = _LocalRows(
+            rows, block, self._ranks.device, sending=sources, leaving=shipment.leaving
+        )
         mine = [k for k in lists if self._owner[k] == self._ranks.rank]
-        place = {client: i for i, client in enumerate([*own.clients, *shipment.coming])}
+        place = {client: i for i, client in enumerate([*local.clients, *shipment.coming])}
         neighbours = Neighbours.build(
             [[place[j] for j in lists[k]] for k in mine], senders=len(place)
         )
+        sizes = 8 * self._integers.numel + self._tensors.package_bytes(counts)
+        sent_bytes = dict(zip(sending, sizes.tolist(), strict=True))
         width = blocks[0][1]
-        if own.matrix is not None and own.clients == mine and not traffic.routes:
+        if local.matrix is not None and local.clients == mine and not traffic.routes:
             cover, kept = (None if m is None else [m[k] for k in mine] for m in (masks, keep))
-            masked_mean(own.matrix, neighbours, masks=cover, receivers=kept, over=over, width=width)
-            blocks, width = [], 0
+            masked_mean(
+                local.matrix, neighbours, masks=cover, receivers=kept, over=over, width=width
+            )
+            return sent_bytes
         # Reused by all blocks: on a CPU, new memory costs as much as the sums.
         means = torch.empty(len(mine), width, device=self._ranks.device)
-        covering = _words(masks, own.clients, together=len(blocks) > 1)
-        keeping = _words(keep, mine, together=len(blocks) > 1)
+        covering, keeping = _words(masks, local.clients), _words(keep, mine)
         for begin, end in blocks:
-            given = own.columns(begin, end)
-            arrived, covers = shipment.fetch(begin, end, given)
+            columns = local.columns(begin, end)
+            arrived, covers = shipment.fetch(begin, end, columns)
             if not mine:
                 continue
             cover = [block_words(words, begin, end) for words in covering]
             means_here = masked_mean(
-                [*own.sources(given, begin, end), *arrived],
+                [*local.sources(columns, begin, end), *arrived],
                 neighbours,
                 masks=None if masks is None else [*cover, *covers],
                 receivers=None if keep is None else [block_words(w, begin, end) for w in keeping],
                 over=over,
                 out=means[:, : end - begin],
             )
-            own.write(mine, means_here, begin, end)
-        sizes = 8 * self._integers.numel + self._tensors.package_bytes(counts)
-        return dict(zip(sending, sizes.tolist(), strict=True))
+            local.write(mine, means_here, begin, end)
+        return sent_bytes
 
     def _blocks(self, traffic: Traffic) -> list[tuple[int, int]]:
         """Columns of every block; the same on every rank."""
@@ -184,15 +188,12 @@ class Exchange:
                 row.integers.copy_(every[[position[j] for j in lists[client]]].amax(0))
 
 
-def _words(
-    masks: Mapping[int, Tensor] | None, clients: Sequence[int], *, together: bool
-) -> list[Tensor]:
-    """The masks of some clients; `together` in one copy, of which a block is one view."""
-    words = [] if masks is None else [masks[client] for client in clients]
-    return [torch.stack(words)] if together and words else words
+def _words(masks: Mapping[int, Tensor] | None, clients: Sequence[int]) -> list[Tensor]:
+    """The masks of some clients in one copy, of which a block is one view."""
+    return [torch.stack([masks[k] for k in clients])] if masks is not None and clients else []
 
 
-class _Own:
+class _LocalRows:
     """This rank's rows in an exchange; one matrix if they lie on the device as one block.
 
     Rows of `sending` clients are read, here or on other ranks, where those of `leaving` ones are.

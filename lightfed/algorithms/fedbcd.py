@@ -135,7 +135,7 @@ class FedBCD(Hierarchical):
         clouds = [self.hierarchy.devices(n, fed.clients) for n in range(servers)]
         check_step(
             f"{KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
-            divided=self.server_step == "mean", devices=self._stepped(fed), together=self._global,
+            divided=self.server_step == "mean", devices=self._stepped(fed), one_model=self._global,
         )  # fmt: skip
         self.clouds = CloudModels(fed, 1 if self._global else servers)
         self._scratch = [fed.new_model()]

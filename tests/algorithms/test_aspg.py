@@ -127,36 +127,6 @@ def test_momentum_crosses_sessions_without_a_trace(name: str) -> None:
     torch.testing.assert_close(trained["x"], VECTORS[f"{name}/x8"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_optimizer_takes_the_steps_of_the_golden_quadratic(name: str) -> None:
-    case = CASES[name]
-    ahead = case["zeta"] * (VECTORS["x0"] - VECTORS["xm1"])
-    x = nn.Parameter(VECTORS["x0"] + ahead)
-    optimizer = ASPG([x], lr=case["eta"], momentum=case["zeta"])
-    optimizer.state[x]["x"] = VECTORS["x0"].clone()
-    for step in range(STEPS):
-        optimizer.zero_grad()
-
-        def closure() -> Tensor:
-            pull = case["gamma"] / 2 * (x - VECTORS["z"]).square().sum()
-            loss = x @ VECTORS["A"] @ x / 2 - VECTORS["b"] @ x + pull
-            loss.backward()
-            return loss.detach()
-
-        assert float(optimizer.step(closure)) != 0.0
-        (found,) = optimizer.iterates()
-        torch.testing.assert_close(found, VECTORS[f"{name}/x{step + 1}"], rtol=0, atol=1e-6)
-
-
-def test_the_optimizer_leaves_alone_what_has_no_gradient() -> None:
-    net = net_of()
-    optimizer = ASPG(net.parameters(), lr=0.05, momentum=0.0, box=(-0.1, 0.1))
-    loss_of(net, 0, unused=True).backward()  # the side branch takes no part
-    optimizer.step()
-    assert torch.equal(net.side.weight, net_of().side.weight)
-    assert net.head.weight.abs().max() <= 0.1
-
-
 @pytest.mark.parametrize("box", [(-0.5, 0.75), None])
 def test_without_momentum_it_is_projected_sgd(box: tuple[float, float] | None) -> None:
     def loss(module: Any, step: int) -> Tensor:

@@ -7,9 +7,8 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
     x^{k+1} = clamp(x_ex - eta (g(x_ex) + gamma (x_ex - z)), box)                (4b)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any
 
 import torch
 from lightfed_kernels import ALIGNMENT, aspg_step_
@@ -25,11 +24,10 @@ _KEY = "model.optimizer.init_args"
 
 
 class ASPG(Optimizer):
-    """The optimiser, for configurations and for use without lightfed.
+    """The optimiser that configurations name; a session takes its steps on a flat row.
 
-    Between steps the parameters hold the extrapolated point, where the next gradient is taken;
-    `iterates` are the model. A session of lightfed takes the same steps on a flat row
-    (`AspgStepper`), with the pull to a server's model and carried momentum.
+    Between steps the row holds the extrapolated point, where the next gradient is taken. Steps have
+    the pull to a server's model, and momentum that a client carries (`AspgStepper`).
     """
 
     def __init__(
@@ -57,11 +55,6 @@ class ASPG(Optimizer):
         bounds = None if box is None else (float(box[0]), float(box[1]))
         super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
 
-    def iterates(self) -> list[Tensor]:
-        """The model x: the parameters before their extrapolation."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        return [self.state[p].get("x", p.detach()) for p in params]
-
     @staticmethod
     def stacked(optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> "StackedASPG":
         """What takes these steps in the sessions of several clients at once."""
@@ -70,26 +63,6 @@ class ASPG(Optimizer):
     def stepper(self, clipping: Clipping | None) -> "AspgStepper":
         """The stepper that takes these steps in a session."""
         return AspgStepper(self, clipping)
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step from the parameters and their gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                old = self.state[p].get("x", p.detach().clone())
-                new = p - group["lr"] * p.grad
-                if group["box"] is not None:
-                    new.clamp_(*group["box"])
-                self.state[p]["x"] = new
-                p.copy_(new + group["momentum"] * (new - old))
-        return loss
 
 
 class AspgStepper(Stepper):
@@ -219,8 +192,8 @@ class StackedASPG(StackedOptimizer):
 
     @override
     def gaps(self) -> Tensor | None:
-        apart = [m - x for m, x in zip(self._moved, self._iterates, strict=True)]
-        norms = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in apart]
+        steps = [m - x for m, x in zip(self._moved, self._iterates, strict=True)]
+        norms = [torch.linalg.vector_norm(step.flatten(1), dim=1) for step in steps]
         return torch.linalg.vector_norm(torch.stack(norms), dim=0) / self._lr
 
     @override

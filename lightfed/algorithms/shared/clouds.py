@@ -111,24 +111,23 @@ def check_step(
     *,
     divided: bool,
     devices: int,
-    together: bool,
+    one_model: bool,
 ) -> None:
     """Reject a step along sum_i gamma_i (w - x_i) that diverges.
 
     `gammas` are those of every server's devices. A step that is `divided` by the sum of gamma leads
-    to the devices' mean. `together`, the servers have one model and step as one. A UserError names
-    the key.
+    to the devices' mean. With `one_model` the servers step as one. A UserError names the key.
     """
     if divided:
         fix = "give less than 2: z moves that far towards the devices' mean"
         require(rate < 2, key, rate, fix)
         return
     largest = [sum(sorted(cloud, reverse=True)[:devices]) for cloud in gammas]
-    total = sum(largest) if together else max(largest)
-    product, bound = rate * total, "below 2" if together else "at most 1"
-    which = "all devices" if together else "the largest server's devices"
+    total = sum(largest) if one_model else max(largest)
+    product, bound = rate * total, "below 2" if one_model else "at most 1"
+    which = "all devices" if one_model else "the largest server's devices"
     found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
-    fits = product < 2 if together else product <= 1
+    fits = product < 2 if one_model else product <= 1
     require(fits, key, found, f"it must be {bound}; or server_step: mean")
 
 
