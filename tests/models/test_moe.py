@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
-from lightfed.models.composites.switch_norm import SwitchNorm1d
+from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient, SwitchNorm1d
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
     descend,
