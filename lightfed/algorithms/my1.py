@@ -6,11 +6,11 @@ the gradient of one batch of the client's data at the dense consensus is largest
 dropped by their trained magnitude, as in DisPFL. A client that is not active uses its own model as
 the consensus.
 
-The document's sentence can also be read as growth by the magnitude of the consensus, which
-`regrow_signal` offers.
+The document's sentence can also be read as growth by the magnitude of the consensus, which is left
+out.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from lightfed_kernels import apply_mask_, prune_regrow
 from torch import Tensor
@@ -28,23 +28,14 @@ class My1(DisPFL):
 
     side_by_side = True
 
-    def __init__(
-        self,
-        topology: Topology | None = None,
-        *,
-        regrow_signal: Literal["gradient", "magnitude"] = "gradient",
-        **dispfl: Any,
-    ) -> None:
-        """DisPFL's arguments, and the signal of regrowth.
+    def __init__(self, topology: Topology | None = None, **dispfl: Any) -> None:
+        """Set DisPFL's arguments.
 
         Args:
             topology: See DisPFL.
-            regrow_signal: Grow where the gradient of a batch at the consensus is largest, or where
-                the consensus itself is.
             **dispfl: See DisPFL.
         """
         super().__init__(topology, regrow="random", static=False, **dispfl)
-        self.regrow_signal = regrow_signal
         self.next: Kept  # m_{k,t+1}: its growth is known only during the round
         self._signals: dict[int, Tensor] = {}  # of the sessions under way
         self._drops: dict[int, list[int]] = {}  # of this round
@@ -63,13 +54,9 @@ class My1(DisPFL):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        consensus = s.row.floats
-        if self.regrow_signal == "gradient":
-            signal = s.fed.training.gradient(s.client, s.row, s.round)
-        else:
-            signal = consensus.clone()
+        signal = s.fed.training.gradient(s.client, s.row, s.round)  # at the consensus
         self._signals[s.client] = self._weights(signal)
-        apply_mask_(consensus, self.masks[s.client])  # w_{k,t+1/2}
+        apply_mask_(s.row.floats, self.masks[s.client])  # w_{k,t+1/2}
         super().session_start(s)
 
     @override

@@ -7,8 +7,8 @@ defines the rest: in every tensor with n dropped weights it takes the n largest 
 mean, including kept ones. For each of these that the client has kept, another weight grows at
 random among the missing ones, so that the number of weights stays the same.
 
-The code computes a model with the client's own values for kept weights, but then uses the mean
-everywhere. That is the default here too; `keep_own` follows the code's comment.
+The code computes a model with the client's own values for kept weights, as its comment says, but
+then uses the mean everywhere, as here.
 """
 
 from collections.abc import Sequence
@@ -27,31 +27,23 @@ from lightfed.utils.rng import derive_seed
 class My2(DisPFL):
     """DisPFL with masks changed by the neighbours' plain mean before training."""
 
-    def __init__(
-        self, topology: Topology | None = None, *, keep_own: bool = False, **dispfl: Any
-    ) -> None:
-        """DisPFL's arguments, and the initial values of a session.
+    def __init__(self, topology: Topology | None = None, **dispfl: Any) -> None:
+        """Set DisPFL's arguments.
 
         Args:
             topology: See DisPFL.
-            keep_own: Start kept weights from the client's own values and grown ones from the mean;
-                in a dense tensor the dropped ones count as grown.
             **dispfl: See DisPFL.
         """
         super().__init__(topology, regrow="random", static=False, **dispfl)
-        self.keep_own = keep_own
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
         drops = self.drops(fed, t)
         kept = {k: self._pruned(fed, k, drops[k]) for k in self.masks}
-        own = {k: self._weights(fed.row(k).floats).clone() for k in kept} if self.keep_own else {}
         fed.exchange(self.all_senders(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
         for client, mask in kept.items():
             self.masks[client] = self._grown(fed, client, mask, t, drops[client])
             row = fed.row(client).floats
-            if self.keep_own:
-                self._put_back(row, mask, own[client])
             apply_mask_(row, self.masks[client].to(row.device))
         self.sessions(fed, t)
 
@@ -78,10 +70,3 @@ class My2(DisPFL):
         """Random free elements of every tensor, as many as given."""
         seed = derive_seed(fed.seed, "regrow", t, client)
         return select_random(free, counts, self._segments, seed=seed)
-
-    def _put_back(self, row: Tensor, mask: Tensor, own: Tensor) -> None:
-        """Overwrite the mean with the client's own values of kept weights."""
-        weights, mask = self._weights(row), mask.to(row.device)
-        apply_mask_(weights, ~mask)
-        apply_mask_(own, mask)
-        weights += own

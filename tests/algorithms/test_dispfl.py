@@ -85,7 +85,7 @@ def test_a_static_mask_of_density_one_is_dpsgd(topology: Any) -> None:
 
 METHODS = [
     partial(Spied, regrow="random"), partial(Spied, regrow="gradient"), Spied,
-    My1, partial(My1, regrow_signal="magnitude"), My2, partial(My2, keep_own=True),
+    My1, My2,
 ]  # fmt: skip
 
 

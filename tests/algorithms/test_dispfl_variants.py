@@ -3,15 +3,13 @@
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
-from lightfed_kernels import Segments, prune_regrow, unpack_mask
+from lightfed_kernels import unpack_mask
 from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
-from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
@@ -39,36 +37,12 @@ def bits(algorithm: DisPFL) -> Tensor:
     return torch.stack([unpack_mask(algorithm.masks[k]) for k in CLIENTS])
 
 
-def test_my1_grows_where_the_consensus_is_largest_inside_its_mask_and_outside() -> None:
-    algorithm = My1(
-        Full(), density=0.3, distribution="uniform", regrow_signal="magnitude", rounds=4
-    )
-    fed = fleet(algorithm)
-    segments = Segments.build(fed.groups[0].layout.floats)
-    run_round(fed, 0)
-    count = bits(algorithm).sum(0)
-    consensus = torch.where(count > 0, rows(fed).sum(0) / count.clamp(min=1), 0.0)
-    run_round(fed, 1)
-    outside, drops = 0, algorithm.drops(fed, 1)
-    for client in CLIENTS:
-        trained, mask = fed.row(client).floats, algorithm.masks[client]
-        expected = prune_regrow(trained, mask, drops[client], segments, regrow=consensus)
-        assert torch.equal(algorithm.next[client], expected)
-        outside += int((unpack_mask(expected) & ~unpack_mask(mask)).sum())
-    assert outside > 0
-
-
 class StartsOfMy2(Starts, My2):
     pass
 
 
-@pytest.mark.parametrize("keep_own", [False, True])
-def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
-    keep_own: bool,
-) -> None:
-    algorithm = StartsOfMy2(
-        Full(), density=0.4, distribution="uniform", keep_own=keep_own, rounds=4
-    )
+def test_my2_starts_from_the_mean() -> None:
+    algorithm = StartsOfMy2(Full(), density=0.4, distribution="uniform", rounds=4)
     fed = fleet(algorithm)
     run_round(fed, 0)
     before, masks, drops = rows(fed).clone(), bits(algorithm), algorithm.drops(fed, 1)
@@ -83,9 +57,8 @@ def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
             kept[part][sizes.argsort(stable=True)[:count]] = False
         now = unpack_mask(algorithm.masks[client])
         assert not (kept & ~now).any()
-        expected = torch.where(kept, before[client], mean) if keep_own else mean
         start = algorithm.starts[client]
-        torch.testing.assert_close(start, torch.where(now, expected, 0.0), rtol=0, atol=1e-7)
+        torch.testing.assert_close(start, torch.where(now, mean, 0.0), rtol=0, atol=1e-7)
         grown = now & ~kept
         assert (grown & (before[client] == 0)).any()
 

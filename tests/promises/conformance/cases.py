@@ -183,7 +183,7 @@ CASES = {
     "metric_objects": Case(FedAvg, Metered),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(
-        partial(My2, **_sparse, keep_own=True, buffers="average"), federation=_everyone
+        partial(My2, **_sparse, buffers="average"), federation=_everyone
     ),
     "pfedmoe": Case(
         partial(PFedMoE, _mlp, gate_units=8, gate_lr=0.5), _mlp, data=joined,
