@@ -91,28 +91,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(command_line._WITHOUT_A_TRAINER) <= set(COMMANDS)
 
 
-def test_a_tree_on_the_path_has_a_version_without_an_installation() -> None:
-    code = """if True:
-        import importlib.metadata as metadata
-        real = metadata.distribution
-        def missing(name):
-            if name == "lightfed":
-                raise metadata.PackageNotFoundError(name)
-            return real(name)
-        metadata.distribution = missing
-        from lightfed.cli import command_line
-        from lightfed.runs import environment
-        from tests.benchmarks import figures
-        command_line.main(["--version"])
-        print(environment.software()["lightfed"], figures.machine())"""
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    first, second = found.stdout.splitlines()
-    assert first == f"lightfed {__version__}"
-    assert second.startswith(f"{__version__} lightfed {__version__},")
-
-
 def test_every_key_of_fit_has_a_description(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

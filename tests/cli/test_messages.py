@@ -3,7 +3,6 @@
 import inspect
 import pickle
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,17 +217,3 @@ def test_every_public_algorithm_has_a_short_name() -> None:
 
 def subclasses(base: type) -> set[type]:
     return {base}.union(*map(subclasses, base.__subclasses__()))
-
-
-def test_the_parser_does_not_follow_arguments_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the functions that `fit` passes its arguments on to, until the stack is full."""
-    read, genuine = Counter[str](), inspect.getsource
-
-    def getsource(thing: Any) -> str:
-        read[str(thing)] += 1
-        return genuine(thing)
-
-    monkeypatch.setattr(inspect, "getsource", getsource)
-    with pytest.raises(SystemExit):
-        main(["fit", "--help"])
-    assert 0 < max(read.values()) < 5

@@ -1,6 +1,5 @@
 """FedBCD's configurations are of one protocol, and its sweep lists are complete."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ FOLDER = ROOT / "configs" / "fedbcd"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 METHODS = ["-fedavg", "-fedprox", "", "-i", "-standalone"]
 RATES = ["0.005", "0.016", "0.05", "0.16", "0.5", "1.6"]
-INIT = "--model.algorithm.init_args"
 REPORTED = ["embedded", "figure3", "figure4"]
 SEARCHES = [("embedded-rates", ["digits"]), ("figure-rates", ["mnist", "cifar10"])]
 
@@ -32,13 +30,6 @@ def lines(study: str) -> list[tuple[str, dict[str, str]]]:
         given = dict(zip(words[3::2], words[4::2], strict=True))
         found.append((Path(words[2]).stem, {k.rpartition(".")[2]: v for k, v in given.items()}))
     return found
-
-
-def waited(line: tuple[str, dict[str, str]]) -> int:
-    """B of a line, of ten servers."""
-    config, given = line
-    own = settings(config)["model"]["algorithm"]["init_args"].get("wait", 10)
-    return int(given.get("wait", own))
 
 
 def searched(study: str) -> dict[str, list[str]]:
@@ -76,51 +67,6 @@ def test_the_methods_differ_in_nothing_but_algorithm_and_optimizer(data: str) ->
     for one in written:
         del one["model"]["algorithm"], one["model"]["optimizer"]
     assert all(one == written[0] for one in written)
-
-
-def test_figure_3_has_every_method_at_every_diversity_and_number_of_active_devices() -> None:
-    compared = [("-fedavg", "0.005"), ("-fedavg", chosen("digits-fedavg"))]
-    compared += [(method, "0.005") for method in METHODS[1:]]
-    expected = [
-        (f"{data}{method}", rate, classes, active)
-        for data, diversities in (("mnist", ("3", "6")), ("cifar10", ("5", "10")))
-        for classes, active, (method, rate) in product(diversities, ("1", "3", "5"), compared)
-    ]
-    found = lines("figure3")
-    usual = {"mnist": "3", "cifar10": "5"}
-    stated = [
-        (c, g.get("lr", "0.005"), g.get("classes", usual[c.split("-")[0]]), g.get("active", "3"))
-        for c, g in found
-    ]
-    assert stated == expected
-    names = [
-        f"{c}{'' if rate == '0.005' else f'-lr{rate}'}-diversity-{classes}-active-{active}"
-        for c, rate, classes, active in expected
-    ]
-    assert [given["name"] for _, given in found] == names
-    assert all(waited(line) == 10 for line in found)
-
-
-@pytest.mark.parametrize("diversity", ["3", "6"])
-def test_figure_4_waits_for_three_to_all_servers_beside_the_baselines(diversity: str) -> None:
-    found = [line for line in lines("figure4") if line[1].get("classes", "3") == diversity]
-    assert [(config, waited(line)) for line in found for config in line[:1]] == [
-        *(("mnist-async", b) for b in (3, 5, 7, 10)),
-        *(("mnist-i", b) for b in (3, 5, 7, 10)),
-        *(("mnist-fedprox", 10), ("mnist-fedavg", 10), ("mnist-fedavg", 10)),
-        ("mnist-standalone", 10),
-    ]
-    rates = [given["lr"] for _, given in found if "lr" in given]
-    assert rates == [chosen("digits-fedavg")]
-    assert all(given["name"].endswith(f"-diversity-{diversity}") for _, given in found)
-
-
-def test_three_seeds_of_every_method_sync_and_async_on_embedded_data() -> None:
-    found = [(line[0], waited(line), line[1]["seed"]) for line in lines("embedded")]
-    every = [f"digits{method}" for method in METHODS]
-    document, tuned = product(every, [10], "012"), product(every, [10], "012")
-    waiting = product(["digits-async", "digits-i-async"], [3, 5, 7], "012")
-    assert found == [*document, *tuned, *waiting]
 
 
 @pytest.mark.parametrize(("study", "data"), SEARCHES)

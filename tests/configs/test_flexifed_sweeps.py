@@ -19,7 +19,6 @@ ROWS = [
     *("agnews-charcnn", "agnews-vdcnn", "speech-vgg", "speech-resnet"),
 ]
 FIGURES = ["cifar10-vgg", "cinic10-vgg", "agnews-vdcnn", "speech-resnet"]
-EMBEDDED = ["digits-vgg", "docstrings-charcnn"]
 
 
 def lines(study: str) -> list[tuple[str, dict[str, str]]]:
@@ -43,18 +42,6 @@ def groups_of(config: str) -> list[dict[str, Any]]:
     return groups
 
 
-def counted(line: tuple[str, dict[str, str]]) -> tuple[str, list[int], list[int]]:
-    """The configuration of a line, which of its groups are there, and their counts.
-
-    Their models are those of the configuration.
-    """
-    config, given = line
-    whole = [group | {"count": 0} for group in groups_of(config)]
-    changed = yaml.safe_load(given["--model.clients"])
-    versions = [whole.index(group | {"count": 0}) for group in changed]
-    return config, versions, [group["count"] for group in changed]
-
-
 @pytest.mark.parametrize("config", ROWS)
 def test_the_rows_are_of_one_protocol(config: str) -> None:
     written = yaml.safe_load((FOLDER / f"{config}.yaml").read_text())
@@ -71,42 +58,6 @@ def test_the_table_has_every_strategy_in_every_row() -> None:
     assert lines("table") == [
         (row, {"--model.algorithm": strategy}) for row, strategy in product(ROWS, STRATEGIES)
     ]
-
-
-def test_one_to_four_versions_share_eight_clients_evenly() -> None:
-    counts = [[8], [4, 4], [3, 3, 2], [2, 2, 2, 2]]
-    expected = [(c, list(range(len(n))), n) for c, n in product(FIGURES, counts)]
-    assert [counted(line) for line in lines("versions")] == expected
-
-
-def test_more_clients_have_as_much_data_each() -> None:
-    found = lines("clients")
-    expected = [(c, [0, 1, 2, 3], [k // 4] * 4) for c, k in product(ROWS, (24, 32, 40))]
-    assert [counted(line) for line in found] == expected
-    assert {given["--data.partition.init_args.parts"] for _, given in found} == {"40"}
-
-
-def test_two_four_six_and_all_layers_are_shared_by_the_deeper_versions() -> None:
-    found = lines("layers")
-    assert [counted(line) for line in found] == [
-        (config, [1, 2, 3], [2, 2, 2]) for config, _ in product(FIGURES, range(4))
-    ]
-    limits = [given["--model.algorithm.init_args.max_common_layers"] for _, given in found]
-    assert limits == ["2", "4", "6", "null"] * 4
-
-
-def test_the_classifier_is_shared_or_not() -> None:
-    key = "--model.algorithm.init_args.share_classifier"
-    expected = [(c, {key: value}) for c, value in product(FIGURES, ("false", "true"))]
-    assert lines("classifier") == expected
-
-
-def test_three_seeds_of_every_strategy_on_embedded_data() -> None:
-    found = [
-        (config, given.get("--model.algorithm", "MaxCommon"), given["--model.seed"])
-        for config, given in lines("embedded")
-    ]
-    assert found == list(product(EMBEDDED, STRATEGIES, "012"))
 
 
 def test_clients_of_few_classes_hold_two_of_forty_shards(parser: Any) -> None:

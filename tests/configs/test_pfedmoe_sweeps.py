@@ -92,43 +92,6 @@ def test_every_setting_of_a_study_has_all_methods(study: str) -> None:
     assert set(names.values()) == {1}
 
 
-def test_scales_are_those_of_the_paper_with_ten_clients_a_round() -> None:
-    found = set()
-    for _, given in lines("scales") + lines("homogeneous") + lines("heterogeneous"):
-        counts = [c["count"] for c in json.loads(given.get("--model.clients", "[]"))] or [2] * 5
-        clients = sum(counts)
-        assert len(set(counts)) == 1
-        assert clients * float(given.get("--model.fraction", 1)) == pytest.approx(10)
-        found.add((data_of(given), clients, len(counts)))
-    assert found == set(product(DATA, (10, 50, 100), (1, 5)))
-
-
-def test_robustness_is_over_the_lists_of_the_paper() -> None:
-    classes = {(data_of(g), int(g["--data.partition.per_client"])) for _, g in lines("classes")}
-    assert classes == {("cifar10", c) for c in (2, 4, 6, 8, 10)} | {
-        ("cifar100", c) for c in (10, 30, 50, 70, 90, 100)
-    }
-    gammas = set()
-    for _, given in lines("gamma"):
-        partition = json.loads(given["--data.partition"])
-        assert partition["class_path"] == "Dirichlet"
-        assert partition["init_args"]["balance"]
-        gammas.add((data_of(given), partition["init_args"]["alpha"]))
-    assert gammas == set(product(DATA, (0.1, 0.2, 0.3, 0.4, 0.5)))
-
-
-def test_embedded_runs_are_of_the_first_seeds_and_of_all_methods_and_parts() -> None:
-    members: dict[str, dict[Any, list[int]]] = {}
-    for suffix, given in lines("embedded"):
-        runs = members.setdefault(terms_of(given), {})
-        runs.setdefault((suffix, part_of(given)), []).append(int(given["--model.seed"]))
-    experiments = {(suffix, None) for suffix in METHODS} | {("", part) for part in PARTS}
-    assert all(runs.keys() == experiments for runs in members.values())
-    seeds = [list(found) for runs in members.values() for found in runs.values()]
-    assert sorted(map(len, seeds)) == [4] * len(experiments) + [8] * len(experiments)
-    assert all(found == list(range(len(found))) for found in seeds)
-
-
 @pytest.mark.parametrize(("search", "study"), [("embedded-rates", "embedded"), ("rates", "")])
 def test_learning_rates_are_searched_alike_for_all_methods_on_seeds_of_their_own(
     search: str, study: str
@@ -174,11 +137,6 @@ def test_a_list_says_how_its_rates_were_chosen(study: str) -> None:
     header = (FOLDER / f"{study}.sweep").read_text().partition("\nfit ")[0]
     search = "embedded-rates.sweep" if study == "embedded" else "rates.sweep"
     assert re.search(rf"Learning rates: .*{re.escape(search)}", header, re.DOTALL)
-
-
-def test_the_parts_of_pfedmoe_stand_beside_it_on_both_data_sets() -> None:
-    found = [(data_of(g), part) for _, g in lines("heterogeneous") if (part := part_of(g))]
-    assert Counter(found) == Counter(product(DATA, PARTS))
 
 
 @pytest.mark.parametrize("config", ["cifar10", "cifar10-practical", "cifar100"])

@@ -52,14 +52,6 @@ def test_a_new_checkpoint_keeps_the_one_it_replaces_and_no_other(tmp_path: Path)
     assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards", "last.previous.ckpt"]
 
 
-def test_stateless_checkpoints_are_kept_too(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    for value in (1.0, 2.0, 3.0):
-        write(path, value, clients=None)
-    assert [load(p)["state_dict"]["w"][0] for p in (path, previous_of(path))] == [3.0, 2.0]
-    assert names_in(tmp_path) == ["last.ckpt", "last.previous.ckpt"]
-
-
 def test_the_one_before_is_kept_only_where_it_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "sessions.ckpt"
     for value in (1.0, 2.0):

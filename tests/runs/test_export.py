@@ -212,9 +212,3 @@ def test_masks_are_exported_with_the_weights_that_they_cover(tmp_path: Path) -> 
             # Trained weights are not 0 by chance; units that never fire keep what they had.
             assert not weights[name.removeprefix("net.")][~covered].any()
         assert 0 < int(unpack_mask(mask).sum()) < layout.numel
-
-
-def test_clients_without_masks_export_none(tmp_path: Path) -> None:
-    exported(CASES["standalone"], tmp_path / "kept")
-    exported(CASES["heterofl"], tmp_path / "stateless")
-    assert not list(tmp_path.rglob("masks"))

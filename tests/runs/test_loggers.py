@@ -164,12 +164,6 @@ class Used(Callback):
         self.rates.append(pl_module.fleet.plan.lr)
 
 
-def test_the_schedule_sets_the_rounds_learning_rate(tmp_path: Path) -> None:
-    used = Used()
-    fit(scheduled(), data(), tmp_path, rounds=4, callbacks=[used])
-    assert used.rates == LEARNING_RATES
-
-
 def test_the_monitor_logs_the_learning_rate_of_its_round(tmp_path: Path) -> None:
     fit(scheduled(), data(), tmp_path, rounds=4, callbacks=[LearningRateMonitor()])
     assert column(tmp_path, "lr-SGD") == LEARNING_RATES

@@ -1,7 +1,6 @@
 """Which folder a run gets: numbered anywhere, the job's own under SLURM, never a stranger's."""
 
 import errno
-import json
 import logging
 import os
 from pathlib import Path
@@ -18,7 +17,6 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
-from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
 from tests.promises.refusals.mistakes import edited
@@ -76,14 +74,6 @@ def saved(logger: RunLogger, name: str = "last.ckpt") -> Path:
     path.parent.mkdir(exist_ok=True)
     path.touch()
     return path
-
-
-def test_a_job_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job(monkeypatch, 12)
-    logger = start(tmp_path)
-    assert (logger.folder.name, logger.place.resumed) == ("run-12", False)
-    stated = json.loads((logger.folder / "environment.json").read_text())
-    assert stated == {"name": "run", "config": "c", "job": ":12"}
 
 
 def test_the_same_job_goes_on_and_another_one_begins(
@@ -298,29 +288,6 @@ def test_the_same_command_in_a_job_finds_the_run_finished_and_a_longer_one_goes_
     assert [line.partition(",")[0] for line in metrics] == ["round", "1", "2"]
 
 
-class Fills(L.Callback):
-    """The disk is full from the second round on."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "run" / "metrics.csv"
-
-    @override
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == 1:
-            self.file.unlink()
-            self.file.symlink_to("/dev/full")
-
-
-def test_a_full_disk_is_one_line_and_the_checkpoint_stays(tmp_path: Path) -> None:
-    data = random_data([4, 4], features=2)
-    with pytest.raises(DiskError, match="No space left on device") as full:
-        fit(line_federation(), data, tmp_path, rounds=5, callbacks=[Fills(tmp_path)])
-    assert full.value.key == "trainer.default_root_dir"
-    assert full.value.status == 1
-    last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert last["epoch"] == 0
-
-
 def test_other_errors_of_files_pass(tmp_path: Path) -> None:
     logger = RunLogger(str(tmp_path / "runs"), "run")
     foreign = OSError(errno.EIO, "Input/output error", str(tmp_path / "data"))
@@ -348,34 +315,3 @@ def test_a_full_disk_is_no_mistake_in_the_command(
 
 
 # Which configurations are of the same run.
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "trainer": {"precision": "32", "limit_train_batches": None, "max_epochs": 5, "devices": 1},
-    "model": {"algorithm": {"class_path": "FedAvg"}, "seed": 0},
-    "data": {"dataset": {"class_path": "MNIST", "init_args": {"root": "/a"}}, "batch_size": 32},
-}
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "same"),
-    [
-        ("trainer", "max_epochs", 9, True),
-        ("trainer", "devices", 4, True),
-        ("trainer", "precision", "bf16-mixed", False),
-        ("trainer", "limit_train_batches", 2, False),
-        ("trainer", "gradient_clip_val", 1.0, False),
-        ("model", "seed", 1, False),
-        ("model", "export", ["server", "clients"], True),
-        ("model", "store", "disk", True),
-        ("data", "resident", "host", True),
-        ("data", "batch_size", 16, False),
-        ("data", "dataset", {"class_path": "MNIST", "init_args": {"root": "/b"}}, True),
-        ("data", "dataset", {"class_path": "Digits", "init_args": {"root": "/a"}}, False),
-    ],
-)
-def test_what_a_result_depends_on_makes_another_run(
-    section: str, key: str, value: object, same: bool
-) -> None:
-    changed = {name: dict(options) for name, options in OPTIONS.items()}
-    changed[section][key] = value
-    assert (config_digest(changed) == config_digest(OPTIONS)) == same

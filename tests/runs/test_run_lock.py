@@ -92,14 +92,6 @@ def test_a_token_that_is_gone_is_nobody_s(
     assert (first.writes(), second.writes()) == (False, True)
 
 
-def test_other_folders_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Process(tmp_path, monkeypatch)
-    (tmp_path / "run").mkdir()
-    second = Process(tmp_path / "run", monkeypatch)
-    assert (first.writes(), second.writes()) == (True, True)
-    first.do(lambda: fence.check(tmp_path.parent))
-
-
 def test_a_relative_folder_is_that_of_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,21 +166,6 @@ def test_a_folder_of_a_later_start_is_refused_on_every_rank(tmp_path: Path) -> N
     errors = together(2, lambda ranks: logger_in(tmp_path, ranks, Job("12", "", 0)))
     assert [type(error) for error in errors] == [TakenOver] * 2
     assert (tmp_path / "run" / ".owner").read_text() == OTHER
-
-
-def test_one_rank_takes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Path] = []
-    monkeypatch.setattr(fence, "take", lambda folder, job, number: taken.append(folder))
-    assert len(together(2, lambda ranks: logger_in(tmp_path, ranks))) == 2
-    assert taken == [tmp_path / "run"]
-
-
-def test_a_run_claims_its_folder_once(tmp_path: Path) -> None:
-    logger = logger_in(tmp_path, Ranks(CPU))
-    (tmp_path / "run" / ".owner").write_text(OTHER)
-    logger.place.own()
-    with pytest.raises(TakenOver):
-        logger.end_round(1)
 
 
 def test_who_has_lost_a_folder_neither_describes_nor_removes_it(tmp_path: Path) -> None:

@@ -58,17 +58,6 @@ def test_a_folder_of_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert main_file("~/runs/run/checkpoints/last.ckpt") == path
 
 
-def test_a_logger_claims_one_folder(tmp_path: Path) -> None:
-    logger = RunLogger(str(tmp_path), "x")
-    assert not logger.claimed
-    for _ in range(2):
-        logger.place.claim(Ranks(CPU))
-    assert logger.claimed
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
-    assert (logger.name, logger.save_dir, logger.version) == ("x", str(tmp_path), "")
-    assert Path(logger.log_dir) == tmp_path / "x"
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "..", "/runs"])
 def test_a_name_is_a_plain_folder_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.logger\.init_args\.name"):
@@ -127,28 +116,6 @@ def test_a_new_column_is_given_to_the_rows_before_it(tmp_path: Path) -> None:
     rows = rows_of(logger.folder / "metrics.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
     assert [row["accuracy"] for row in rows] == ["", "", "0.9", ""]
-
-
-def test_what_is_logged_after_the_end_of_a_round_is_in_its_row(tmp_path: Path) -> None:
-    """What callbacks log in on_train_epoch_end comes when the round's row is on disk already."""
-    logger = logger_of(tmp_path)
-    for number in (1, 2, 3):
-        log_round(logger, number, loss=1.0 / number)
-        logger.log_metrics({"late": float(number)}, number - 1)
-    logger.finalize("success")
-    rows = rows_of(logger.folder / "metrics.csv")
-    assert [row["round"] for row in rows] == ["1", "2", "3"]
-    assert [row["late"] for row in rows] == ["1.0", "2.0", "3.0"]
-
-
-def test_clients_get_a_row_an_evaluation(tmp_path: Path) -> None:
-    logger = logger_of(tmp_path)
-    for number in (1, 2):
-        logger.log_clients([{"round": number, "client": k, "accuracy": k / 10} for k in (0, 1)])
-    found = [
-        (r["round"], r["client"], r["accuracy"]) for r in rows_of(logger.folder / "clients.csv")
-    ]
-    assert found == [("1", "0", "0.0"), ("1", "1", "0.1"), ("2", "0", "0.0"), ("2", "1", "0.1")]
 
 
 def stopped_run(folder: Path, *, rounds: int = 4) -> RunLogger:
@@ -275,14 +242,3 @@ def test_a_failed_resume_leaves_the_run_it_came_from(tmp_path: Path) -> None:
     logger.place.claim(Ranks(CPU))
     logger.finalize("failed")
     assert len(rows_of(tmp_path / "run" / "metrics.csv")) == 4
-
-
-def test_a_figure_that_comes_later_widens_the_file_of_the_clients(tmp_path: Path) -> None:
-    logger = logger_of(tmp_path)
-    narrow, wide = {"client": 0, "flops": 1.0}, {"client": 0, "trained/loss": 2.0, "flops": 1.0}
-    for number, row in enumerate([narrow, wide, narrow], start=1):
-        logger.log_clients([{"round": number, **row}])
-        log_round(logger, number)
-    rows = rows_of(logger.folder / "clients.csv")
-    assert [row["trained/loss"] for row in rows] == ["", "2.0", ""]
-    assert [row["flops"] for row in rows] == ["1.0"] * 3

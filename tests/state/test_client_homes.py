@@ -1,7 +1,5 @@
 """Rows of a rank's clients: who has which, and what happens to them when there are more."""
 
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from lightfed.state.rows import ModelLayout, RowStore
@@ -40,25 +38,3 @@ def test_a_store_that_keeps_its_matrix_keeps_its_views() -> None:
     assert 7 in store
     assert store.open([1, 2, 3, 4], keep=False)
     assert store.slots == {1: 0, 2: 1, 3: 2, 4: 3}
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=1, max_size=6))
-def test_every_client_of_a_store_has_a_row_of_its_own(rounds: list[list[int]]) -> None:
-    store = store_of()
-    known: set[int] = set()
-    for clients in rounds:
-        store.open(clients, keep=True)
-        for client in sorted(set(clients) - known):
-            fill(store, client)
-        known |= set(clients)
-        for client in known:
-            assert store.row(client).floats.eq(client).all()
-            assert store.row(client).integers.eq(client).all()
-
-
-def test_rows_of_the_host_are_rows_of_the_same_shape() -> None:
-    device, host = store_of(), store_of(host=True)
-    for store in (device, host):
-        store.open([0], keep=False)
-    assert device.row(0).floats.shape == host.row(0).floats.shape == (4 * 32,)
-    assert host.row(0).floats.device == CPU

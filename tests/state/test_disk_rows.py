@@ -141,21 +141,6 @@ def test_a_clients_row_stays_when_there_are_more(tmp_path: Path) -> None:
         store.row(7)
 
 
-def test_blocks_are_views_where_rows_follow_each_other(tmp_path: Path) -> None:
-    store = store_of(tmp_path, clients=9)
-    block = store.view([4, 2, 8])
-    assert block is not None
-    block.floats[1] = 5.0
-    assert store.row(2).floats.eq(5.0).all()
-    assert block.floats.untyped_storage().nbytes() == block.floats.nbytes  # saved without the rest
-    assert store.view([4, 8]) is None
-    copied = store.block([8, 2])
-    assert copied.floats[1].eq(5.0).all()
-    copied.floats.fill_(6.0)
-    store.put_block([8, 2], copied)
-    assert [float(store.row(k).floats[0]) for k in (4, 2, 8)] == [2.0, 6.0, 6.0]
-
-
 def test_clients_without_state_begin_each_round_at_the_first_row(tmp_path: Path) -> None:
     store = DiskRows(LAYOUT, device=CPU, folder=tmp_path)
     for clients in ([5, 6, 7], [6, 9], [1, 2, 3, 4]):
@@ -163,13 +148,6 @@ def test_clients_without_state_begin_each_round_at_the_first_row(tmp_path: Path)
         assert not store.slots
         store.block(clients).floats.fill_(float(clients[0]))
         assert list(store.slots.items()) == [(k, i) for i, k in enumerate(clients)]
-
-
-def test_a_layout_without_integers_has_one_file(tmp_path: Path) -> None:
-    store = DiskRows(ModelLayout.of(nn.Linear(3, 2)), device=CPU, folder=tmp_path)
-    store.open([0, 1], keep=True)
-    assert store.block([0, 1]).integers.shape == (2, 0)
-    assert store.row(1).integers.shape == (0,)
 
 
 def test_a_full_disk_is_an_error_and_no_signal(

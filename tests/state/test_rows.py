@@ -229,17 +229,6 @@ def _train(net: nn.Module, steps: int) -> None:
         optimizer.step()
 
 
-def test_views_of_a_row_are_kept_until_they_are_forgotten() -> None:
-    live = live_of(Net())
-    row = row_of(live.layout, seed=1)
-    first = live.views(row.floats)
-    assert live.views(row.floats) is first
-    live.forget_views()
-    again = live.views(row.floats)
-    assert again is not first
-    assert [v.data_ptr() for v in again] == [v.data_ptr() for v in first]
-
-
 def test_more_rows_than_views_are_kept_for_are_bound_right() -> None:
     live = live_of(nn.Linear(2, 1))
     rows = [row_of(live.layout, seed) for seed in range(300)]

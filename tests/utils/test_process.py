@@ -39,26 +39,8 @@ end_process({status})
     assert (tmp_path / "late").read_text() == "thread"
 
 
-def test_a_profiler_keeps_its_results() -> None:
-    done = ended("sys.setprofile(lambda *a: None)\nend_process(0)\nsys.exit(7)")
-    assert done.returncode == 7, done.stderr
-
-
 def test_a_stream_that_cannot_be_flushed_is_left_to_python() -> None:
     code = 'import os\nos.close(1)\nprint("lost")\nend_process(0)\nsys.exit(7)'
     done = ended(code, stdout=subprocess.PIPE)
     assert done.returncode not in (0, 7), done.stderr  # Python's 120
     assert "flush" in done.stderr or "Bad file" in done.stderr
-
-
-def test_garbage_of_imports_is_never_looked_at_but_later_garbage_is_collected() -> None:
-    code = """
-imports_begin()
-assert not gc.isenabled()
-imports_end()
-assert gc.isenabled() and gc.get_freeze_count() > 0
-before = gc.get_freeze_count()
-imports_end()
-assert gc.get_freeze_count() == before
-"""
-    assert ended(code).returncode == 0

@@ -37,16 +37,6 @@ def deaf() -> Iterator[None]:
     signals.forget()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_is_taken_down_and_nothing_else(number: signal.Signals) -> None:
-    with signals.listening():
-        assert signals.asked() is None
-        signal.raise_signal(number)
-        assert signals.asked() == number
-        signals.forget()
-        assert signals.asked() is None
-
-
 def test_a_script_gets_its_handlers_back_and_no_old_signal() -> None:
     def theirs(number: int, frame: object) -> None:
         raise AssertionError("not during the run")
@@ -80,21 +70,6 @@ def test_outside_the_main_thread_nobody_listens() -> None:
     thread.start()
     thread.join()
     assert heard == [signal.getsignal(signal.SIGUSR1)]
-
-
-@pytest.mark.parametrize(("command", "calls"), [("fit", 1), ("test", 0), ("report", 0)])
-def test_only_fit_listens(command: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
-    monkeypatch.setattr(command_line, "listen", lambda: heard.append(command))
-    monkeypatch.setattr(command_line, "_run", lambda *args, **kwargs: None)
-    monkeypatch.setattr(command_line, "imports_begin", lambda: None)
-    monkeypatch.setattr(command_line, "end_process", lambda status: None)
-    monkeypatch.setattr(sys, "argv", ["lightfed", command, "nowhere"])
-    with pytest.raises(SystemExit):
-        command_line.main()
-    assert len(heard) == calls
-    command_line.main(["fit", "--config", "nowhere"])  # a process that is not ours
-    assert len(heard) == calls
 
 
 @pytest.mark.parametrize("words", ["", "--help"])

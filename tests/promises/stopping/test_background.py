@@ -19,7 +19,7 @@ from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs import saving
 from lightfed.runs.checkpoint import CLIENTS, load, newest_file, previous_of
 from lightfed.runs.saving import Background, Writing
-from lightfed.state.chain import Chains, HostCopies
+from lightfed.state.chain import Chains
 from lightfed.state.client_state import by_client
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
@@ -86,17 +86,6 @@ def test_copies_that_do_not_fit_are_not_made(
         ours = Writing({CLIENTS: dict(rows)}, tmp_path / "x.ckpt", Ranks(CPU), chains=Chains())
         monkeypatch.setattr(saving, "free_memory", lambda free=free: free)
         assert ours.detach(Ranks(CPU)) is fits
-
-
-def test_memory_for_copies_is_used_again_while_it_suffices() -> None:
-    copies, like = HostCopies(), torch.zeros(9, 3, dtype=torch.bfloat16)
-    first = copies.empty("a", like, 4)
-    assert (first.shape, first.dtype) == ((4, 3), torch.bfloat16)
-    assert first.untyped_storage().nbytes() == first.nbytes  # else more would be saved
-    assert copies.empty("a", like, 2).data_ptr() == first.data_ptr()
-    assert copies.empty("b", like, 4).data_ptr() != first.data_ptr()
-    assert copies.empty("a", like, 2**20).shape == (2**20, 3)
-    assert copies.empty("a", torch.zeros(9, 0), 4).shape == (4, 0)
 
 
 def test_free_memory_is_that_of_the_machine_or_of_the_job(tmp_path: Path) -> None:

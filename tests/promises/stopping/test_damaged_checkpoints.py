@@ -12,8 +12,6 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.engine.federation import Federation
 from lightfed.runs import journal, run_lock
 from lightfed.runs.checkpoint import SHARDS, shard_folder
-from lightfed.runs.run_table import read_rows
-from lightfed.utils.atomic_io import check_like, checked
 from lightfed.utils.errors import UserError
 from tests.engine.spy import data, federation, lr_schedule
 from tests.small import fit
@@ -117,26 +115,11 @@ def test_a_damaged_table_is_named(
     assert resumed(folder).key == str(path)
 
 
-def test_the_last_line_of_a_killed_run_is_no_damage(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("round,loss\n1,0.5\n2")
-    assert read_rows(tmp_path / "metrics.csv") == [{"round": "1", "loss": "0.5"}]
-
-
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"token": 5}', '{"job": "x", "restarts": "y"}'])
 def test_a_damaged_owner_is_nobody(text: str, tmp_path: Path) -> None:
     (tmp_path / ".owner").write_text(text)
     run_lock.take(tmp_path, None)
     run_lock.check(tmp_path)
-
-
-def test_an_example_says_what_fits() -> None:
-    example = {"n": 0, "t": torch.zeros(2), "any": None}
-    check_like({"n": 3, "t": torch.ones(2), "any": "x", "more": 1}, example, "it")
-    for bad in ({"n": True}, {"n": -1}, {"t": torch.ones(3)}, {"t": torch.ones(2).int()}):
-        with pytest.raises(ValueError, match=r"it\.[nt] is "):
-            check_like({"n": 3, "t": torch.ones(2), "any": 1} | bad, example, "it")
-    with pytest.raises(UserError, match=r"there cannot be read \(KeyError"), checked("there"):
-        {}["x"]
 
 
 def test_the_journal_is_one_of_them(folder: Path) -> None:

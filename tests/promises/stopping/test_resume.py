@@ -16,7 +16,6 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.runs.checkpoint import load
-from lightfed.utils.errors import UserError
 from tests.engine.spy import Spy, data, federation, lr_schedule, state_of
 from tests.small import fit
 
@@ -208,22 +207,6 @@ def test_a_linked_last_checkpoint_resumes(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_symlink()
     fit(again, data(), tmp_path, rounds=3, ckpt_path="last")
     assert state_of(again) == state_of(whole)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"seed": 1}, "seed"),
-        ({"algorithm": Standalone()}, "algorithm"),
-    ],
-)
-def test_a_checkpoint_of_another_federation_is_refused(
-    change: dict[str, Any], named: str, tmp_path: Path
-) -> None:
-    fit(federation(), data(), tmp_path, rounds=1)
-    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    with pytest.raises(UserError, match=f"another federation: its {named} is"):
-        fit(federation(**change), data(), tmp_path, rounds=2, ckpt_path=path)
 
 
 @pytest.mark.parametrize("schedule", [None, lr_schedule])

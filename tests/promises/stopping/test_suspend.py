@@ -31,7 +31,6 @@ from lightfed.runs.run_logger import RunLogger
 from lightfed.simulation.delays import Exponential
 from lightfed.state.client_state import by_client
 from lightfed.topology.topology import Ring
-from lightfed.utils import signals
 from tests.engine.spy import lr_schedule
 from tests.small import CPU, fit, random_data
 from tests.tiers import by_default
@@ -239,20 +238,6 @@ def test_without_a_checkpoint_of_every_round_the_round_is_finished_and_written(
     assert run(tmp_path, ckpt_path="last") == whole
 
 
-def test_the_round_is_written_where_it_is_sought_and_not_beside_a_users_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def callbacks() -> list[Callback]:
-        best = ModelCheckpoint(str(tmp_path / "mine"), "{epoch}", monitor="train_loss")
-        return [best, ModelCheckpoint(every_n_epochs=3, save_last=True, filename="{epoch}")]
-
-    whole = run(tmp_path / "whole")
-    stopped(tmp_path, 1, callbacks=callbacks())
-    sessions = Sessions(monkeypatch)
-    assert run(tmp_path, ckpt_path="last", callbacks=callbacks()) == whole
-    assert sessions.count == (ROUNDS - 1) * len(SIZES)
-
-
 def test_a_run_without_checkpoints_stops_after_its_round(tmp_path: Path) -> None:
     assert stopped(tmp_path, 1, enable_checkpointing=False) == 128 + signal.SIGUSR1
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -310,13 +295,6 @@ def test_a_finished_sessions_failure_is_not_kept(
         patch.setattr(Training, "_session", failing)
         stopped(tmp_path, 2)
     assert run(tmp_path, ckpt_path="last") == whole
-
-
-def test_the_handlers_are_those_of_before(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    stopped(tmp_path, 1)
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert signals.asked() is None
 
 
 def test_a_run_that_died_after_its_last_round_comes_to_its_end(tmp_path: Path) -> None:
