@@ -38,11 +38,9 @@ from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
 from lightfed.results.tables import failures_text, rounds_text
 from lightfed.results.units import NOTHING, is_share
-from lightfed.studies.figures import study_figures
-from lightfed.studies.flexifed.strategies import Study, studies
-from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
-from lightfed.studies.pfedmoe.method_table import markup, print_methods
-from lightfed.studies.pfedmoe.methods import Protocol, protocols
+from lightfed.studies.figures import StudyTable, study_figures, study_tables
+from lightfed.studies.flexifed import strategy_table
+from lightfed.studies.pfedmoe import protocols
 from lightfed.utils.errors import UserError
 
 FOLDER = "comparison"  # of its output, beside the runs
@@ -65,8 +63,7 @@ class Comparison:
         rows: of the table of final values.
         finals: this table, without columns in which all rows are alike.
         settings: the table of those settings in which rows differ.
-        studies: of FlexiFed's strategies.
-        protocols: in which pFedMoE is compared with other methods.
+        studies: the tables of single papers.
         contests: the metrics in which experiments are compared seed by seed.
         target: as requested.
         notes: what intervals are of, what all runs share, and which are left out.
@@ -75,20 +72,19 @@ class Comparison:
     rows: Sequence[Group]
     finals: DataFrame
     settings: DataFrame
-    studies: Sequence[Study]
-    protocols: Sequence[Protocol]
+    studies: Sequence[StudyTable]
     contests: Sequence[Contest]
     target: float | None
     notes: Sequence[str]
 
     @property
-    def strategies(self) -> StrategyTable | None:
-        return StrategyTable(self.studies, self.target) if self.studies else None
+    def runs(self) -> list[Run]:
+        return runs_of(self.rows)
 
     @property
     def further_contests(self) -> list[Contest]:
         """Those that are not yet in the table of a protocol."""
-        known = [{(m.group, p.column) for m in p.members} for p in self.protocols]
+        known = [{(m.group, p.column) for m in p.members} for p in protocols(self.runs)]
         return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in known)]
 
 
@@ -128,17 +124,15 @@ def compare(
     finished = [run for run in files if run.finished]
     ended = finished if len(finished) > 1 else files
     rows = grouped(ended) if group else singles(ended)
-    column, compared, strategies = common_metric(ended), protocols(ended), studies(ended)
-    metrics = [*(study.topic.metric for study in strategies), *(p.metric for p in compared)]
-    _check_target(target, [column, *metrics])
+    column = common_metric(ended)
+    _check_target(target, column)
     finals, settings, shared = _tables(rows, column, target)
     common = [seeds_note(rows), f"all runs: {shared}" if shared else "", _synthetic(rows)]
     found = Comparison(
         rows=rows,
         finals=finals,
         settings=settings,
-        studies=strategies,
-        protocols=compared,
+        studies=study_tables(ended, target=target),
         contests=contests(ended),
         target=target,
         notes=[*filter(None, common), *notes, *provisos(files, runs_of(rows))],
@@ -208,10 +202,10 @@ def clients_of(groups: Sequence[Group]) -> DataFrame:
     return concat(tables, keys=about, names=names).droplevel("").reset_index()
 
 
-def _check_target(target: float | None, metrics: Sequence[str]) -> None:
-    shares = all(map(is_share, metrics))
-    if target is not None and (not math.isfinite(target) or (shares and not 0 < target <= 1)):
-        fix = "give an accuracy in 0..1, such as 0.8" if shares else "give a finite number"
+def _check_target(target: float | None, column: str) -> None:
+    share = is_share(column)
+    if target is not None and (not math.isfinite(target) or (share and not 0 < target <= 1)):
+        fix = "give an accuracy in 0..1, such as 0.8" if share else "give a finite number"
         raise UserError("--target", f"{target:g}", fix)
 
 
@@ -222,11 +216,10 @@ def _write(
     formats: Sequence[str],
     tables: Sequence[str],
 ) -> Path:
-    strategies = found.strategies
-    studied = strategies.markup() if strategies else []
+    strategies = strategy_table(found.runs, found.target)
     page = folder / PAGE
     text = document(
-        f"Comparison of {len(runs_of(found.rows))} runs",
+        f"Comparison of {len(found.runs)} runs",
         template="comparison.html",
         places=[row.place for row in found.rows],
         finals=found.finals,
@@ -234,12 +227,12 @@ def _write(
         contests=found.further_contests,
         contests_note=NOTE,
         figures=figures,
-        tables=[*studied, *(part for p in found.protocols for part in markup(p, found.target))],
+        studies=found.studies,
         settings=found.settings,
     )
     write_file(page, text.encode())
     for name, content in (
-        (STRATEGY_TABLE, strategies.csv() if strategies else ""),
+        (STRATEGY_TABLE, strategies.to_csv(index=False) if len(strategies) else ""),
         (VERDICTS, verdicts_csv(found.contests) if found.contests else ""),
     ):
         if content:
@@ -274,8 +267,10 @@ def _print(found: Comparison) -> None:
         print_line(console, f"{contest.title}: {contest.verdict()}")
     if found.further_contests:
         print_line(console, CHOSEN)
-    if found.strategies:
-        print_strategies(console, found.strategies)
-    print_methods(console, found.protocols, found.target)
+    for study in found.studies:
+        print_line(console, study.title)
+        print_table(console, study.cells, left=(0, 1))
+        for note in study.notes:
+            print_line(console, note)
     if len(found.settings.columns) > 1:
         print_table(console, found.settings, spare=[*found.settings.columns[:0:-1]])

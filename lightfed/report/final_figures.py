@@ -11,8 +11,8 @@ from lightfed.results.groups import Group, final_heading, final_text
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import costs_to, mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
+from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.fedbcd.clouds import common_target, time_to
-from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 
 STAGES = (AGGREGATED, TRAINED)
 COSTS = {

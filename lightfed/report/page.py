@@ -26,7 +26,6 @@ from lightfed.results.tables import (
     text_table,
 )
 from lightfed.results.units import time_left_text
-from lightfed.studies.dispfl.similarity import similarity_figures
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.keys import flat
 
@@ -88,7 +87,7 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
         progress=_progress(run, outcome) if live else "",
         written=time.time() if live else 0,
         notes=[synthetic] * run.synthetic,
-        results=[*key_figures(outcome), *similarity_figures(run)],
+        results=key_figures(outcome),
         finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(outcome)}",
         commands=_commands(run),
         figures=figures,

@@ -28,7 +28,7 @@ from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, is_share
-from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
+from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 
 KINDS = ("global", "local", "personal")
 NOTE = (

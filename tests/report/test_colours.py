@@ -7,7 +7,7 @@ from lightfed.results.groups import grouped, singles
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
 from tests.report.test_clouds import _study
-from tests.report.test_methods import COURSES, method_run
+from tests.report.test_pfedmoe import COURSES, method_run
 
 
 def _compared(runs: list[Run]) -> dict[str, int]:

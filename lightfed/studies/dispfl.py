@@ -1,0 +1,217 @@
+"""Figures for DisPFL: both stages of a round, and whether similar data lead to similar masks.
+
+Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via
+Decentralized Sparse Training", ICML 2022, arXiv:2206.00187.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Chart, Figure, Series
+from lightfed.drawing.tidy import common_axis, course_table, file_name, stacked
+from lightfed.results.csvfile import damaged
+from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.outcome import traffic
+from lightfed.results.run import Run, whole_number
+from lightfed.results.settings import gathered
+from lightfed.results.tables import readable
+from lightfed.results.units import NOTHING
+
+MOST_READ, MOST_DRAWN = 100, 40  # clients
+FEWEST = 3  # clients: two have a single pair, which cannot be correlated
+SMALLEST_STD = 1e-9  # values that vary only by rounding have no correlation
+AGGREGATED, TRAINED = "after aggregation", "after local training"
+KINDS = {AGGREGATED: ("aggregated",), TRAINED: ("trained", "finetuned")}
+MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
+
+
+def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]:
+    """Both stages, for each data set on which a method measured both; `target` is not used."""
+    del target
+    found = [
+        _stages(data, own)
+        for data, own in gathered(grouped(runs), lambda group: group.data).items()
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def stage_columns(group: Group, metric: str) -> dict[str, str]:
+    """The column of each stage that the runs of a group measured.
+
+    `personal/` is at one stage, `aggregated/` or `trained/` at the other. If clients keep nothing,
+    `finetuned/` is the server's model after a session on the client's own data.
+    """
+
+    def first(*kinds: str) -> str:
+        columns = (f"{kind}/{metric}" for kind in kinds)
+        return next((name for name in columns if math.isfinite(group.score(name)[0])), "")
+
+    sends = any(traffic(run).max() > 0 for run in group.runs)  # else it never aggregates
+    usual = AGGREGATED if sends and not first("aggregated") else TRAINED
+    personal = MOMENTS.get(str(group.runs[0].environment.get("evaluate_at")), usual)
+    found = {
+        stage: first(*["personal"] * (stage == personal), *kinds) for stage, kinds in KINDS.items()
+    }
+    return {stage: column for stage, column in found.items() if column}
+
+
+def _stages(data: str, groups: Sequence[Group]) -> Figure | None:
+    """A chart for each stage, a line for each method; None unless a line has two rounds."""
+    metric = usual_metric(groups)
+    columns = {group: stage_columns(group, metric) for group in groups}
+    if all(len(own) < 2 for own in columns.values()):
+        return None
+    tables = {}
+    for stage in (AGGREGATED, TRAINED):
+        measured = {g: own[stage] for g, own in columns.items() if stage in own}
+        courses = [course_table(g, column, g.label) for g, column in measured.items()]
+        if drawn := [course for course in courses if len(course) > 1]:
+            tables[stage] = stacked(drawn, metric)
+    if not tables:
+        return None
+    label = f"{readable(metric)} on the clients' own test samples"
+    y = common_axis(metric, tables.values(), "mean", label)
+    by = Series("series", {group.label: group.place for group in groups}, "method")
+    charts = tuple(
+        marks.lines(table, Axis("round"), y, by, title=stage.capitalize())
+        for stage, table in tables.items()
+    )
+    caption = (
+        "Without a server: a client's model after aggregation over its neighbours, before and "
+        "after its local training in that round. With a server: the server's model and, if "
+        "measured, each client's copy after local training. Bands: 95 % t intervals over seeds."
+    )
+    title = f"{data}: {readable(metric)} {AGGREGATED} and {TRAINED}{synthetic_note(groups)}"
+    return Figure(file_name("stages", data), title, charts, caption)
+
+
+def mask_distances(run: Run) -> pd.DataFrame:
+    """The Hamming distances of clients' masks, as a share of the elements that a mask leaves out.
+
+    masks/client<k>.safetensors has one tensor `mask` of packed words: bit i of word w is element
+    32 w + i of the client's row, 1 if the client keeps it; padding is 0. At most 100 clients,
+    evenly spaced by id, are read, and those with the most frequent length of a mask compared.
+
+    Returns:
+        (K, K) by id, ascending; empty if no mask leaves anything out.
+
+    Raises:
+        UserError: a file of masks/ is damaged.
+    """
+    paths = _mask_files(run)
+    ids = [sorted(paths)[place] for place in marks.evenly_spaced(len(paths), most=MOST_READ)]
+    read = {client: _words(paths[client]) for client in ids}
+    lengths = Counter(len(words) for words in read.values()).most_common(1)
+    alike = {client: words for client, words in read.items() if len(words) == lengths[0][0]}
+    if not alike:
+        return pd.DataFrame()
+    masks = np.stack(list(alike.values()))
+    stated = run.environment.get("parameters")
+    sizes = set(stated.values()) if isinstance(stated, dict) else set()
+    elements = whole_number(sizes.pop()) if len(sizes) == 1 else None  # else all bits count
+    kept_by_some = int(np.bitwise_count(np.bitwise_or.reduce(masks)).sum())
+    kept_by_all = int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
+    sparse = max(kept_by_some, elements or 32 * masks.shape[1]) - kept_by_all
+    differing = np.zeros((len(masks), len(masks)))
+    for place, mask in enumerate(masks):
+        apart = np.bitwise_count(masks[place:] ^ mask).sum(axis=1, dtype=np.int64)
+        differing[place, place:] = differing[place:, place] = apart
+    clients = pd.Index([*alike])
+    return pd.DataFrame(differing / sparse, clients, clients) if sparse else pd.DataFrame()
+
+
+def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Cosine similarity of clients' class shares, and `mask_distances`: both (K, K).
+
+    Clients are sorted by their most frequent class, then by its share, largest first. None without
+    a partition or three clients with masks. A UserError if a mask is damaged or of a client that
+    the partition does not know.
+    """
+    if run.partition is None:
+        return None
+    masks, counts = mask_distances(run), run.partition.counts
+    if len(masks) < FEWEST:
+        return None
+    if unknown := [client for client in masks.index if client not in counts.index]:
+        text = f"it knows no client {unknown[0]}, who has a mask"
+        raise damaged(run.folder / "partition.npz", text)
+    own = counts.loc[masks.index].to_numpy()
+    share = own.max(axis=1) / np.maximum(1, own.sum(axis=1))
+    order = masks.index[np.lexsort((-share, own.argmax(axis=1)))]
+    shares = counts.loc[order]
+    shares = shares.div(np.maximum(1.0, np.linalg.norm(shares, axis=1)), axis=0)
+    return shares @ shares.T, masks.loc[order, order]
+
+
+def correlation(labels: pd.DataFrame, masks: pd.DataFrame) -> float:
+    """Pearson's correlation over the pairs; NaN if all labels or all masks are the same."""
+    upper = np.triu_indices(len(masks), k=1)
+    pairs = labels.to_numpy()[upper], masks.to_numpy()[upper]
+    if min(values.std() for values in pairs) < SMALLEST_STD:
+        return math.nan
+    return float(np.corrcoef(*pairs)[0, 1])
+
+
+def similarity_figure(run: Run) -> Figure | None:
+    """Two heat maps after figure 5 of the paper, and their correlation in the title."""
+    if (found := similarity(run)) is None:
+        return None
+    labels, masks = found
+    value, clients, total = correlation(labels, masks), len(masks), len(_mask_files(run))
+    cosine = Axis("value", "cosine similarity", ends=(0.0, 1.0), format=".2f")
+    charts = (
+        _heat(labels, cosine, "Training labels of two clients"),
+        _heat(masks, Axis("value", "Hamming distance", format=".1%"), "Masks of two clients"),
+    )
+    of = f" of {clients:,} of {total:,} clients" if clients < total else " of clients"
+    text = f"Pearson correlation over {math.comb(clients, 2):,} pairs{of}: "
+    text += NOTHING if math.isnan(value) else f"{value:+.3f}"
+    drawn = f" {MOST_DRAWN} are drawn." if clients > MOST_DRAWN else ""
+    caption = (
+        "Pairs of clients that have a mask, by their most frequent class, in the same order on all "
+        "axes. A distance is a share of the elements that are not in every mask. A negative "
+        f"correlation means that clients with similar data have similar masks.{drawn}"
+    )
+    return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, caption)
+
+
+def _heat(values: pd.DataFrame, shade: Axis, title: str) -> Chart:
+    """A cell for each pair of clients, without the diagonal."""
+    shown = marks.evenly_spaced(len(values), most=MOST_DRAWN)
+    cells = values.iloc[shown, shown].mask(np.eye(len(shown), dtype=bool))
+    names = cells.index.astype(str)
+    table = cells.set_axis(names, axis=1).set_axis(names.rename("client")).reset_index()
+    x, y = (Axis(name, "client", names=tuple(names)) for name in ("other", "client"))
+    return marks.heat(table.melt("client", var_name="other"), x, y, shade, title=title)
+
+
+def _mask_files(run: Run) -> dict[int, Path]:
+    """By client."""
+    paths = run.folder.glob("masks/client*.safetensors")
+    named = {path: re.fullmatch(r"client(\d+)", path.stem) for path in paths}
+    return {int(name[1]): path for path, name in named.items() if name}
+
+
+def _words(path: Path) -> np.ndarray:
+    """(W,) the words of one mask."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        words = load_file(path)["mask"]
+    except KeyError as error:
+        raise damaged(path, "it holds no tensor mask") from error
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, str(error)) from error
+    if words.dtype != np.int32 or words.ndim != 1:
+        raise damaged(path, f"a mask of type {words.dtype} and shape {words.shape}")
+    return words.view(np.uint32)  # whose bits are counted with the sign

@@ -1,1 +1,0 @@
-"""Masks of clients: their distances, compared with those of the clients' labels."""

@@ -1,1 +1,0 @@
-"""Strategies by version, and accuracy before and after aggregation."""

@@ -1,1 +1,0 @@
-"""Mixtures of experts and other methods, and the weights of their gates."""
