@@ -182,14 +182,14 @@ def notes(table: pd.DataFrame, target: float | None = None) -> list[str]:
         f"{family} {', '.join(sorted(own, key=natural_order))}" for family, own in models.items()
     )
     goal = f"what {BASELINE} reached in the end" if target is None else f"{target:g}"
-    steps = table["resolution"].max()
+    steps = int(table["resolution"].max())
     metrics = (readable(m) + " in %" * is_share(m) for m in table["metric"].unique())
     return [
         f"Final personal {' and '.join(metrics)}: mean over the clients, with the 95 % t interval "
         "over the seeds. The best strategy of a setting and version has a star.",
         f"V1 and so on: {versions}.",
         f"Speed: rounds of {BASELINE} to the target over those of the strategy, in the mean over "
-        f"all clients (resolution: {steps:.0f} round{'s' * (steps != 1)}). Target: {goal}.",
+        f"all clients (resolution: {steps} round{'s' * (steps != 1)}). Target: {goal}.",
     ]
 
 
