@@ -28,7 +28,7 @@ from lightfed.results.groups import (
     synthetic_note,
     usual_metric,
 )
-from lightfed.results.intervals import CHOSEN, INTERVAL, goal_text, paired, resolution_text
+from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, goal_text, paired, resolution_text
 from lightfed.results.outcome import best_of, costs_to, reached_by_all
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, told_apart, variants
@@ -106,6 +106,16 @@ class Protocol:
         known = {method: score for method, score in scores.items() if math.isfinite(score)}
         return best_of(known, self.metric) if known else None
 
+    def gain(self, method: Method, rival: Method) -> Paired:
+        """By how much a method beats another, seed by seed."""
+        return paired(method.group, rival.group, self.metric, (self.column, self.column))
+
+    def gain_text(self, method: Method, rival: Method | None) -> str:
+        """`+2.00 (-0.48 to 4.48)`, in percentage points or the metric's unit."""
+        if rival is None or not (found := self.gain(method, rival)).seeds:
+            return units.NOTHING
+        return f"{found.gain} ({found.interval})" if found.interval else found.gain
+
     def target(self, asked: float | None) -> float:
         """The value asked for, else the best that all methods reached with every seed."""
         return reached_by_all(self.runs, self.column) if asked is None else asked
@@ -157,8 +167,8 @@ def method_table(protocol: Protocol, asked: float | None = None) -> pd.DataFrame
                 "method": method.label,
                 "kind": method.kind or units.NOTHING,
                 readable(protocol.column): star + final_text(method.group, protocol.column),
-                "over the best other": _gain(protocol, method, protocol.best(but=method.name)),
-                "over the best of its kind": _gain(protocol, method, alike),
+                "over the best other": protocol.gain_text(method, protocol.best(but=method.name)),
+                "over the best of its kind": protocol.gain_text(method, alike),
                 f"rounds to {goal}": units.NOTHING if math.isnan(rounds) else f"{rounds:.3g}",
                 "bytes until then": units.bytes_text(sent),
                 "FLOPs until then": units.flops_text(flops),
@@ -173,11 +183,8 @@ def notes(protocol: Protocol) -> list[str]:
     rivals = {"the best baseline": protocol.best(but=OURS)}
     if ours.kind:
         rivals[f"the best of its kind ({ours.kind})"] = protocol.best(ours.kind, but=OURS)
-    columns = (protocol.column, protocol.column)
     gains = [
-        paired(ours.group, other.group, protocol.metric, columns).sentence(
-            ours.label, other.label, role=role
-        )
+        protocol.gain(ours, other).sentence(ours.label, other.label, role=role)
         for role, other in rivals.items()
         if other is not None
     ]
@@ -199,10 +206,9 @@ def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]
 
 
 def _method(group: Group) -> Method:
-    settings = group.runs[0].settings
     name, kind = METHODS[group.algorithm]
-    kind = "" if _changed(group) else kind
-    return Method(group, name, kind, name, options(settings, but=FREE))
+    own = options(group.runs[0].settings, but=FREE)
+    return Method(group, name, "" if _changed(group) else kind, name, own)
 
 
 def _changed(group: Group) -> dict[str, str]:
@@ -227,16 +233,6 @@ def _labelled(methods: Sequence[Method]) -> list[Method]:
         replace(m, label=f"{text} ({m.group.name})" if times[text] > 1 else text)
         for m, text in zip(methods, labels, strict=True)
     ]
-
-
-def _gain(protocol: Protocol, method: Method, rival: Method | None) -> str:
-    if rival is None:
-        return units.NOTHING
-    columns = (protocol.column, protocol.column)
-    found = paired(method.group, rival.group, protocol.metric, columns)
-    if not found.seeds:
-        return units.NOTHING
-    return f"{found.gain} ({found.interval})" if found.interval else found.gain
 
 
 def _differences(protocol: Protocol) -> Figure | None:
