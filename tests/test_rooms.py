@@ -30,8 +30,6 @@ ROOMS = (
     "algorithms",
     "results",
     "drawing",
-    "studies.heterofl",
-    "studies.fedbcd",
     "studies",
     "report",
     "engine",
@@ -155,7 +153,7 @@ def test_every_room_has_its_sign_and_three_to_sixteen_files() -> None:
 
 def test_pages_read_files_of_runs_and_nothing_of_the_engine() -> None:
     known = {*PAGES, "utils"}
-    latency = {"lightfed.studies.fedbcd.latency"}  # computes, and reads nothing
+    latency = {"lightfed.studies.latency"}  # computes, and reads nothing
     for source in graph().keys() - latency:
         if source.split(".")[1:2] and source.split(".")[1] in PAGES:
             others = {t for t in graph()[source] if t.split(".")[1] not in known}

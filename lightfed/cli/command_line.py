@@ -5,6 +5,7 @@ LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
 from io import StringIO
@@ -30,12 +31,12 @@ from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
 
-# Commands with a parser of their own, and the modules whose `main` they are.
+# Commands without Lightning's parser, and their modules.
 _WITHOUT_A_TRAINER = {
     "report": "lightfed.report.command",
     "configs": "lightfed.cli.shipped",
     "control": "lightfed.studies.control",
-    "latency": "lightfed.cli.latency_command",
+    "latency": "lightfed.studies.latency",
 }
 _OF_THE_TRAINER = ("fit", "validate", "test", "partition", "groups", "plan")
 # Arguments of the trainer's methods that are objects, or that a command has no use for.
@@ -91,6 +92,9 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
             command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
             imports_end()
+            if arguments[0] == "latency":
+                _call(command.latency, arguments[1:])
+                sys.exit(0)
             sys.exit(command.main(arguments[1:]))
         _run(arguments, from_python=from_python)
     except UserError as error:
@@ -125,6 +129,19 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
         if refused is None:
             raise  # an error of the program
         raise refused from error
+
+
+def _call(command: Callable[..., None], words: list[str]) -> None:
+    """Run a function with its parameters as options."""
+    from jsonargparse import ArgumentError, auto_cli
+
+    prog = f"lightfed {command.__name__}"
+    try:
+        auto_cli(command, args=words, as_positional=False, prog=prog, exit_on_error=False)
+    except ArgumentError as error:
+        from lightfed.cli.errors import parser_error
+
+        raise parser_error(str(error), words, {"": command}) from error
 
 
 def _print_brief(arguments: list[str] | None) -> None:

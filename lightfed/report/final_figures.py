@@ -12,7 +12,7 @@ from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import costs_to, mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
-from lightfed.studies.fedbcd.clouds import common_target, time_to
+from lightfed.studies.fedbcd import common_target, time_to
 
 STAGES = (AGGREGATED, TRAINED)
 COSTS = {

@@ -9,10 +9,7 @@ from pandas import DataFrame
 
 from lightfed.drawing.charts import Figure
 from lightfed.results.run import Run
-from lightfed.studies import dispfl, flexifed, pfedmoe
-from lightfed.studies.fedbcd.clouds import clouds, rounds_figure, times_figure, traffic_figure
-from lightfed.studies.heterofl.levels import families
-from lightfed.studies.heterofl.sizes import dynamic_figure, shares_figure, sizes_figure
+from lightfed.studies import dispfl, fedbcd, flexifed, heterofl, pfedmoe
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,8 @@ def study_figures(runs: Sequence[Run], *, target: float | None = None) -> list[F
     The target is a value of the metric. By default it is for strategies what Clustered-FL reached,
     and for the costs of methods what all of them reached.
     """
-    studies = (dispfl, flexifed, pfedmoe)
-    found = [figure for study in studies for figure in study.figures(runs, target=target)]
-    drawn = [
-        draw(c) for c in clouds(runs) for draw in (rounds_figure, times_figure, traffic_figure)
-    ]
-    sizes = (sizes_figure, shares_figure, dynamic_figure)
-    drawn += [draw(family) for family in families(runs) for draw in sizes]
-    return [*found, *(figure for figure in drawn if figure is not None)]
+    studies = (dispfl, flexifed, pfedmoe, fedbcd, heterofl)
+    return [figure for study in studies for figure in study.figures(runs, target=target)]
 
 
 def study_tables(runs: Sequence[Run], *, target: float | None = None) -> list[StudyTable]:

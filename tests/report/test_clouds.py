@@ -9,23 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightfed.drawing.charts import Figure
 from lightfed.report import compare
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
-from lightfed.results.outcome import outcome_of
 from lightfed.results.run import Run, read
-from lightfed.results.tables import key_figures
 from lightfed.results.units import virtual_text
-from lightfed.studies.fedbcd.clouds import (
-    Clouds,
-    clouds,
-    common_target,
-    rounds_figure,
-    time_to,
-    times_figure,
-    traffic_figure,
-)
-from lightfed.studies.figures import study_figures
+from lightfed.studies.fedbcd import common_target, figures, time_to
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
@@ -109,31 +99,21 @@ def _study(root: Path) -> list[Run]:
     ]
 
 
-def _only(runs: Sequence[Run]) -> Clouds:
-    (found,) = clouds(runs)
-    return found
-
-
-def test_the_summary_has_the_virtual_time_of_the_whole_run(tmp_path: Path) -> None:
-    figures = {
-        figure.label: figure.value for figure in key_figures(outcome_of(_study(tmp_path)[3]))
-    }
-    assert figures["virtual time"] == "20.0 s"
+def drawings(runs: Sequence[Run]) -> dict[str, Figure]:
+    """The figures of one study by their kind."""
+    return {figure.name.partition("-")[0]: figure for figure in figures(runs)}
 
 
 def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
-    found = _only(_study(tmp_path))
-    assert found.name == "Digits, diversity 3, |Q_n| = 3"
-    figure = rounds_figure(found)
-    assert figure is not None
-    assert list(figure.series) == ["FedBCD", "FedBCD-I", "FedAvg", "FedProx"]
-    assert list(by_title(figure)) == ["Personal, sync clouds", "Global, sync clouds"]
+    figure = drawings(_study(tmp_path))["rounds"]
+    assert figure.title.startswith("Digits, Diversity, |Q_n| = 3: ")
+    names = ["FedBCD, B/N = 1", "FedBCD-I, B/N = 1", "FedAvg", "FedProx"]
+    assert list(figure.series) == names
+    assert list(by_title(figure)) == ["personal accuracy", "global accuracy"]
+    scores = [(0.5, 1.0), (0.3, 0.4), (0.1, 0.2), (0.2, 0.3)]
     for chart in figure.charts:
         assert drawn(chart) == {
-            "FedBCD": [(1, 0.5), (2, 1.0)],
-            "FedBCD-I": [(1, 0.3), (2, 0.4)],
-            "FedAvg": [(1, 0.1), (2, 0.2)],
-            "FedProx": [(1, 0.2), (2, 0.3)],
+            name: [(1, first), (2, last)] for name, (first, last) in zip(names, scores, strict=True)
         }
 
 
@@ -146,30 +126,19 @@ def test_devices_without_a_pull_are_standalone(tmp_path: Path) -> None:
         _run(tmp_path, "CloudFedAvg", (0.7, 0.8), sent=(20, 20)),
         _run(tmp_path, "CloudFedAvg", (0.8, 0.9), name="tuned", servers=5, sent=(20, 20)),
     ]
-    found = _only(runs)
-    own, other = by_title(rounds_figure(found)).values()
-    fedavg = [f"FedAvg (CloudFedAvg, servers {n})" for n in (10, 5)]
-    assert list(drawn(own)) == ["FedBCD", *fedavg, "Standalone"]
+    found = drawings(runs)
+    own, other = by_title(found["rounds"]).values()
+    known = ["FedBCD, B/N = 1", *(f"FedAvg (CloudFedAvg, servers {n})" for n in (10, 5))]
+    assert list(drawn(own)) == [*known, "Standalone"]
     assert drawn(own)["Standalone"] == [(1, 0.5), (2, 0.6)]
-    assert list(drawn(other)) == ["FedBCD", *fedavg]
-    for figure, there in ((times_figure(found), True), (traffic_figure(found), False)):
-        assert figure is not None
-        assert ("Standalone" in figure.series) is there
-        assert len(set(figure.series.values())) == len(figure.series)
+    assert list(drawn(other)) == known
+    assert "Standalone" in found["times"].series
+    assert "Standalone" not in found["traffic"].series
+    assert len(set(found["times"].series.values())) == len(found["times"].series)
 
 
 def test_the_servers_waited_for_are_series_over_virtual_time(tmp_path: Path) -> None:
-    figure = times_figure(_only(_study(tmp_path)))
-    charts = by_title(figure)
-    assert list(charts) == [
-        *("FedBCD: global accuracy", "FedBCD-I: global accuracy"),
-        *("FedBCD: personal accuracy", "FedBCD-I: personal accuracy"),
-    ]
-    assert figure is not None
-    assert list(figure.series) == [
-        *(f"FedBCD, B/N = {share}" for share in (0.3, 0.5, 0.7, 1)),
-        *("FedBCD-I, B/N = 1", "FedAvg", "FedProx"),
-    ]
+    charts = by_title(drawings(_study(tmp_path))["times"])
     others = {"FedAvg": [(10, 0.1), (20, 0.2)], "FedProx": [(10, 0.2), (20, 0.3)]}
     assert drawn(charts["FedBCD: global accuracy"]) == others | {
         f"FedBCD, B/N = {b / 10:g}": [(b, b / 20), (2 * b, b / 10)] for b in (3, 5, 7, 10)
@@ -183,7 +152,7 @@ def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
         _run(tmp_path, "FedBCD", (0.46, 0.56), (10, 20), seed=0, wait=5),
         _run(tmp_path, "FedBCD", (0.48, 0.58), (20, 40), seed=1, wait=5),
     ]
-    chart = by_title(times_figure(_only(runs)))["FedBCD: global accuracy"]
+    chart = by_title(drawings(runs)["times"])["FedBCD: global accuracy"]
     assert drawn(chart) == {"FedBCD, B/N = 0.5": [(15, 0.47), (30, 0.57)]}
     half = 12.706204736432095 * 0.01  # Student's t with one degree of freedom
     np.testing.assert_allclose(chart.data["high"], np.array([0.47, 0.57]) + half)
@@ -197,52 +166,45 @@ def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path:
         _run(tmp_path, "CloudFedAvg", (0.5, 0.6), sent=(2000, 2000)),
         _run(tmp_path, "CloudFedAvg", (0.7, 0.8), name="old", mu=5.0),
     ]
-    chart = by_title(traffic_figure(_only(runs)))["FedBCD: global accuracy"]
+    chart = by_title(drawings(runs)["traffic"])["FedBCD: global accuracy"]
     assert drawn(chart) == {
-        "FedBCD, B/N = 0.5": [(1.0, 0.1), (1.5, 0.2)],
-        "FedBCD, B/N = 1": [(2.0, 0.3), (4.0, 0.4)],
-        "FedAvg": [(2.0, 0.5), (4.0, 0.6)],
+        "FedBCD, B/N = 0.5": [(1000, 0.1), (1500, 0.2)],
+        "FedBCD, B/N = 1": [(2000, 0.3), (4000, 0.4)],
+        "FedAvg": [(2000, 0.5), (4000, 0.6)],
     }
-    assert chart.headings["x"].endswith("(kB)")
-    assert traffic_figure(_only(runs[1:])) is None  # all of them sync
+    assert "traffic" not in drawings(runs[1:])  # all of them sync
 
 
 def test_a_round_without_a_measurement_is_no_point(tmp_path: Path) -> None:
     runs = [_run(tmp_path, "FedBCD", (0.1, "", 0.3), (10, 20, 30), wait=3)]
-    chart = by_title(times_figure(_only(runs)))["FedBCD: global accuracy"]
+    chart = by_title(drawings(runs)["times"])["FedBCD: global accuracy"]
     assert list(drawn(chart).values()) == [[(10, 0.1), (30, 0.3)]]
 
 
-def test_diversity_and_active_devices_have_pictures_of_their_own(tmp_path: Path) -> None:
-    runs = [
-        _run(tmp_path, "FedBCD", name="a", wait=5),
-        _run(tmp_path, "FedBCD", name="b", wait=5, active=1),
-        _run(tmp_path, "FedBCD", name="c", wait=5, classes=6),
-        _run(tmp_path, "FedBCD", name="d", wait=5, partition="Quantity"),
-        _run(tmp_path, "FedBCD", name="e", wait=5, data="MNIST"),
+def test_data_partitions_and_active_devices_have_figures_of_their_own(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"active": 1},
+        {"partition": "Quantity"},
+        {"data": "MNIST"},
     ]
-    assert [found.name for found in clouds(runs)] == [
-        "Digits, diversity 3, |Q_n| = 3",
-        "Digits, diversity 3, |Q_n| = 1",
-        "Digits, diversity 6, |Q_n| = 3",
-        "Digits, |Q_n| = 3",
-        "MNIST, diversity 3, |Q_n| = 3",
+    runs = [_run(tmp_path, "FedBCD", name=f"{i}", wait=5, **c) for i, c in enumerate(changes)]
+    assert [figure.title.partition(":")[0] for figure in figures(runs)] == [
+        "Digits, Diversity, |Q_n| = 3",
+        "Digits, Diversity, |Q_n| = 1",
+        "Digits, Quantity, |Q_n| = 3",
+        "MNIST, Diversity, |Q_n| = 3",
     ]
-    files = [figure.name for figure in study_figures(runs)]
-    assert len(set(files)) == len(files) == 5
 
 
 def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
-    sync = _run(tmp_path, "FedBCD", name="sync")
     short = _run(tmp_path, "FedBCD", (0.1,), (1.0,), name="short", wait=5)
-    assert rounds_figure(_only([sync])) is None
-    assert times_figure(_only([sync])) is None
-    assert times_figure(_only([short])) is None
-    assert clouds([_run(tmp_path, "HeteroFL")]) == []
+    assert figures([short]) == figures([_run(tmp_path, "FedBCD", name="sync")]) == []
+    assert figures([_run(tmp_path, "HeteroFL")]) == []
     (short.folder / "metrics.csv").write_text("round,global/accuracy\n1,0.5\n2,0.6\n")
-    assert clouds([read(short.folder)]) == []
+    assert figures([read(short.folder)]) == []
     bare = write_run(tmp_path / "bare", config=None, environment={"algorithm": "FedBCD"})
-    assert clouds([read(bare)]) == []
+    assert figures([read(bare)]) == []
 
 
 def test_time_to_a_target_is_that_of_the_first_measurement_as_good(tmp_path: Path) -> None:

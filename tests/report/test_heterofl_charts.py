@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from lightfed.drawing.charts import Figure
 from lightfed.results.groups import grouped
 from lightfed.results.run import Run, read
-from lightfed.results.settings import usual
-from lightfed.studies.figures import study_figures
-from lightfed.studies.heterofl.levels import Family, Level, families
-from lightfed.studies.heterofl.sizes import dynamic_figure, shares_figure, sizes_figure
+from lightfed.studies.heterofl import figures
 from tests.report.make_run import by_title, drawn, write_run
 
 SIZES = {"a": 1000, "b": 400, "c": 100, "d": 30, "e": 10}
@@ -68,6 +66,7 @@ def _run(
         "algorithm": algorithm,
         "dataset": data,
         "parameters": {level: SIZES[level] for level in clients},
+        "groups": dict(clients),
         "seed": seed,
     }
     files = {
@@ -78,9 +77,9 @@ def _run(
     return read(write_run(root / name, evaluations=None, counts=None, **{**files, **changes}))
 
 
-def _family(runs: list[Run]) -> Family:
-    (family,) = families(runs)
-    return family
+def drawings(runs: list[Run]) -> dict[str, Figure]:
+    """The figures of one family by their kind."""
+    return {figure.name.partition("-")[0]: figure for figure in figures(runs)}
 
 
 @pytest.fixture
@@ -98,33 +97,29 @@ def test_a_comparison_calls_runs_by_their_combination(mixed: list[Run]) -> None:
 
 
 def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run]) -> None:
-    figure = sizes_figure(_family(mixed))
-    assert figure is not None
+    figure = drawings(mixed)["sizes"]
     overall, personal = figure.charts
-    assert (figure.title, overall.title) == (
-        *("Digits, Conv: accuracy against model size", "global accuracy, IID"),
-    )
+    assert figure.title == "Digits, Conv: accuracy against model size"
+    assert overall.title == "global accuracy, Iid"
     assert drawn(overall) == {
         "widest level a": [(1.0, 0.9), (0.505, 0.8)],
         "widest level e": [(0.01, 0.5)],
     }
     assert sorted(personal.data["y"].round(6)) == [0.51, 0.81, 0.91]
     assert overall.data["name"].tolist() == ["a", "a-e", "e"]
-    assert "100 %: a, 1,000" in overall.headings["x"]
+    assert "100 %: 1,000" in overall.headings["x"]
 
 
 def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(
     mixed: list[Run],
 ) -> None:
-    figure = shares_figure(_family(mixed))
-    assert figure is not None
-    assert drawn(figure.charts[0]) == {"a-e": [(0.01, 0.5), (0.208, 0.7), (0.505, 0.8), (1.0, 0.9)]}
-    assert shares_figure(_family([mixed[0], mixed[1], mixed[3]])) is None
+    chart, _ = drawings(mixed)["shares"].charts
+    assert drawn(chart) == {"a-e": [(0.01, 0.5), (0.208, 0.7), (0.505, 0.8), (1.0, 0.9)]}
+    assert "shares" not in drawings([mixed[0], mixed[1], mixed[3]])
 
 
 def test_a_lonely_share_is_a_point(mixed: list[Run]) -> None:
-    figure = sizes_figure(_family([mixed[0], mixed[2]]))
-    assert figure is not None
+    figure = drawings([mixed[0], mixed[2]])["sizes"]
     assert figure.charts[0].data["name"].tolist() == ["a", "a2-e8"]
 
 
@@ -142,8 +137,8 @@ def test_a_lonely_share_is_a_point(mixed: list[Run]) -> None:
 def test_a_combination_is_named_by_its_shares(
     tmp_path: Path, clients: dict[str, int], name: str
 ) -> None:
-    run = _run(tmp_path, "run", clients, 0.5)
-    assert _family([run]).members[0].combination == name
+    runs = [_run(tmp_path, "run", clients, 0.5), _run(tmp_path, "e", {"e": 1}, 0.4)]
+    assert drawings(runs)["sizes"].charts[0].data["name"].tolist() == [name, "e"]
 
 
 def test_fixed_and_redrawn_levels_stand_in_one_row(tmp_path: Path) -> None:
@@ -155,28 +150,15 @@ def test_fixed_and_redrawn_levels_stand_in_one_row(tmp_path: Path) -> None:
         _run(tmp_path, "dynamic-2", half, 0.125, partition="Shards", assignment="dynamic"),
         _run(tmp_path, "one way only", {"a": 5, "c": 5}, 0.9),
     ]
-    figure = dynamic_figure(_family(runs))
-    charts = by_title(figure)
-    assert charts["global accuracy, IID"].data[["x", "y", "series"]].to_numpy().tolist() == [
+    charts = by_title(drawings(runs)["dynamic"])
+    assert charts["global accuracy, Iid"].data[["x", "y", "series"]].to_numpy().tolist() == [
         [0.75, "a-b", "fixed level"],
         [0.5, "a-b", "level redrawn every round"],
     ]
     assert charts["global accuracy, Shards"].data["x"].tolist() == [0.25, 0.125]
-    assert dynamic_figure(_family([runs[0], runs[4]])) is None
-
-
-def test_a_dynamic_run_is_named_once_with_its_fixed_twin(tmp_path: Path) -> None:
-    runs = [
-        _run(tmp_path, "fix", {"a": 5, "b": 5}, 0.75),
-        _run(tmp_path, "dynamic", {"a": 5, "b": 5}, 0.5, assignment="dynamic"),
-        _run(tmp_path, "alone", {"a": 5, "c": 5}, 0.6, assignment="dynamic"),
-    ]
-    figure = sizes_figure(_family(runs))
-    assert figure is not None
-    data = figure.charts[0].data
-    assert data["name"].tolist() == ["a-b", "", "a-c"]
-    redrawn = "level redrawn every round"
-    assert data["series"].tolist() == ["widest level a", redrawn, redrawn]
+    sizes = drawings(runs)["sizes"].charts[0].data
+    assert sizes["series"].tolist()[:2] == ["widest level a", "level redrawn every round"]
+    assert "dynamic" not in drawings([runs[0], runs[4]])
 
 
 def test_another_algorithm_and_another_option_are_reported(tmp_path: Path) -> None:
@@ -186,42 +168,20 @@ def test_another_algorithm_and_another_option_are_reported(tmp_path: Path) -> No
         _run(tmp_path, "gn", {"a": 5, "b": 5}, 0.7, norm="gn"),
         _run(tmp_path, "fedavg", {"a": 10}, 0.6, algorithm="FedAvg"),
     ]
-    figure = sizes_figure(_family(runs))
-    assert figure is not None
-    assert figure.charts[0].data["name"].tolist() == ["a", "a-b", "a-b, norm gn", ""]
-    (fedavg,) = [row.place for row in grouped(runs) if row.algorithm == "FedAvg"]
-    level = min({0, 1} - {fedavg})
-    assert figure.series == {"widest level a": level, "FedAvg": fedavg}  # as on the whole page
-
-
-def test_a_level_has_one_colour_in_all_families(tmp_path: Path) -> None:
-    figure = sizes_figure(_family([_run(tmp_path, name, {name: 10}, 0.5) for name in "ce"]))
-    assert figure is not None
-    assert figure.series == {"widest level c": 2, "widest level e": 4}
-
-
-@pytest.mark.parametrize(
-    ("rate", "name"), [(1.0, "a"), (0.5, "b"), (0.0625, "e"), (0.03125, "0.03125"), (0.3, "0.3")]
-)
-def test_a_rate_without_a_letter_is_its_own_name(rate: float, name: str) -> None:
-    assert Level(rate, clients=1, parameters=1).name == name
+    data = drawings(runs)["sizes"].charts[0].data
+    assert data["name"].tolist() == ["a", "a-b", "a-b, norm gn", "a"]
+    level = "widest level a"
+    assert data["series"].tolist() == [f"HeteroFL, {level}"] * 3 + [f"FedAvg, {level}"]
 
 
 def test_what_does_not_tell_two_widths_has_no_charts(mixed: list[Run], tmp_path: Path) -> None:
-    assert study_figures([mixed[0], _run(tmp_path, "a-2", {"a": 5}, 0.5)]) == []
+    assert figures([mixed[0], _run(tmp_path, "a-2", {"a": 5}, 0.5)]) == []
     silent = [_run(tmp_path, "no config", {"a": 5, "e": 5}, 0.5, config=None)]
     silent.append(_run(tmp_path, "no counts", {"a": 5, "e": 5}, 0.5, environment={"seed": 1}))
-    assert study_figures(silent) == []
+    assert figures(silent) == []
 
 
 def test_data_sets_have_pictures_of_their_own(mixed: list[Run], tmp_path: Path) -> None:
     other = [_run(tmp_path, f"m{n}", {n: 10}, 0.5, data="MNIST") for n in "ab"]
-    found = {figure.name for figure in study_figures([*mixed, *other])}
+    found = {figure.name for figure in figures([*mixed, *other])}
     assert {"sizes-digits-conv", "sizes-mnist-conv", "shares-digits-conv"} == found
-
-
-def test_of_two_variants_that_are_as_frequent_both_are_reported() -> None:
-    masks = [{"mask": "true"}, {"mask": "false"}]
-    assert usual(masks) == {"mask": ""}
-    assert usual([*masks, {}, {"mask": "true"}]) == {"mask": "true"}
-    assert usual([{}, {"mask": "false"}, {}]) == {"mask": "unset"}

@@ -1,1 +1,0 @@
-"""Clouds of servers: accuracy over virtual time, and the analysis of latency."""

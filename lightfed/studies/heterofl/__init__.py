@@ -1,1 +1,0 @@
-"""Model size against accuracy, and control strings."""

@@ -1,0 +1,179 @@
+"""`lightfed latency`: how long a round lasts that waits for the first B of N servers.
+
+Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
+AAAI 2021, arXiv:2012.13900, "latency analysis": the ratio r_{B,N} = E[tau_(B)] / E[tau_(N)] of the
+order statistics of the servers' i.i.d. delays tau_n (eq. (7)), and its limit for many servers
+(eq. (8)). The paper allows any distribution of tau_n. Here tau_n is the largest delay of a server's
+active devices.
+
+In eq. (7) every server restarts in every round. In a run late servers continue: a round is shorter
+with nearly constant delays, and longer with heavy tails, because stragglers accumulate.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from typing_extensions import override
+
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Figure, Series
+from lightfed.drawing.files import picture
+from lightfed.drawing.summary import new_console, print_line, print_table
+from lightfed.results.units import NOTHING, seconds_text
+from lightfed.simulation.delays import Delay
+from lightfed.utils.errors import UserError, require
+
+_MOST = 100_000_000  # delays to draw: a minute, and 3 GiB
+_BATCHES = 20  # of consecutive rounds, whose means are nearly independent
+_ROUNDS = 100  # in a batch
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """N servers with so many active devices each, whose delays are in virtual seconds."""
+
+    delay: Delay
+    servers: int
+    devices: int
+
+    @override
+    def __str__(self) -> str:
+        devices = f"{self.devices} active device{'s' * (self.devices > 1)}"
+        return f"{self.delay}, {self.servers} servers of {devices}"
+
+    def expected(self, wait: int) -> float:
+        """E[tau_(B)] in virtual seconds."""
+        return self.delay.expected(wait, self.servers, self.devices)
+
+    def asymptotic(self, wait: int) -> float:
+        """Eq. (8): r_{B,N} <~ F^-1(B/N) / F^-1(1 - 1/N), F that of tau_n; NaN for B = N."""
+        if wait == self.servers:
+            return math.nan
+        # the largest of m delays is below t with probability P(T <= t) ** m
+        shares = np.array([wait / self.servers, 1 - 1 / self.servers]) ** (1 / self.devices)
+        first, last = map(self.delay.quantile, shares)
+        return first / last if last > 0 else math.nan
+
+    def drawn(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
+        """Values of tau_n, of this shape."""
+        return self.delay.draw(rng, (*shape, self.devices)).max(axis=-1)
+
+    def simulated(self, waits: Sequence[int], samples: int, rng: np.random.Generator) -> np.ndarray:
+        """r_{B,N} and its standard error for each B, (waits, 2), from so many rounds."""
+        order = np.sort(self.drawn(rng, samples, self.servers), axis=1)
+        first, last = order[:, [wait - 1 for wait in waits]], order[:, -1:]
+        ratio = first.mean(axis=0) / last.mean()
+        # of a ratio of means of pairs, to first order (delta method)
+        error = (first - ratio * last).std(axis=0, ddof=1) / (math.sqrt(samples) * last.mean())
+        return np.column_stack([ratio, error])
+
+    def in_a_run(self, wait: int, rng: np.random.Generator) -> np.ndarray:
+        """Mean virtual seconds of a round where late servers continue, and its error, (2,).
+
+        The error is that of means of consecutive rounds, without the first batch of them.
+        """
+        from lightfed.simulation.clock import VirtualClock  # torch takes seconds to import
+
+        clock = VirtualClock(self.servers, wait)
+        ends = []
+        for _ in range((_BATCHES + 1) * _ROUNDS):
+            clock.advance(self.drawn(rng, len(clock.idle)))
+            ends.append(clock.now)
+        means = np.diff(ends[_ROUNDS - 1 :: _ROUNDS]) / _ROUNDS
+        return np.array([means.mean(), means.std(ddof=1) / math.sqrt(_BATCHES)])
+
+
+def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) -> pd.DataFrame:
+    """The analysis: four rows for each B (`wait`), each of a `kind`.
+
+    `duration` is that of a round relative to E[tau_(N)], NaN where (8) does not apply; `error` is
+    its standard error, NaN if it is exact. B is part of the name of its draws.
+    """
+    from lightfed.utils.rng import numpy_generator
+
+    full = cloud.expected(cloud.servers)
+    simulated = cloud.simulated(waits, samples, numpy_generator(seed, "latency/independent"))
+    rows: list[tuple[object, ...]] = []
+    for wait, ratio in zip(waits, simulated, strict=True):
+        run = cloud.in_a_run(wait, numpy_generator(seed, "latency/run", round=wait)) / full
+        rows += [
+            (wait, "exact", cloud.expected(wait) / full, math.nan),
+            (wait, "simulated", *ratio),
+            (wait, "asymptotic (8)", cloud.asymptotic(wait), math.nan),
+            (wait, "in a run", *run),
+        ]
+    return pd.DataFrame(rows, columns=pd.Index(["wait", "kind", "duration", "error"]))
+
+
+def latency(
+    delay: Delay,
+    servers: int = 10,
+    devices: int = 1,
+    waits: list[int] | None = None,
+    samples: int = 20_000,
+    seed: int = 0,
+    plot: Path | None = None,
+) -> None:
+    """Durations of rounds that wait for the first B of N servers, relative to waiting for all.
+
+    A server is done when the slowest of its active devices is (Wu et al., AAAI 2021, eq. (7), (8)).
+
+    Args:
+        delay: distribution of the delay of a device, in virtual seconds.
+        servers: N.
+        devices: active devices of a server in a round.
+        waits: values of B to analyse, such as [3,5,7,10]; by default every tenth of N.
+        samples: rounds of the simulation.
+        seed: of the simulation.
+        plot: a .png, .svg or .pdf file for the curves.
+    """
+    from lightfed.simulation.clock import check_waits
+
+    asked = {"servers": (servers, 1), "devices": (devices, 1), "samples": (samples, 2)}
+    for name, (value, least) in {**asked, "seed": (seed, 0)}.items():
+        require(value >= least, f"--{name}", value, f"give at least {least}")
+    if waits is None:
+        waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
+    require(bool(waits), "--waits", "an empty list", f"give numbers from 1 to {servers}")
+    check_waits("--waits", waits, servers)
+    named = plot is None or plot.suffix in (".png", ".svg", ".pdf")
+    require(named, "--plot", plot, "name a file that ends in .png, .svg or .pdf")
+    draws = servers * devices * (samples + len(waits) * (_BATCHES + 1) * _ROUNDS)
+    fix = f"lower --servers, --devices or --samples for at most {_MOST:,}"
+    require(draws <= _MOST, "--servers", f"{draws:,} delays to draw", fix)
+    cloud = Cloud(delay, servers, devices)
+    table = latencies(cloud, waits, samples=samples, seed=seed)
+    _print(cloud, table)
+    if plot is not None:
+        try:
+            plot.write_bytes(picture(latency_figure(cloud, table), plot.suffix[1:]))
+        except OSError as error:
+            raise UserError("--plot", str(error), "name a file that can be written") from error
+
+
+def _print(cloud: Cloud, table: pd.DataFrame) -> None:
+    errors = table["error"].map(lambda error: "" if math.isnan(error) else f" +- {error:.4f}")
+    texts = table["duration"].map("{:.4f}".format).replace("nan", NOTHING) + errors
+    cells = table.assign(text=texts).pivot_table("text", "wait", "kind", "first", sort=False)
+    cells.insert(0, "round lasts", [seconds_text(cloud.expected(int(b))) for b in cells.index])
+    console = new_console()
+    print_line(console, f"{cloud}")
+    shown = cells.reset_index(names="B").astype("str")
+    print_table(console, shown, spare=("round lasts", "asymptotic (8)"))
+    print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
+    print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
+
+
+def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
+    """A curve of each kind over the share of servers waited for; bands are two standard errors."""
+    low, high = (table["duration"] + sign * 2 * table["error"] for sign in (-1, 1))
+    data = table.assign(share=table["wait"] / cloud.servers, low=low, high=high)
+    x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
+    y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
+    by, title = Series.of("kind", data["kind"]), f"Duration of a round: {cloud}"
+    chart = marks.lines(data.sort_values("share"), x, y, by, title=title)
+    return Figure("latency", f"{cloud}", (chart,))
