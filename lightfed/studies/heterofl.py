@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -117,8 +118,8 @@ def _figures(family: pd.DataFrame) -> list[Figure]:
     alike = pairs.groupby(["algorithm", "partition", "name"])
     both = pairs[alike["way"].transform("nunique") == 2].assign(series=lambda rows: rows["way"])
     drawn = {
-        "sizes": _charts(points, _of_size) if points["size"].nunique() > 1 else [],
-        "shares": _charts(lines, _along_a_line),
+        "sizes": _charts(points, _by_size) if points["size"].nunique() > 1 else [],
+        "shares": _charts(lines, partial(_by_size, connected=True)),
         "dynamic": _charts(both.sort_values("levels"), _across),
     }
     name, group = family["family"].iloc[0], family["group"].iloc[0]
@@ -172,19 +173,13 @@ def _charts(
     return charts
 
 
-def _of_size(table: pd.DataFrame, axis: Axis, by: Series, title: str) -> Chart:
-    return marks.points(table, _size_axis(table), axis, by, name="name", title=title)
-
-
-def _along_a_line(table: pd.DataFrame, axis: Axis, by: Series, title: str) -> Chart:
-    size = _size_axis(table)
-    return marks.points(table, size, axis, by, connected=True, name="name", title=title)
+def _by_size(
+    table: pd.DataFrame, axis: Axis, by: Series, title: str, *, connected: bool = False
+) -> Chart:
+    largest, log = table["largest"].iloc[0], table["size"].max() > LOG_FROM * table["size"].min()
+    x = Axis("size", f"mean parameters (100 %: {largest:,.0f})", format="~%", log=bool(log))
+    return marks.points(table, x, axis, by, connected=connected, name="name", title=title)
 
 
 def _across(table: pd.DataFrame, axis: Axis, by: Series, title: str) -> Chart:
     return marks.points(table, axis, Axis("name", "levels"), by, across=True, title=title)
-
-
-def _size_axis(table: pd.DataFrame) -> Axis:
-    largest, log = table["largest"].iloc[0], table["size"].max() > LOG_FROM * table["size"].min()
-    return Axis("size", f"mean parameters (100 %: {largest:,.0f})", format="~%", log=bool(log))
