@@ -125,11 +125,15 @@ class Figure:
         return pd.concat(tables, names=["chart"]).reset_index("chart")
 
 
-def looks(by: Series, data: pd.DataFrame) -> tuple[alt.Color, alt.StrokeDash]:
+def looks(
+    by: Series, data: pd.DataFrame, *, lines: bool = False
+) -> tuple[alt.Color, alt.StrokeDash]:
     """Channels of colours and dashes; their legend is for files, as a page has its own."""
     drawn = {name: by.places[name] for name in by.places if name in set(data["series"])}
     rows_are_series = bool((data["y"] == data["series"]).all())
-    legend = None if len(drawn) < 2 or rows_are_series else alt.Undefined
+    legend: alt.Legend | None = alt.Legend(symbolType="stroke" if lines else "circle")
+    if len(drawn) < 2 or rows_are_series:
+        legend = None
     colours = alt.Scale(domain=list(drawn), range=[colour_of(place) for place in drawn.values()])
     dashes = alt.Scale(domain=list(drawn), range=[dash_of(place) for place in drawn.values()])
     return (

@@ -46,7 +46,7 @@ def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "")
     most = min(MOST_ROUNDS, max(30, MOST_POINTS // max(1, parts.ngroups)))
     data = parts.apply(lambda part: part.iloc[evenly_spaced(len(part), most=most)])
     few = len(data) == 0 or data.groupby("series").size().max() <= FEW
-    columns, (colour, dash) = _shown(data, x, y, by), looks(by, data)
+    columns, (colour, dash) = _shown(data, x, y, by), looks(by, data, lines=True)
     seen = alt.when(NEAREST).then(alt.value(1)).otherwise(alt.value(1 if few else 0))
     drawn = alt.Chart().encode(x=_position("x", data, x, padding=8), color=colour)
     measured = drawn.encode(y=_position("y", data, y, padding=6))
@@ -78,7 +78,7 @@ def points(
     """
     named = {"name": Axis(name)} if name else {}
     data = _by_role(table, x=x, y=y, series=by, **named)
-    columns, (colour, dash) = named | _shown(data, x, y, by), looks(by, data)
+    columns, (colour, dash) = named | _shown(data, x, y, by), looks(by, data, lines=connected)
     place = {"x": _position("x", data, x, padding=14), "y": _position("y", data, y, padding=14)}
     drawn = alt.Chart().encode(**place, color=colour)
     point = drawn.mark_point(filled=True, size=70).encode(tooltip=_tooltip(columns))

@@ -38,13 +38,15 @@ function rows(columns) {
 // a chart names its colours; its legend is the page's, with buttons
 function specify(chart, host, scheme) {
   const colours = theme[scheme];
-  const { axis, legend } = theme.config;
+  const { axis } = theme.config;
   const labelLimit = Math.max(180, 0.4 * host.clientWidth);
-  const config = { ...theme.config, axis: { ...axis, labelLimit }, legend: { ...legend, disable: chart.series } };
+  const config = { ...theme.config, axis: { ...axis, labelLimit } };
   const autosize = { type: "fit-x", contains: "padding" };
-  const spec = JSON.stringify({ ...chart.spec, width: "container", autosize, config });
+  const bare = (key, value) => (key === "legend" && chart.series ? null : value);
+  const spec = JSON.stringify({ ...chart.spec, width: "container", autosize }, bare);
   const named = (_, name) => JSON.stringify(colours[name] ?? colours.series[name.slice(1)]);
-  return { ...JSON.parse(spec.replace(/"theme:(\w+)"/g, named)), data: { values: rows(chart.data) } };
+  const coloured = (text) => JSON.parse(text.replace(/"theme:(\w+)"/g, named));
+  return { ...coloured(spec), config: coloured(JSON.stringify(config)), data: { values: rows(chart.data) } };
 }
 
 async function draw(figure) {
