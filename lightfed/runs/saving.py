@@ -70,7 +70,7 @@ class Writing:
         self._content = {key: checkpoint[key] for key in keys}  # only primitives load safely
         if chains is not None and self._rows is not None:
             folder = shard_folder(self._main)
-            self._copies, self._chain = chains.copies, chains.next(folder)
+            self._chain = chains.next(folder)
             self._rows = self._chain.changes(self._rows, folder, ranks)
 
     def detach(self, ranks: Ranks) -> bool:
@@ -81,7 +81,7 @@ class Writing:
         if isinstance(self._rows, Changes):
             if ranks.any(2 * self._rows.size * ranks.world > free_memory()):
                 return False
-            self._rows = self._rows.chosen(self._copies)
+            self._rows = self._rows.chosen(copy=True)
         self._content = deepcopy(self._content)
         return True
 

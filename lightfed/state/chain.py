@@ -5,9 +5,6 @@ clients whose state differs from what the chain holds. Two chains take turns, so
 and the one before it share no file: if one is corrupt, the other is complete.
 """
 
-import math
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,36 +24,6 @@ _LARGEST = 2  # bytes of a chain, over those of all clients, at which a new one 
 # "clients".
 Saved = dict[str, list[dict[str, Tensor]]]
 _Ints = NDArray[Any]
-
-
-class HostCopies:
-    """Copies of tensors in host memory that is used again and again.
-
-    The kernel's work for fresh memory takes several times as long as a copy.
-    """
-
-    def __init__(self) -> None:
-        self._memory: dict[object, mmap.mmap] = {}
-
-    def empty(self, key: object, like: Tensor, rows: int) -> Tensor:
-        """(rows, ...) for a copy; it is valid until the next call with this key.
-
-        Args:
-            key: of the memory.
-            like: a tensor of the same type, (n, ...).
-            rows: its first dimension.
-        """
-        shape = (rows, *like.shape[1:])
-        size = math.prod(shape) * like.element_size()
-        if size == 0:
-            return like.new_empty(shape)
-        if key not in self._memory or len(self._memory[key]) < size:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(AttributeError, OSError):  # not on every system
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            self._memory[key] = memory
-        held = self._memory[key]
-        return torch.frombuffer(held, dtype=like.dtype, count=math.prod(shape)).view(shape)
 
 
 @dataclass(frozen=True)
@@ -80,14 +47,10 @@ class Changes:
             for block in blocks
         )
 
-    def chosen(self, copies: HostCopies | None = None) -> Saved:
-        """The state to write.
-
-        Args:
-            copies: for what would be a view of rows; None leaves it a view.
-        """
+    def chosen(self, *, copy: bool = False) -> Saved:
+        """The state to write; with `copy`, none of it is a view of rows."""
         return {
-            name: [self._part(block, (name, i), copies) for i, block in enumerate(blocks)]
+            name: [self._part(block, copy=copy) for block in blocks]
             for name, blocks in self.state.items()
         }
 
@@ -96,15 +59,11 @@ class Changes:
         own = block["clients"].numpy()
         return np.full(len(own), True) if self.clients is None else np.isin(own, self.clients)
 
-    def _part(
-        self, block: dict[str, Tensor], key: object, copies: HostCopies | None
-    ) -> dict[str, Tensor]:
+    def _part(self, block: dict[str, Tensor], *, copy: bool) -> dict[str, Tensor]:
         index, values = torch.from_numpy(np.flatnonzero(self._rows(block))), block["values"]
-        if len(index) == len(values) and (copies is None or not values._is_view()):
+        if len(index) == len(values) and not (copy and values._is_view()):
             return block
-        out = None if copies is None else copies.empty(key, values, len(index))
-        chosen = torch.index_select(values, 0, index, out=out)
-        return {"clients": block["clients"][index], "values": chosen}
+        return {"clients": block["clients"][index], "values": values.index_select(0, index)}
 
 
 class Chain:
@@ -155,14 +114,9 @@ class Chain:
 
 
 class Chains:
-    """The two chains of a main file that is written again and again.
-
-    Attributes:
-        copies: of rows, for a thread that writes them.
-    """
+    """The two chains of a main file that is written again and again."""
 
     def __init__(self) -> None:
-        self.copies = HostCopies()
         self._folder = Path()
         self._chains = [Chain(), Chain()]
 

@@ -18,7 +18,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
 from lightfed.runs.checkpoint import CLIENTS, load
-from lightfed.state.chain import Changes, HostCopies
+from lightfed.state.chain import Changes
 from lightfed.state.client_state import by_client
 from lightfed.state.disk_rows import KEY, DiskRows
 from lightfed.state.rows import ModelLayout, Row
@@ -98,7 +98,7 @@ def test_a_checkpoint_has_the_clients_in_use_and_a_resumed_run_their_bits(tmp_pa
 def test_what_a_thread_writes_is_a_copy_of_the_file(tmp_path: Path) -> None:
     _, federation = run(tmp_path, store="disk")
     state = federation.fleet.states()
-    chosen = Changes(state).chosen(HostCopies())
+    chosen = Changes(state).chosen(copy=True)
     for group, block in zip(federation.fleet.groups, chosen["floats"], strict=True):
         clients = block["clients"].tolist()
         assert clients == [*group.store.slots]
