@@ -100,9 +100,7 @@ class RunFolder:
         self._owned = True
 
     def _take(self) -> None:
-        others = self.save_dir.glob(f"{glob.escape(self.base)}*")
-        number = 1 + max(map(run_lock.started, (self.path, *others)))
-        run_lock.take(self.path, self._job, number)
+        run_lock.take(self.path, self._job)
         for part in self.path.rglob("*.part"):  # of a killed writer
             if re.search(r"\.[0-9a-f]+\.part$", part.name):
                 part.unlink(missing_ok=True)
@@ -306,10 +304,10 @@ def _resumable(folder: Path) -> bool:
     return newest_file(last) is not None
 
 
-def _age(folder: Path) -> tuple[int, int]:
-    """The number of its last start, and when its newest checkpoint was written."""
+def _age(folder: Path) -> int:
+    """When the newest checkpoint of a run was written, in nanoseconds."""
     newest = newest_file(_last(folder))
-    return run_lock.started(folder), newest.stat().st_mtime_ns if newest is not None else 0
+    return 0 if newest is None else newest.stat().st_mtime_ns
 
 
 @rank_zero_only

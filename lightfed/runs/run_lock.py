@@ -28,16 +28,9 @@ class TakenOver(UserError):
     status = 1
 
 
-def started(folder: Path) -> int:
-    """When a run has last started: the number that `take` was given, or 0."""
-    number = _owner(folder).get("started")
-    return number if isinstance(number, int) else 0
-
-
-def take(folder: Path, job: Job | None, number: int = 0) -> None:
+def take(folder: Path, job: Job | None) -> None:
     """Take ownership of a run folder; called only by rank 0.
 
-    `number` counts the starts of runs of a name: a clock may be set back.
     Raises TakenOver if the folder belongs to a later start of this job: this one should have ended.
     An OSError if the token cannot be written.
     """
@@ -45,7 +38,6 @@ def take(folder: Path, job: Job | None, number: int = 0) -> None:
     if job is not None and owner.get("job") == job.key and owner.get("restarts", 0) > job.restarts:
         raise _taken_over(folder, owner)
     owner = {"token": uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
-    owner["started"] = number
     if job is not None:
         owner |= {"job": job.key, "restarts": job.restarts}
     write_atomically(folder / OWNER, lambda file: file.write(json.dumps(owner).encode()))

@@ -172,20 +172,6 @@ def test_a_checkpoint_that_is_no_file_is_refused(
     assert checkpoint.tags_of(last) == []
 
 
-def test_the_newest_run_is_the_one_that_has_started_last(tmp_path: Path) -> None:
-    """Also if the clock was set back."""
-    first, second = folder_of(tmp_path).folder, folder_of(tmp_path).folder
-    newest = second / "checkpoints" / "last.ckpt"
-    os.utime(newest, ns=(1, 1))
-    assert RunLogger(str(tmp_path), "run").place.resume_newest(trains=True) == newest
-    again = RunLogger(str(tmp_path), "run")
-    again.place.resume_from(first / "checkpoints" / "last.ckpt")
-    again.place.claim(Ranks(CPU))
-    again.place.own()
-    found = RunLogger(str(tmp_path), "run").place.resume_newest(trains=True)
-    assert found == first / "checkpoints" / "last.ckpt"
-
-
 def test_a_start_removes_what_a_killed_writer_has_left(tmp_path: Path) -> None:
     logger = folder_of(tmp_path)
     parts = [".index.html.123.part", "models/server.safetensors.0123abcd.part"]
