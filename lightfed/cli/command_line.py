@@ -6,9 +6,7 @@ LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 import os
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from importlib import import_module
-from io import StringIO
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from typing import Any, cast
@@ -116,10 +114,7 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
         if words[:1] == ["plan"]:
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
         given = words if from_python or words != arguments else None
-        if any(word.partition("=")[0].endswith(".help") for word in words):
-            _print_brief(given)
-        else:
-            _command_line(given)
+        _command_line(given)
     except UserError:
         raise
     except Exception as error:
@@ -142,18 +137,6 @@ def _call(command: Callable[..., None], words: list[str]) -> None:
         from lightfed.cli.errors import parser_error
 
         raise parser_error(str(error), words, {"": command}) from error
-
-
-def _print_brief(arguments: list[str] | None) -> None:
-    """Print the help that a command line asks for."""
-    from lightfed.cli.usage import brief
-
-    said = StringIO()
-    try:
-        with redirect_stdout(said):
-            _command_line(arguments)
-    finally:
-        print(brief(said.getvalue()), end="")
 
 
 def _command_line(arguments: list[str] | None) -> None:

@@ -1,6 +1,6 @@
 """What the parser leaves to do about configurations.
 
-Size and duplicate keys of files, items of lists, and values of which nothing can be made.
+Duplicate keys of files, items of lists, and values of which nothing can be made.
 """
 
 import json
@@ -21,7 +21,6 @@ from jsonargparse import Namespace
 from lightfed.cli.errors import annotations, base_of, class_hint
 from lightfed.utils.errors import UserError, require
 
-_LARGEST = 100_000  # values of a file, counting every use of an alias
 _ITEM = re.compile(r"--((?:\w+\.)+?\w+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)
 _LINKED = ("num_classes", "input_shape", "rate")  # of the run, if a network does not give them
 
@@ -29,19 +28,17 @@ _LINKED = ("num_classes", "input_shape", "rate")  # of the run, if a network doe
 def check_files(words: Sequence[str]) -> None:
     """Reject keys that a file has twice: YAML would keep the last one.
 
-    Also files that are nested too deeply, or that a few aliases make too large. A UserError names
-    the key and the lines, or the file.
+    Also files that are nested too deeply. A UserError names the key and the lines, or the file.
     """
     for path in _files(words):
         try:
             root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
-            size = _size(root, {})
+            duplicates = list(_duplicates(root, ""))
         except (yaml.YAMLError, UnicodeDecodeError):
             continue  # the parser says what is wrong
         except RecursionError as error:
             raise UserError("--config", f"{path} is nested too deeply", "flatten it") from error
-        require(size <= _LARGEST, "--config", f"{path} has {size:,} values", "use fewer aliases")
-        for key, first, second in _duplicates(root, ""):
+        for key, first, second in duplicates:
             lines = f"lines {first} and {second} of {path}"
             raise UserError(key, f"given twice, in {lines}", "keep one")
 
@@ -94,18 +91,6 @@ def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
         if not parts:
             item[part] = value
         item = item.setdefault(part, {})
-
-
-def _size(node: Any, known: dict[int, int]) -> int:
-    """Number of values in a file; that of an alias is counted once and added for each use.
-
-    A RecursionError if it is nested too deeply, or an alias is inside of itself.
-    """
-    if id(node) not in known:
-        items = node.value if isinstance(node, yaml.CollectionNode) else ()
-        inner = (part for item in items for part in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
-    return known[id(node)]
 
 
 def _duplicates(node: Any, above: str) -> Iterator[tuple[str, int, int]]:

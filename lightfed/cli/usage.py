@@ -1,9 +1,6 @@
 """The help of the command itself, which needs no import of torch: that takes seconds."""
 
-import re
-import textwrap
 from argparse import ArgumentParser
-from pkgutil import resolve_name
 
 COMMANDS = {
     "fit": "run the rounds of a configuration",
@@ -17,26 +14,6 @@ COMMANDS = {
     "control": "explain a control string of HeteroFL",
     "latency": "analyse the time saved by waiting only for the first servers",
 }
-
-
-_CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
-_MANY = 50  # any torch module may be a client's
-_NETWORKS = "lightfed.models.networks"
-
-
-def brief(text: str) -> str:
-    """The help of a class, with lightfed's networks where it lists all modules imported."""
-
-    def own(found: re.Match[str]) -> str:
-        names = "".join(found[1].split()).split(",")
-        if len(names) < _MANY:
-            return found[0]
-        ours = [name for name in names if name.startswith("lightfed.") and name.count(".") == 1]
-        networks = [n for n in ours if resolve_name(n).__module__.startswith(_NETWORKS)]
-        said = f"such as {', '.join(networks)}, or any other by its path"
-        return ",\n" + textwrap.indent(textwrap.fill(said, 54), " " * 24)
-
-    return _CLASSES.sub(own, text)
 
 
 def help_text() -> str:

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
-from lightfed.cli.command_line import main
 from lightfed.cli.errors import ABSENT, WORDS, accepted, class_error, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
@@ -109,19 +108,6 @@ def test_the_item_at_fault_is_found_in_the_configuration(tmp_path: Path) -> None
     changed = "--model.clients=" + '[{"count": 1, "level": "z", "model": "Conv"}]'
     words = ["fit", "--config", str(file), changed]
     assert parser_error(message, words, SECTIONS).key == "model.clients.0.level"
-
-
-def test_the_help_of_a_client_group_names_no_module_of_torch(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--model.clients.help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Number of clients in the group. (required, type: int)" in said
-    assert "lightfed.MLP, lightfed.PreActResNet, lightfed.Torchvision," in said
-    assert "or any other by its path)" in said
-    assert "torch.nn" not in said
-    assert "lightfed.FedAvg" not in said
 
 
 def test_what_is_not_understood_is_one_line_with_a_key() -> None:
