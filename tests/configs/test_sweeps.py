@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections import Counter
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from lightfed.cli import command_line as cli
-from lightfed.studies.control import PREFIX, configuration, with_configurations
+from lightfed.studies.control import PREFIX, with_configurations
 from lightfed.utils.keys import LEVELS
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep"))
-SETS = [("CIFAR10", "iid"), ("CIFAR10", "non-iid-2"), ("MNIST", "iid"), ("MNIST", "non-iid-2"),
-        ("WikiText2", "iid")]  # fmt: skip
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -138,39 +135,6 @@ def test_no_line_is_there_twice_and_the_header_says_how_to_run_it(sweep: Path) -
     text = sweep.read_text()
     assert set(Counter(map(tuple, commands(sweep))).values()) == {1}
     assert f"grep -v '^#' {sweep.relative_to(ROOT)} | xargs -L 1 lightfed" in text
-
-
-def named(data: str, split: str, modes: str, assignment: str = "fix") -> str:
-    return f"{data}:1_100_0.1_{split}_{assignment}_{modes}_bn_1_1"
-
-
-def even(levels: tuple[str, ...]) -> str:
-    return "-".join(f"{level}1" for level in levels)
-
-
-def test_levels_pairs_and_mixtures_are_all_subsets_of_the_levels() -> None:
-    found = [text for study in ("levels", "pairs", "mixtures") for text in strings(study)]
-    subsets = [c for size in range(1, 6) for c in combinations(LEVELS, size)]
-    assert sorted(found) == sorted(named(d, s, even(c)) for d, s in SETS for c in subsets)
-
-
-def test_interpolation_goes_in_steps_of_a_tenth() -> None:
-    expected = [
-        named(data, "iid", f"{wide}{part}-{narrow}{10 - part}")
-        for data in ("CIFAR10", "MNIST", "WikiText2")
-        for wide, narrow in combinations(LEVELS, 2)
-        for part in range(1, 10)
-    ]
-    assert sorted(strings("interpolation")) == sorted(expected)
-    for text in expected:
-        groups = configuration(text)["model"]["clients"]
-        assert all(group["count"] % 10 == 0 for group in groups)
-
-
-def test_dynamic_levels_stand_beside_fixed_ones() -> None:
-    pairs = list(combinations(LEVELS, 2))
-    expected = [named(d, s, even(p), a) for d, s in SETS for p in pairs for a in ("fix", "dynamic")]
-    assert sorted(strings("dynamic")) == sorted(expected)
 
 
 @pytest.mark.parametrize(

@@ -300,18 +300,4 @@ def test_other_errors_of_files_pass(tmp_path: Path) -> None:
         raise own
 
 
-def test_a_full_disk_is_no_mistake_in_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise DiskError("trainer.default_root_dir", "x cannot be written", "free space")
-
-    monkeypatch.setattr("lightfed.cli.command_line._run", full)
-    with pytest.raises(SystemExit) as left:
-        main(["fit"])
-    assert left.value.code == 1
-    said = "lightfed: error: trainer.default_root_dir: x cannot be written; free space\n"
-    assert capsys.readouterr().err == said
-
-
 # Which configurations are of the same run.

@@ -6,8 +6,8 @@ from lightfed.state.rows import ModelLayout, RowStore
 from tests.small import CPU
 
 
-def store_of(*, host: bool = False) -> RowStore:
-    return RowStore(ModelLayout.of(nn.BatchNorm1d(4)), device=CPU, host=host)
+def store_of() -> RowStore:
+    return RowStore(ModelLayout.of(nn.BatchNorm1d(4)), device=CPU, host=False)
 
 
 def fill(store: RowStore, client: int) -> None:

@@ -94,21 +94,3 @@ def test_two_ranks_write_what_others_read(name: str, world: int, tmp_path: Path)
     for client, tensors in written.items():
         assert len(tensors) == len(found[client])
         assert all(map(torch.equal, tensors, found[client]))
-
-
-def test_a_shard_has_a_matrix_for_each_group() -> None:
-    fed = fleet(Ranks(CPU))
-    fill(fed)
-    state = fed.states() or {}
-    assert [tuple(block["values"].shape) for block in state["floats"]] == [
-        (3, fed.groups[0].layout.size), (4, fed.groups[1].layout.size),
-    ]  # fmt: skip
-    assert [block["clients"].tolist() for block in state["floats"]] == [[0, 1, 2], [3, 4, 5, 6]]
-    assert sorted(k for block in state["own"] for k in block["clients"].tolist()) == [
-        0,
-        1,
-        2,
-        4,
-        5,
-        6,
-    ]

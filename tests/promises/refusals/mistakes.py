@@ -9,7 +9,7 @@ import lightning.pytorch as L
 import torch
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
@@ -31,19 +31,8 @@ data:
   partition: {class_path: Dirichlet, init_args: {alpha: 0.5}}
 """
 HERE = __name__
+CODE = own_code.__name__
 GONE = object()  # an edit that takes a key away
-
-
-class Linear(L.LightningModule):
-    """A client of a user's own, that lacks what the others define."""
-
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, num_classes)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(1))
 
 
 class Unfinished(Algorithm):
@@ -69,7 +58,7 @@ class Refuses(CSVLogger):
         raise RuntimeError(f"{save_dir} is retired")
 
 
-class Unvalidated(Linear):
+class Unvalidated(own_code.Linear):
     @override
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self(batch[0]).sum()
@@ -326,7 +315,7 @@ FEDERATIONS = [
          {**one_group(of_class("Torchvision", name="resnet18")), "model.clients.0.level": "b"}),
     Case("model.clients.0.rate", "a width of 0.25, and Unvalidated takes no rate",
          {**one_group(of_class(f"{HERE}.Unvalidated")), "model.clients.0.rate": 0.25}),
-    Case("model.clients.0.model", "has no training_step", one_group(of_class(f"{HERE}.Linear"))),
+    Case("model.clients.0.model", "has no training_step", one_group(of_class(f"{CODE}.Linear"))),
     Case("model.clients.0.model", "validation_step", one_group(of_class(f"{HERE}.Unvalidated"))),
     Case("model.clients.0.model", "optimises manually", one_group(of_class(f"{HERE}.Manual"))),
     Case("model.clients.0.model", "2 optimizers", one_group(of_class(f"{HERE}.TwoOptimizers"))),
@@ -476,7 +465,7 @@ PLACE = f"({own_code.__file__}:"
 
 def own(path: str, fragment: str = "", /, **arguments: Any) -> Case:
     """Code of a user's own, and where its line says that it has failed."""
-    name = of_class(f"tests.promises.refusals.own_code.{path}", **arguments)
+    name = of_class(f"{CODE}.{path}", **arguments)
     bases = {
         "data.dataset": Dataset,
         "model.algorithm": Algorithm,
@@ -516,9 +505,9 @@ OWN = [
     *(own("Calls", hook=hook) for hook in ("setup", "on_fit_start", "on_train_epoch_start",
       "on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_save_checkpoint")),
     Case("model.max_failed_clients", "takes a number or a metric",
-         one_group(of_class("tests.promises.refusals.own_code.TrainingLogsVector"))),
+         one_group(of_class(f"{CODE}.TrainingLogsVector"))),
     Case("model.lr_schedule", f"KeyError: 'rate' {PLACE}",
-         {"model.lr_schedule": of_class(f"{own_code.__name__}.Falls"), "trainer.max_epochs": 3}),
+         {"model.lr_schedule": of_class(f"{CODE}.Falls"), "trainer.max_epochs": 3}),
 ]  # fmt: skip
 
 LET_THROUGH = [
@@ -538,8 +527,7 @@ LET_THROUGH = [
     edit("model.eval_clients", 7, "7 of 3 clients"),
     edit("data.chunks", 10**30, "at most 18 digits"),
     edit("model.clients.0.count", 10**30, "at most 18 digits"),
-    *(Case("model.clients.0.model.init_args.hidden.0", "at most 18 digits", hidden(10**20))
-      for _ in range(1)),
+    Case("model.clients.0.model.init_args.hidden.0", "at most 18 digits", hidden(10**20)),
     edit("model.clients.1.model.init_args.hidden", [-1], "give sizes above 0", named=MODEL),
     edit("model.clients.1.model.init_args.hidden", None, "no value"),
     edit("model.optimizer.init_args.lr", None, "no value"),
@@ -567,5 +555,6 @@ ALL = [
     *FEDERATIONS,
     *FLAGS,
     *DATA,
+    *CLOUDS,
+    *CHECKPOINTS,
 ]
-ALL += [*CLOUDS, *CHECKPOINTS]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset as TorchDataset
 from typing_extensions import override
 
 from lightfed import Fleet
@@ -81,23 +80,14 @@ class Transforms(Digits):
         return Functions(self._raises, self._raises)
 
 
-class Torch(TorchDataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    @override
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(4), {}["label"]
-
-
 class Deals(Iid):
     @override
     def _share(self, task: Any, shares: int) -> np.ndarray:
         return np.zeros(3)[[7]]
 
 
-class Net(L.LightningModule):
-    """A client that works."""
+class Linear(L.LightningModule):
+    """A client that lacks what the others define."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -106,6 +96,10 @@ class Net(L.LightningModule):
     @override
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.flatten(1))
+
+
+class Net(Linear):
+    """A client that works."""
 
     @override
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
