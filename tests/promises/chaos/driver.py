@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,6 @@ class Job:
         folder: Path,
         ranks: int,
         full: Path,
-        *,
-        rounds: int = ROUNDS,
-        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._beats, pipe = os.pipe()
 
@@ -72,8 +69,8 @@ class Job:
             sys.stderr = (folder.parent / "stderr.txt").open("a")
             refuse_when(full)
             try:
-                flags: dict[str, Any] = {"callbacks": [Beat(pipe), *callbacks] if rank == 0 else []}
-                run = fit(case, folder, rounds=rounds, ckpt_path="last", ranks=ranks, **flags)
+                flags: dict[str, Any] = {"callbacks": [Beat(pipe)] if rank == 0 else []}
+                run = fit(case, folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks, **flags)
             except SystemExit as left:
                 sys.stderr.flush()
                 os._exit(int(left.code or 0))
@@ -163,7 +160,7 @@ def _newest_shards(last: Path) -> list[Path]:
 
 def hit(kind: str, case: str, folder: Path, draw: random.Random, sessions: int) -> dict[str, Any]:
     """Start, or resume, the run, and hit it; what came of it."""
-    ranks, full = draw.choice([1, 2, 3]), folder / "full"
+    ranks, full = draw.choice([1, 2, 4]), folder / "full"
     job = Job(CASES[case], folder, ranks, full)
     alive = job.sessions(draw.randrange(2 * sessions // ranks + 1))
     time.sleep(draw.random() * _LATEST)
