@@ -19,7 +19,7 @@ import torch.distributed as dist
 from lightfed_kernels import ALIGNMENT
 from torch import Tensor
 
-from lightfed.distributed import liveness
+from lightfed.distributed import watch
 from lightfed.utils.errors import UserError
 from lightfed.utils.stopwatch import Timings
 
@@ -43,17 +43,17 @@ def leave() -> None:
 
     Lightning closes NCCL's at exit but not gloo's. gloo's threads may then abort the process.
     """
-    liveness.leave()
+    watch.leave()
     _groups.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
-class Notices(Protocol):
+class Messages(Protocol):
     """What a rank says to all others, and they to it, whenever they gather something."""
 
-    def tell(self) -> Any: ...
-    def hear(self, said: list[Any]) -> None: ...
+    def outgoing(self) -> Any: ...
+    def receive(self, said: list[Any]) -> None: ...
 
 
 class Ranks:
@@ -72,10 +72,10 @@ class Ranks:
             W - 1 times what the rank gives.
         timings: parts of this rank's round. Flags, objects and barriers count as waiting. Rows
             count for the part that sends them.
-        notices: sent and heard with every gather, so that they take no collective of their own.
+        messages: sent and heard with every gather, so that they take no collective of their own.
     """
 
-    notices: Notices | None = None
+    messages: Messages | None = None
 
     def __init__(self, device: torch.device, *, timeout: timedelta = TIMEOUT) -> None:
         self.device, self.timeout = device, timeout
@@ -103,7 +103,7 @@ class Ranks:
             with self.timings.part("waiting") if waits else nullcontext():
                 yield
         except RuntimeError as error:
-            liveness.lost(what, error)
+            watch.lost(what, error)
             raise
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -218,10 +218,10 @@ class Ranks:
         It is one collective, or two if a rank's objects take more than `_PACKAGE` bytes. `what` is
         named where a rank does not come.
         """
-        note = None if self.notices is None else self.notices.tell()
+        note = None if self.messages is None else self.messages.outgoing()
         lists, said = zip(*self._all((objects, note), what), strict=True)
-        if self.notices is not None:
-            self.notices.hear([*said])
+        if self.messages is not None:
+            self.messages.receive([*said])
         return [item for part in lists for item in part]
 
     def _all(self, obj: T, what: str) -> list[T]:
@@ -280,7 +280,7 @@ class Ranks:
         They wait twice as long, so that a rank that hangs is missed by what the run waits for.
         """
         ranks = copy(self)
-        ranks.timings, ranks.notices = Timings(), None
+        ranks.timings, ranks.messages = Timings(), None
         ranks.side = _group("thread", 2 * self.timeout) if self.world > 1 else None
         return ranks
 

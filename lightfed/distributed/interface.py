@@ -34,12 +34,10 @@ def interface_of(name: str, *, nodes: int) -> str:
 
 def listen(address: str, port: int = 0, *, backlog: int) -> socket.socket:
     """A socket listening on an address from `interface_of`; an OSError if taken."""
-    if address:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=backlog)
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    place = address, port
+    return socket.create_server(place, family=family, backlog=backlog, dualstack_ipv6=both)
 
 
 def sockets_on(address: str) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong before the ranks are connected; from then on `liveness` watches them.
+"""What can go wrong before the ranks are connected; from then on `watch` watches them.
 
 A launcher's variables may be wrong: they are checked before torch and Lightning read them. A rank
 that Lightning has launched may die while it imports: the others would wait for it until a timeout.

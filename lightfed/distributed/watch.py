@@ -23,9 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from lightfed.distributed.peers import Peer, Peers, State
+from lightfed.distributed.connections import Group, connect
+from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
 GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
 _FLUSH = 5.0  # seconds for printed output to be read
@@ -34,11 +36,59 @@ _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
 
 
+State = Literal["running", "left", "failed", "lost"]
+
+
+@dataclass
+class Peer:
+    """A rank and what it `said`: its error, or the collective that failed there."""
+
+    rank: int
+    host: str
+    pid: int
+    state: State = "running"
+    said: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (pid {self.pid})"
+
+
+class Peers:
+    """All ranks of a run, as one of them knows them."""
+
+    def __init__(self, rank: int, peers: Sequence[Peer]) -> None:
+        self._rank, self._peers = rank, peers
+        self._order: list[Peer] = []  # in order of their messages
+
+    def __getitem__(self, rank: int) -> Peer:
+        return self._peers[rank]
+
+    def receive(self, peer: Peer, state: State, said: str) -> None:
+        """Record a peer's message about itself."""
+        peer.state, peer.said = state, said
+        self._order.append(peer)
+
+    def reports_rank_0(self) -> bool:
+        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
+        others = self._peers[1:]
+        elsewhere = [peer for peer in others if peer.host != self._peers[0].host]
+        return self._rank == (elsewhere or others)[0].rank
+
+    def reason(self) -> str:
+        """Why the run cannot continue, as known to rank 0."""
+        failed = [peer for peer in self._order if peer.state == "failed"]
+        if failed:
+            return f"{failed[0]} ended with an error ({failed[0].said})"
+        if left := [peer for peer in self._peers if peer.state == "left"]:
+            return f"{', '.join(map(str, left))} ended before the others"
+        return f"{self._order[0]}: {self._order[0].said}"
+
+
 class Watch:
     """This rank's end of the connections, and the thread that waits on them.
 
     `peers` are all ranks in order, `links` connections by the rank at the other end: on rank 0 to
-    all others, else to rank 0. `kill` and `node_lost` are as in `liveness.start`.
+    all others, else to rank 0. `kill` and `node_lost` are as in `start`.
     """
 
     def __init__(
@@ -175,3 +225,95 @@ class Watch:
                 stream.flush()
         self._kill()
         os._exit(1)
+
+
+_current: Watch | None = None  # of this process, from when the ranks meet until they leave
+
+
+def start(
+    ranks: Group,
+    address: str,
+    interface: str,
+    kill: Callable[[], None],
+    node_lost: Callable[[], str],
+) -> None:
+    """Watch the ranks from now until they leave; all ranks call this together.
+
+    A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
+    which it listens. `kill` ends the child processes that are still running. `node_lost` arranges
+    for the run to continue without a lost node and returns a clause that says so, or ""; the rank
+    that prints calls it. If an earlier run already watches the ranks, it is replaced. A
+    UserError if a rank cannot reach rank 0.
+    """
+    global _current
+    if _current is not None:
+        _current.node_lost = node_lost
+    if ranks.world == 1 or _current is not None:
+        return
+    links = connect(ranks, address, interface)
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
+    _current = Watch(ranks.rank, peers, links, kill, node_lost)
+
+
+def spread_signal() -> None:
+    """Forward a signal that asks this rank to stop to the other ranks."""
+    if _current is not None:
+        _current.spread_signal()
+
+
+def signalled() -> bool:
+    """Whether this rank knows of a signal that asks any rank to stop."""
+    return _current is not None and _current.signal
+
+
+def forget_signal() -> None:
+    """Clear a past signal that all ranks already know about."""
+    if _current is not None:
+        _current.signal = False
+
+
+def leave() -> None:
+    """Announce that this rank ends normally."""
+    _goodbye("left")
+
+
+def fail(error: BaseException) -> None:
+    """Announce that this rank ends with an error, or after all ranks have saved their state.
+
+    The others are ended too, unless they exit by themselves within GRACE seconds.
+    """
+    if isinstance(error, Interrupted):
+        leave()
+        return
+    error = of_users_code(error) or error
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    _goodbye("failed", _one_line(f"{kind}{error}"))
+
+
+def lost(what: str, error: Exception) -> None:
+    """End this process after a failed collective if the ranks are watched; see Watch.lost."""
+    if _current is not None:
+        _current.lost(what, _one_line(str(error)))
+
+
+def _goodbye(state: State, said: str = "") -> None:
+    global _current
+    if _current is not None:
+        _current.goodbye(state, said)
+        _current = None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _forget() -> None:
+    """Drop the watch in a forked child, which must neither hold connections nor send goodbyes."""
+    global _current
+    if _current is not None:
+        _current.forget()
+        _current = None
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -16,15 +16,15 @@ sessions (`Training.tested`); their reports are added here.
 """
 
 from collections import UserList
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import split
-from lightfed.engine.client_metrics import client_metrics
 from lightfed.engine.row_tests import Piece, RowTests, at_once
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import Report, weighted_means
@@ -37,6 +37,7 @@ from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_genera
 Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+WORST = 0.1  # share of the clients in the "worst" metric
 MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
 
 
@@ -89,7 +90,7 @@ class Evaluation:
         for client in self.clients:
             self._members.setdefault(fleet.home_group(client), []).append(client)
         self._rows = dict(self._models())
-        self._together = dict(self._at_once())
+        self._row_tests = dict(self._at_once())
         self._pieces: list[tuple[tuple[Kind, int], Piece]] = []
 
     def _moments(self) -> dict[Moment, Kind]:
@@ -153,7 +154,9 @@ class Evaluation:
     def _alone(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of others."""
         group = self._fleet.home_group(client)
-        own = any(g == group and kind != "global" for kind, g in self._rows.keys() - self._together)
+        own = any(
+            g == group and kind != "global" for kind, g in self._rows.keys() - self._row_tests
+        )
         return own or "finetuned" in self._kinds
 
     @property
@@ -176,11 +179,11 @@ class Evaluation:
         fleet, world = self._fleet, self._fleet.ranks.world
         home = fleet.places.owner.__getitem__ if fleet.algorithm.stateful else None
         jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
-        if ("global", 0) in self._rows.keys() - self._together:
+        if ("global", 0) in self._rows.keys() - self._row_tests:
             jobs.insert(0, GLOBAL)
         pieces = [
             (key, piece)
-            for key, tests in self._together.items()
+            for key, tests in self._row_tests.items()
             for piece in tests.pieces(rank, world, home)
         ]
         return jobs + [fleet.clients + position for position in range(len(pieces))], pieces
@@ -188,7 +191,7 @@ class Evaluation:
     def start(self) -> None:
         """Called before the first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
-        for tests in self._together.values():
+        for tests in self._row_tests.values():
             tests.start()
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
@@ -201,14 +204,14 @@ class Evaluation:
             return
         if job >= self._fleet.clients:
             key, piece = self._pieces[job - self._fleet.clients]
-            self._together[key].run(piece, self._rows[key])
+            self._row_tests[key].run(piece, self._rows[key])
             return
         if job == GLOBAL:
             self._run_global(self._rows["global", 0])
             return
         group = self._fleet.home_group(job)
         for kind in self._tested:
-            if kind != "global" and (kind, group) not in self._together:
+            if kind != "global" and (kind, group) not in self._row_tests:
                 self._run_client(kind, job)
         if "finetuned" in self._kinds:
             self._reports["finetuned"].append(self._run_finetuned(job))
@@ -250,7 +253,7 @@ class Evaluation:
 
         `tests` are reports of this round's sessions, on all ranks.
         """
-        self._report_together()
+        self._add_row_tests()
         gathered = self._fleet.ranks.gather([self._reports])
         every: dict[Kind, list[Report]] = {}
         for kind in KINDS:
@@ -277,10 +280,10 @@ class Evaluation:
             self._fleet.warn(f"no metrics: {found}")
         return metrics, every
 
-    def _report_together(self) -> None:
+    def _add_row_tests(self) -> None:
         """Add this rank's share of the reports of clients that were tested at once."""
         fleet, rank = self._fleet, self._fleet.ranks.rank
-        for (kind, _), tests in self._together.items():
+        for (kind, _), tests in self._row_tests.items():
             reports = tests.finish(fleet.ranks)
             if not fleet.algorithm.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]
@@ -298,3 +301,40 @@ class Evaluation:
             if moment not in self._fleet.tests:
                 found = f"models that are {moment} exist only during a round"
                 self._fleet.warn(f"model.evaluate_at: {found}; there are no {kind} metrics now")
+
+
+def client_metrics(
+    reports: Sequence[Report],
+    kind: str,
+    lower_is_better: Callable[[str], bool],
+    *,
+    groups: Sequence[str] = (),
+    group_of: Sequence[int] = (),
+) -> dict[str, float]:
+    """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
+
+    All clients have equal weight. The worst values of a metric are the largest if
+    `lower_is_better`(its name). `groups` names the groups, and `group_of` gives that of every
+    report; there are metrics by group if there are several.
+    """
+    metrics: dict[str, float] = {}
+    names = sorted({name for report in reports for name in report.metrics})
+    for name in names:
+        having = [i for i, report in enumerate(reports) if name in report.metrics]
+        values = np.array([reports[i].metrics[name] for i in having])
+        metrics[f"{kind}/{name}"] = float(values.mean())
+        if name.endswith("loss") or name.startswith("perplexity"):
+            continue  # a few values would dominate the deviation
+        order = np.sort(values)[:: -1 if lower_is_better(name) else 1]
+        worst = order[: max(1, int(np.ceil(WORST * len(values))))]
+        worst = values if np.isnan(values).any() else worst  # sorted last, NaN would not count
+        metrics[f"{kind}/{name}_std"] = float(values.std())
+        metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
+        if len(groups) > 1:
+            of = np.array([group_of[i] for i in having])
+            metrics |= {
+                f"{kind}/{name}/{group}": float(values[of == position].mean())
+                for position, group in enumerate(groups)
+                if (of == position).any()
+            }
+    return metrics

@@ -15,7 +15,7 @@ import lightning.pytorch as L
 from typing_extensions import override
 
 from lightfed.engine.federation import federation_of
-from lightfed.engine.round_report import RoundNotices
+from lightfed.engine.round_report import RoundMessages
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.finished import Suspended
 from lightfed.local.local_work import RoundPlan
@@ -42,7 +42,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         self._evaluated = 0  # rounds that were finished at the last evaluation
         self._first: int | None = None  # round of this process
         self._journal: Path | None = None  # of this run, until its first round ends
-        self.notices: RoundNotices
+        self.messages: RoundMessages
 
     @property
     @override
@@ -123,7 +123,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         journal.write(suspended, path, ranks, t=t, identity=identity)
         saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
         progressed = suspended.new > 0 or t != self._first
-        raise Interrupted(self.notices.asked(), saved, resumable=True, progressed=progressed)
+        raise Interrupted(self.messages.asked(), saved, resumable=True, progressed=progressed)
 
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         """Run this rank's sessions, each between the stock batch hooks."""
@@ -272,16 +272,16 @@ class FederatedLoop(lightning_private._FitLoop):
         super().on_advance_end()
         self.epoch_loop.forget_journal()
         moved = federation_of(self.trainer).fleet.places.moved
-        signal = self.epoch_loop.notices.round_ends(moved=moved)
+        signal = self.epoch_loop.messages.round_ends(moved=moved)
         if signal and not self.done:
-            self.epoch_loop.notices.run_ends()
+            self.epoch_loop.messages.run_ends()
             self.trainer.interrupt(signal)
 
     @override
     def on_run_start(self) -> None:
         super().on_run_start()
         ranks = self.trainer.strategy.ranks
-        ranks.notices = self.epoch_loop.notices = RoundNotices(self.trainer)
+        ranks.messages = self.epoch_loop.messages = RoundMessages(self.trainer)
 
     @override
     def on_run_end(self) -> None:
@@ -290,7 +290,7 @@ class FederatedLoop(lightning_private._FitLoop):
             self.trainer.last_checkpoint.catch_up(self.trainer)
         self.epoch_loop.forget_journal()
         self.trainer.strategy.checkpoints.finish()
-        self.epoch_loop.notices.run_ends()
+        self.epoch_loop.messages.run_ends()
         super().on_run_end()
 
     @override

@@ -186,7 +186,7 @@ def _client_rows(
     ]
 
 
-class Notice(NamedTuple):
+class Message(NamedTuple):
     """Of a rank: its last signal, or 0; whether its checkpoint failed; parts of a round."""
 
     signal: int
@@ -194,7 +194,7 @@ class Notice(NamedTuple):
     seconds: dict[Part, float]
 
 
-class RoundNotices:
+class RoundMessages:
     """What this rank says to the others, and what they have said.
 
     The times of a round go with the next gather, in the next round: nobody waits at the end of one.
@@ -206,14 +206,14 @@ class RoundNotices:
         self._trainer = trainer
         self._seconds: dict[Part, float] = {}  # of a round that is not reported yet
         self._round = self._moved = 0  # its number, and the rows that have moved
-        self._said: list[Notice] = []  # at the last gather of this round
+        self._said: list[Message] = []  # at the last gather of this round
 
-    def tell(self) -> Notice:
+    def outgoing(self) -> Message:
         """What goes with a gather."""
         failed = self._trainer.strategy.checkpoints.background.failed
-        return Notice(signals.asked() or 0, failed, self._seconds)
+        return Message(signals.asked() or 0, failed, self._seconds)
 
-    def hear(self, said: list[Notice]) -> None:
+    def receive(self, said: list[Message]) -> None:
         """Note what all ranks have said, and log the round that they have finished.
 
         Its parts are means over the ranks; they add up to the round's duration.

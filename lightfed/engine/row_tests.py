@@ -23,7 +23,7 @@ from lightfed.state.rows import Rows
 
 _AT_ONCE = 4096  # samples, of a network that needs as little memory as that
 _FEW = 8  # clients; fewer at once take longer than one after the other
-_APART = 128  # clients that are read at once, and tested one after the other
+_ALONE = 128  # clients that are read at once, and tested one after the other
 _FLOPS = 1 << 27  # forward FLOPs of so many samples at most, or `eval_batch_size`
 
 
@@ -97,13 +97,13 @@ class RowTests:
             starts = range(0, len(self._samples), self._most)[rank::world]
             return [slice(start, start + self._most) for start in starts]
         packs = [pack for pack in self._packs if len(pack) >= _FEW]
-        apart = [k for pack in self._packs if len(pack) < _FEW for k in pack]
+        alone = [k for pack in self._packs if len(pack) < _FEW for k in pack]
         if home is None:
-            packs, apart = packs[rank::world], apart[rank::world]
+            packs, alone = packs[rank::world], alone[rank::world]
         else:
             packs = [pack for pack in packs if home(pack[0]) == rank]
-            apart = [client for client in apart if home(client) == rank]
-        parts = [apart[i : i + _APART] for i in range(0, len(apart), _APART)]
+            alone = [client for client in alone if home(client) == rank]
+        parts = [alone[i : i + _ALONE] for i in range(0, len(alone), _ALONE)]
         return [(pack, True) for pack in packs] + [(part, False) for part in parts]
 
     def start(self) -> None:
@@ -117,8 +117,8 @@ class RowTests:
             with rows.bound(rows.clients[0]) as module:
                 self._run_one(module, piece)
             return
-        clients, together = piece
-        if together:
+        clients, side_by_side = piece
+        if side_by_side:
             self._run_many(clients, rows)
             return
         for client, module in zip(clients, rows.each(clients), strict=True):

@@ -22,7 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed import liveness, requeue, starting
+from lightfed.distributed import requeue, starting, watch
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.distributed.slurm import check_launch
@@ -151,7 +151,7 @@ class FederatedStrategy(DDPStrategy):
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
-        liveness.start(
+        watch.start(
             self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
         )
         starting.connected()
@@ -261,7 +261,7 @@ class FederatedStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         with suppress(Exception):  # this error is reported
             self.checkpoints.finish()
-        liveness.fail(exception)
+        watch.fail(exception)
 
     @override
     def barrier(self, name: str | None = None) -> None:

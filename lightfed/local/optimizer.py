@@ -96,7 +96,7 @@ class Proximal:
     gap: Tensor | None = None
 
 
-def aligned(values: Params, row: Tensor, other: Tensor) -> Params:
+def views_at(values: Params, row: Tensor, other: Tensor) -> Params:
     """Views of `other` at the positions that `values` have in `row`."""
     starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
     return [
@@ -105,7 +105,7 @@ def aligned(values: Params, row: Tensor, other: Tensor) -> Params:
     ]
 
 
-def apart(grads: Params) -> Params:
+def separate(grads: Params) -> Params:
     """Gradients that can be changed in place.
 
     Autograd gives the terms of a sum one tensor, and one of a loss the seed of the backward pass.
@@ -126,7 +126,7 @@ class _Pull:
     def __init__(self, values: Params, row: Tensor, proximal: Proximal) -> None:
         self._gamma = proximal.gamma
         self._values = values
-        self._anchors = aligned(values, row, proximal.anchor)
+        self._anchors = views_at(values, row, proximal.anchor)
 
     def __call__(self, grads: Params, used: Sequence[int]) -> None:
         values = [self._values[i] for i in used]
@@ -196,7 +196,7 @@ class Stepper:
             group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in initial.items()})
             group["lr"] = rate_of(group["lr"], self.rate, lr)
         if proximal is not None and proximal.momentum is not None:
-            momenta = aligned(self._params, row, proximal.momentum.clone())
+            momenta = views_at(self._params, row, proximal.momentum.clone())
             for p, momentum in zip(self._params, momenta, strict=True):
                 self.optimizer.state[p]["momentum_buffer"] = momentum
         for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
@@ -284,7 +284,9 @@ class Stepper:
         found = [state[p].get("momentum_buffer") for p in self._params]
         if any(buffer is not None for buffer in found):
             momentum = self._proximal.momentum = torch.zeros_like(self._row)
-            for part, buffer in zip(aligned(self._params, self._row, momentum), found, strict=True):
+            for part, buffer in zip(
+                views_at(self._params, self._row, momentum), found, strict=True
+            ):
                 if buffer is not None:
                     part.copy_(buffer)
 
@@ -304,11 +306,11 @@ class Stepper:
         """Pass the gradients through the hook, the pull and clipping."""
         used, grads = self._gradients()
         if hook is None:
-            grads = apart(grads)
+            grads = separate(grads)
         else:
             if self._flat is None:
                 self._flat = torch.zeros_like(self._row)
-                self._parts = aligned(self._values, self._row, self._flat)
+                self._parts = views_at(self._values, self._row, self._flat)
             if len(used) < len(self._parts):
                 self._flat.zero_()
             parts = [self._parts[i] for i in used]

@@ -307,10 +307,10 @@ class _Check:
         data: FederatedDataModule,
         context: Autocast | None,
     ) -> None:
-        self._together, self._context = deepcopy(module).train(), context
+        self._stacked, self._context = deepcopy(module).train(), context
         self._alone = deepcopy(module).train()
         self._layout = state.layout
-        for copy in (self._together, self._alone):
+        for copy in (self._stacked, self._alone):
             copy.log = copy.log_dict = _ignore  # type: ignore[method-assign]
         factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
         floats = state.initial.floats.repeat(_CLIENTS, 1)
@@ -324,12 +324,12 @@ class _Check:
         self._batches = tuple(part[places].unflatten(0, shape) for part in (x, y))
 
     def difference(self) -> str:
-        forward = PackForward(self._together, self._layout, self._context)
-        values = stacked.gather(self._layout, self._rows, self._together)
-        outside = {n: b for n, b in self._together.named_buffers() if n not in values}
+        forward = PackForward(self._stacked, self._layout, self._context)
+        values = stacked.gather(self._layout, self._rows, self._stacked)
+        outside = {n: b for n, b in self._stacked.named_buffers() if n not in values}
         values |= {n: torch.stack([b] * _CLIENTS) for n, b in outside.items()}
         leaves = [values[name].requires_grad_() for name in forward.trained]
-        kept, python = attributes(self._together), python_states()
+        kept, python = attributes(self._stacked), python_states()
         found: list[dict[str, Tensor | None]] = []
         for index in range(_BATCHES):
             x, y = (part[:, index].clone() for part in self._batches)
@@ -340,7 +340,7 @@ class _Check:
                     return "its step draws from random or numpy"
             buffers = {n: v.detach().clone() for n, v in values.items() if n in forward.buffers}
             found.append({"the loss": losses, **_named(forward.trained, grads), **buffers})
-        if attributes(self._together) != kept or python_states() != python:
+        if attributes(self._stacked) != kept or python_states() != python:
             return "its step keeps numbers or tensors in attributes that are no buffers"
         return next(filter(None, map(self._compare, range(_CLIENTS), [found] * _CLIENTS)), "")
 
@@ -348,7 +348,7 @@ class _Check:
         """The first tensor that differs for a client."""
         module: Any = self._alone
         live = LiveModule(module, self._layout)
-        initial = {n: b.clone() for n, b in self._together.named_buffers()}
+        initial = {n: b.clone() for n, b in self._stacked.named_buffers()}
         live.bind(Row(self._rows.floats[client].clone(), self._rows.integers[client].clone()))
         for name, buffer in module.named_buffers():
             if name not in {e.name for e in [*self._layout.floats, *self._layout.integers]}:

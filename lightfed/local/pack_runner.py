@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
-from lightfed.local.around import AroundSessions
 from lightfed.local.client_group import GroupState
+from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.pack_rules import unknown
 from lightfed.local.pack_session import LaneReport, PackResult, PackSession, PackWork
-from lightfed.local.session import Known, Work
+from lightfed.local.session import ReadyReport, Work
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-PackReport = LaneReport | Known
+PackReport = LaneReport | ReadyReport
 
 
 class PackRunner:
     """The packs of this rank in a round."""
 
-    def __init__(self, fleet: SessionFleet, sessions: AroundSessions) -> None:
+    def __init__(self, fleet: SessionFleet, sessions: ClientSessions) -> None:
         self._fleet, self._sessions = fleet, sessions
         self.trainers: dict[int, PackSession] = {}  # by group
 
@@ -108,7 +108,7 @@ class _Pack:
         clients: Sequence[int],
         t: int,
         fleet: SessionFleet,
-        sessions: AroundSessions,
+        sessions: ClientSessions,
         trainers: Mapping[int, PackSession],
     ) -> None:
         self._fleet, self._sessions, self._t = fleet, sessions, t

@@ -7,15 +7,22 @@ from itertools import islice
 
 from torch import Tensor
 
-from lightfed.distributed import liveness as watch
-from lightfed.local.around import AroundSessions
+from lightfed.distributed import watch
+from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Finished, Suspended, finished
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.local_work import Phase
 from lightfed.local.optimizer import Stepper
 from lightfed.local.pack_runner import PackReport, PackRunner
 from lightfed.local.pack_session import LaneReport, PackSession
-from lightfed.local.session import Autocast, Known, LocalSession, PendingReport, Report, Runtime
+from lightfed.local.session import (
+    Autocast,
+    LocalSession,
+    PendingReport,
+    ReadyReport,
+    Report,
+    Runtime,
+)
 from lightfed.local.stacked_optimizer import stacked_optimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
@@ -24,12 +31,12 @@ from lightfed.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 
-Pending = PendingReport | LaneReport | Known
+Pending = PendingReport | LaneReport | ReadyReport
 RunClient = Callable[[int], Pending | None]
 Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
 
-class Training(AroundSessions):
+class Training(ClientSessions):
     """Runs the sessions of this rank's clients.
 
     Attributes:
@@ -136,7 +143,7 @@ class Training(AroundSessions):
         `mine` are this rank's clients in order, to prefetch the next row.
         """
         if self._is_known(client):
-            return Known(
+            return ReadyReport(
                 Finished.of(self._fleet.plan.known[client]).put_in_place(
                     self._fleet, client, self.tests
                 )

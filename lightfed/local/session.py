@@ -302,7 +302,7 @@ class PendingReport:
 
 
 @dataclass(frozen=True)
-class Known:
+class ReadyReport:
     """A report that is already complete: of a session that failed or ran before a restart."""
 
     report: Report

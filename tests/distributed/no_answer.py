@@ -12,8 +12,7 @@ import time
 
 from typing_extensions import override
 
-from lightfed.distributed.peers import Peer
-from lightfed.distributed.watch import Watch
+from lightfed.distributed.watch import Peer, Watch
 
 
 class Silent(socket.socket):

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightfed.distributed import liveness as watch
-from lightfed.distributed import watch as watching
+from lightfed.distributed import watch
 from lightfed.utils.errors import Interrupted, UserError
 
 GRACE = 0.6  # seconds, for what takes none here
@@ -133,7 +132,7 @@ DEEDS = {
 def main() -> None:
     assert "torch" not in sys.modules, "tests start seventy ranks"
     folder, rank, world, deed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    watching.GRACE = GRACE
+    watch.GRACE = GRACE
     ranks = Ranks(folder, rank, world)
     print("starts")
     here = "127.0.0.1"

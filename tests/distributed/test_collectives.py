@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.distributed import collectives
-from lightfed.distributed import liveness as watch
+from lightfed.distributed import collectives, watch
 from lightfed.distributed.collectives import _PACKAGE, Ranks
 from tests.distributed.threads import on_ranks
 
@@ -106,13 +105,6 @@ def test_a_short_row_takes_one_all_reduce() -> None:
     assert on_ranks(2, work) == [([0.5], 256.0)] * 2
 
 
-def test_one_rank_keeps_its_part() -> None:
-    ranks, mine = Ranks(torch.device("cpu")), torch.arange(3)
-    (found,) = ranks.swap([mine], [3])
-    assert found is mine
-    assert ranks.take_wire_bytes() == 0
-
-
 def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,13 +125,6 @@ def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
         assert [f.tolist() for f in found] == [part(s, rank, 2).tolist() for s in range(2)]
 
 
-def test_rows_of_a_gpu_go_over_the_process_group_and_the_rest_over_the_side_group() -> None:
-    ranks = Ranks(torch.device("cpu"))
-    ranks.side = object()  # type: ignore[assignment]
-    assert ranks._group(torch.ones(1)) is ranks.side
-    assert ranks._group(torch.ones(1, device="meta")) is None
-
-
 @pytest.mark.parametrize("size", [0, 1, _PACKAGE, 3 * _PACKAGE])
 def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: int) -> None:
     """Those of one rank are long; all of them need the second collective then, or none."""
@@ -148,14 +133,14 @@ def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: in
         def __init__(self, rank: int) -> None:
             self.rank = rank
 
-        def tell(self) -> int:
+        def outgoing(self) -> int:
             return 10 * self.rank
 
-        def hear(self, said: list[int]) -> None:
+        def receive(self, said: list[int]) -> None:
             self.said = said
 
     def work(ranks: Ranks) -> tuple[list[Any], list[int], int]:
-        says = ranks.notices = Says(ranks.rank)
+        says = ranks.messages = Says(ranks.rank)
         collectives, packages = 0, ranks._packages
 
         def counted(*args: Any) -> Any:
@@ -175,17 +160,17 @@ def test_one_rank_hears_itself() -> None:
     class Says:
         said: Any = None
 
-        def tell(self) -> int:
+        def outgoing(self) -> int:
             return 7
 
-        def hear(self, said: list[int]) -> None:
+        def receive(self, said: list[int]) -> None:
             self.said = said
 
     ranks = Ranks(torch.device("cpu"))
-    ranks.notices = says = Says()
+    ranks.messages = says = Says()
     assert ranks.gather(["x"]) == ["x"]
     assert says.said == [7]
-    assert ranks.for_thread().notices is None
+    assert ranks.for_thread().messages is None
 
 
 def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

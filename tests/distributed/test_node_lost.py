@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lightfed.distributed import liveness as watch
+from lightfed.distributed import watch
 from lightfed.distributed.connections import _TOKEN
 
 GONE = "is lost with its node (no answer)"

@@ -62,13 +62,6 @@ def test_there_are_rates_for_all_that_are_asked_for_or_none() -> None:
     assert rates.of([0, 1]) is None
 
 
-def test_old_sessions_are_forgotten() -> None:
-    rates = Rates()
-    for seconds in [9.0] * 100 + [1.0] * 64:
-        rates.add(0, samples=1, seconds=seconds)
-    assert rates.state_dict() == {0: [1.0] * 64}
-
-
 def test_a_checkpoint_gives_back_what_was_measured(tmp_path: Path) -> None:
     path, kept = tmp_path / "last.ckpt", {0: [0.5, 0.25], 3: [2.0]}
     torch.save({RATES: Rates(kept).state_dict()}, path)
@@ -85,10 +78,6 @@ def test_a_checkpoint_that_says_nothing_of_it_is_no_hindrance(
     else:
         path.write_bytes(content)
     assert Rates.of_checkpoint(path, Ranks(CPU)).state_dict() == {}
-
-
-def test_no_checkpoint_no_rates() -> None:
-    assert Rates.of_checkpoint(None, Ranks(CPU)).state_dict() == {}
 
 
 def test_without_rates_the_wide_clients_are_apart() -> None:
@@ -139,28 +128,6 @@ def test_a_client_that_draws_its_level_is_timed_at_that_level() -> None:
     run_round(fleet, 5)
     kept = {group: len(seconds) for group, seconds in fleet.places.rates.state_dict().items()}
     assert kept == {level: drawn.count(level) for level in set(drawn)}
-
-
-def test_a_stopwatch_on_a_gpu_reads_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def elapsed_time(self, other: "Event") -> float:
-            assert recorded == [self, other]
-            return 2500.0
-
-    class Stream:
-        def record_event(self, event: Event) -> Event:
-            recorded.append(event)
-            return event
-
-    recorded: list[Event] = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    stopwatch = Stopwatch(torch.device("cuda"))
-    stopwatch.stop()
-    assert stopwatch.seconds() == 2.5
 
 
 @pytest.mark.gpu

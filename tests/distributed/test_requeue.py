@@ -84,11 +84,6 @@ def test_a_job_that_its_user_cancels_stays_cancelled(name: str) -> None:
     assert outcome.said == "job 12 is being cancelled"
 
 
-def test_a_requeue_does_not_hide_a_later_cancellation() -> None:
-    job = Job("12", "mini", 1)  # requeued before, and cancelled now
-    assert not requeue.requeue(job, run=Scontrol(state("COMPLETING", restarts=1))).requeued
-
-
 def test_what_salloc_has_begun_cannot_be_requeued() -> None:
     scontrol = Scontrol(state("RUNNING", batch=0))
     assert "is not a batch job" in requeue.requeue(JOB, run=scontrol).said
@@ -194,13 +189,6 @@ def test_rank_0_requeues_and_waits_to_be_killed(
     assert sum(clock) == pytest.approx(120, abs=1)
     said = "lightfed: stopped by SIGUSR1 after 4 of 9 rounds; job 12 is requeued and continues"
     assert capsys.readouterr().err == f"{said} from there\n"
-
-
-def test_a_task_of_an_array_requeues_itself_alone(scontrol: Path, clock: list[float]) -> None:
-    task = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
-    left(signal.SIGTERM, task)
-    assert scontrol.read_text() == "show job -o 12_3\nrequeue 12_3\n"
-    assert sum(clock) == pytest.approx(10, abs=1)
 
 
 def test_who_is_being_killed_already_does_not_hold_the_node(

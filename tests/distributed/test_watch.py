@@ -14,8 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from lightfed.distributed.connections import _TOKEN, _caller
-from lightfed.distributed.peers import Peer
-from lightfed.distributed.watch import Watch
+from lightfed.distributed.watch import Peer, Watch
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 TIMED_OUT = r"the end of the sessions failed \(Timed out\)"

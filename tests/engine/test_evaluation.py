@@ -22,8 +22,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.client_metrics import client_metrics
-from lightfed.engine.evaluation import GLOBAL, Evaluation
+from lightfed.engine.evaluation import Evaluation, client_metrics
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Report, weighted_means
@@ -159,13 +158,6 @@ def test_a_share_of_the_clients_is_drawn_once() -> None:
     assert figures["personal/score"] == pytest.approx(sum(VALUES[k] for k in chosen) / 5)
 
 
-@pytest.mark.parametrize("clients", [None, CLIENTS, 99])
-def test_all_clients_are_evaluated_by_default(clients: int | None) -> None:
-    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
-    jobs = Evaluation(fleet, data, kinds=("global", "personal"), clients=clients).jobs
-    assert list(jobs) == [GLOBAL, *range(CLIENTS)]
-
-
 @pytest.mark.parametrize(
     "algorithm", [Standalone(), DPSGD(Ring()), DisPFL(Ring(), static=True)]
 )  # fmt: skip
@@ -175,16 +167,6 @@ def test_without_a_server_there_is_no_global_figure(algorithm: Algorithm) -> Non
     figures, reports = evaluate(fleet, data)
     assert len(reports) == CLIENTS
     assert {name.split("/")[0] for name in figures} == {"personal"}
-
-
-def test_an_evaluation_starts_from_nothing() -> None:
-    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
-    evaluation = Evaluation(fleet, data, kinds=("personal",), clients=None)
-    for _ in range(2):
-        evaluation.start()
-        for job in evaluation.jobs:
-            evaluation.run(job)
-        assert len(evaluation.finish()[1]["personal"]) == CLIENTS
 
 
 def test_clients_without_a_test_sample_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

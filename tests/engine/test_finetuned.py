@@ -138,20 +138,6 @@ def test_figures_are_those_of_sessions_from_what_the_server_has(
     assert evaluate(fed, source) == figures
 
 
-def test_only_those_figures_are_made_that_are_asked_for() -> None:
-    source = random_data(SIZES, batch_size=4)
-    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source)
-    run_round(fed, 0)
-    evaluation = Evaluation(fed, source, kinds=("finetuned",), clients=3)
-    evaluation.start()
-    assert len(evaluation.jobs) == 3
-    for job in evaluation.jobs:
-        evaluation.run(job)
-    figures, reports = evaluation.finish()
-    assert {name.split("/")[0] for name in figures} == {"finetuned"}
-    assert [r.client for r in reports["finetuned"]] == evaluation.clients
-
-
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_nothing_of_it_survives(store: str, tmp_path: Path) -> None:
     """Dropout and momentum, three rounds: a run that looks is one that does not."""
@@ -174,15 +160,6 @@ def test_the_steps_of_a_rounds_sessions_are_not_those_of_an_evaluation() -> None
     other = fleet_of([ClientGroup(4, mlp)], loaded, random_data(SIZES, batch_size=2))
     loaded.load_state_dict(trained.state_dict())
     assert evaluate(fed, source) == evaluate(other, source)
-
-
-def test_clients_take_turns_in_one_copy() -> None:
-    source = random_data(SIZES, batch_size=4)
-    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source)
-    run_round(fed, 0)
-    rows = len(fed.groups[0].live._views)
-    evaluate(fed, source)
-    assert len(fed.groups[0].live._views) == rows + 2  # the server's, and the copy
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,6 @@ def test_a_client_that_is_tested_at_its_start_is_tested_in_the_last_round(tmp_pa
     assert [bool(row["aggregated/accuracy"]) for row in table(tmp_path)] == [False, True, True]
 
 
-def test_without_an_evaluation_there_is_none_of_the_last_round(tmp_path: Path) -> None:
-    spy = Spy()
-    flags: dict[str, Any] = {"limit_val_batches": 0, "callbacks": [*stopped(), spy]}
-    fit(federation(), data(), tmp_path, rounds=3, **flags)
-    assert "on_validation_start" not in spy.calls
-
-
 @pytest.mark.parametrize("rounds", [3, 6])
 def test_a_resumed_run_evaluates_its_own_last_round(rounds: int, tmp_path: Path) -> None:
     """Also one that has nothing to train, because it is to end where it was interrupted."""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
@@ -48,20 +47,6 @@ def test_hooks_come_in_the_order_of_a_trainer(tmp_path: Path) -> None:
         "setup", "on_fit_start", "on_train_start", *a_round, *a_round, "on_train_end",
         "on_fit_end", "teardown",
     ]  # fmt: skip
-
-
-def test_a_checkpoint_is_written_after_every_round(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-
-    def rounds_on_disk(trainer: FederatedTrainer) -> int:
-        trainer.strategy.checkpoints.finish()
-        return int(load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"])
-
-    spy = Spy(
-        on_train_epoch_start=lambda trainer: trainer.current_epoch and rounds_on_disk(trainer)
-    )
-    fit(federation(), data(), tmp_path, rounds=3, callbacks=[spy])
-    assert spy.seen == [0, 1, 2]
 
 
 def test_validation_comes_every_so_many_rounds(tmp_path: Path) -> None:
@@ -119,35 +104,6 @@ def _still(params: Any) -> Any:
     return SGD(params, lr=0.0)
 
 
-def test_early_stopping_can_watch_the_training_loss(tmp_path: Path) -> None:
-    stop = EarlyStopping("train_loss", stopping_threshold=100.0)
-    trainer = fit(federation(), data(), tmp_path, rounds=10, callbacks=[stop])
-    assert trainer.current_epoch == 1
-
-
-class Scripted(Callback):
-    """Replaces the figure that the checkpoints of a run are chosen by."""
-
-    def __init__(self, *values: float) -> None:
-        self.values = values
-
-    @override
-    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.log("score", self.values[trainer.current_epoch])
-
-
-def test_checkpoints_are_kept_by_a_figure(tmp_path: Path) -> None:
-    keep = ModelCheckpoint(monitor="score", mode="max", save_top_k=2, filename="{epoch}")
-    callbacks = [Scripted(0.1, 0.5, 0.3, 0.4), keep]
-    trainer = fit(federation(), data(), tmp_path, rounds=4, callbacks=callbacks)
-    folder = tmp_path / "run" / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "epoch=1.ckpt", "epoch=3.ckpt", "last.ckpt", "last.previous.ckpt",
-    ]  # fmt: skip
-    assert keep.best_model_path == str(folder / "epoch=1.ckpt")
-    assert trainer.callback_metrics["score"] == pytest.approx(0.4)
-
-
 def test_checkpoints_can_follow_the_global_accuracy(tmp_path: Path) -> None:
     seen: list[float] = []
     spy = Spy(
@@ -189,32 +145,6 @@ def test_limits_end_a_run(flags: dict[str, Any], rounds: int, tmp_path: Path) ->
     trainer = fit(model, data(), tmp_path, rounds=3, **flags)
     assert trainer.current_epoch == trainer.global_step == rounds
     assert steps_of(model) == rounds * (3 + 5 + 2 + 3)
-
-
-def test_a_limit_on_time_is_no_reason_to_wait_for_each_other_within_a_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-    agree = FederatedStrategy.reduce_boolean_decision
-
-    def noted(strategy: FederatedStrategy, *args: Any, **options: Any) -> bool:
-        asked.append(in_round(strategy))
-        return agree(strategy, *args, **options)
-
-    def broadcast(strategy: FederatedStrategy, obj: Any, src: int = 0) -> Any:
-        asked.append(in_round(strategy))
-        return obj
-
-    def in_round(strategy: FederatedStrategy) -> bool:
-        assert strategy.lightning_module is not None
-        trainer: Any = strategy.lightning_module.trainer
-        return bool(trainer.in_round)
-
-    monkeypatch.setattr(FederatedStrategy, "reduce_boolean_decision", noted)
-    monkeypatch.setattr(FederatedStrategy, "broadcast", broadcast)
-    fit(federation(fraction=1.0), data(), tmp_path, rounds=3, max_time={"hours": 1})
-    assert asked
-    assert not any(asked)
 
 
 def test_a_fast_dev_run_is_one_batch_a_client_and_leaves_nothing(tmp_path: Path) -> None:
@@ -266,28 +196,6 @@ def test_local_steps_replace_epochs(tmp_path: Path) -> None:
     model = federation(fraction=1.0, local_steps=7)
     fit(model, data(), tmp_path, enable_checkpointing=False)
     assert steps_of(model) == 4 * 7
-
-
-def test_another_logger_works_beside_the_run_folder(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path, name="csv", version=0)
-    trainer = fit(federation(), data(), tmp_path, logger=logger, default_root_dir=str(tmp_path))
-    assert trainer.run_logger is not None
-    assert (trainer.run_logger.folder / "checkpoints" / "last.ckpt").is_file()
-    assert (tmp_path / "csv" / "version_0" / "metrics.csv").is_file()
-
-
-def test_a_callback_may_stop_the_run_within_a_round(tmp_path: Path) -> None:
-    class Stop(Callback):
-        @override
-        def on_train_batch_end(
-            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-        ) -> None:
-            trainer.should_stop = True
-
-    model = federation(fraction=1.0)
-    trainer = fit(model, data(), tmp_path, rounds=5, callbacks=[Stop()])
-    assert trainer.current_epoch == 1
-    assert steps_of(model) == 3 + 5 + 2 + 3
 
 
 def test_a_round_in_which_nobody_trains_is_not_the_end_of_the_run(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Full
 from tests.engine.spy import data, federation
-from tests.promises.conformance.cases import CASES
 from tests.small import data_of, fit, fleet_of, module_of, random_data, row_held, run_round
 
 SIZES = [10, 6, 12, 7]
@@ -252,8 +251,3 @@ def test_sessions_are_tested_by_a_run_and_shown_by_validate(
     assert "personal/loss" not in fresh.callback_metrics
     assert "evaluate_at" in caplog.text
     assert "no model has been trained" in caplog.text
-
-
-def test_the_kit_looks_at_both_moments() -> None:
-    wanted = {"personal", "trained", "aggregated"}
-    assert all(wanted <= set(case.federation_of()._kinds) for case in CASES.values())

@@ -229,7 +229,7 @@ def test_pieces_do_not_depend_on_the_ranks(name: str, monkeypatch: pytest.Monkey
     evaluation = Evaluation(made, made.data, kinds=kinds)
     evaluation.start()
     run: list[Sequence[Any]] = []
-    for (kind, group), tests in evaluation._together.items():
+    for (kind, group), tests in evaluation._row_tests.items():
         for rank in range(2):
             home = homes.__getitem__ if made.algorithm.stateful else None
             run.append(tests.pieces(rank, 2, home))

@@ -19,14 +19,13 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.engine.client_metrics import client_metrics
+from lightfed.engine.evaluation import client_metrics
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP
 from lightfed.results.units import lower_is_better
 from lightfed.topology.topology import Full, Ring, TimeVarying
-from tests.engine.noisy import Noisy
 from tests.engine.spy import Counting, data, federation
 from tests.small import fit, fleet_of, random_data, run_round
 
@@ -150,15 +149,3 @@ def test_a_module_of_a_users_own_is_tested_by_its_validation_step() -> None:
     assert seen == [False]
     assert metrics["aggregated/perplexity"] == pytest.approx(np.exp(2.0))
     assert "aggregated/perplexity_std" not in metrics
-
-
-def test_what_a_module_draws_in_evaluation_is_the_clients_own() -> None:
-    source = random_data([6, 5, 7])
-    found = []
-    for tested in ([0, 2], [0], [0, 1]):
-        fed = fleet_of([ClientGroup(3, Noisy)], DPSGD(Ring()), source)
-        fed.plan = RoundPlan(tested={"aggregated": tested})
-        torch.rand(len(found))
-        run_round(fed, 0)
-        found.append(fed.tests["aggregated"][0].metrics["loss"])
-    assert found[0] == found[1] == found[2]

@@ -112,14 +112,6 @@ class Frozen(nn.Module):
         return self.out(self.norm(x))
 
 
-class Optional(Residual):
-    """A forward that decides on an argument which sessions do not give."""
-
-    @override
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        return super().forward(x if extra is None else x + extra)
-
-
 class Tied(nn.Module):
     """Two layers with one bias."""
 
@@ -132,25 +124,6 @@ class Tied(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.one(x)) + self.other(x)
-
-
-class Island(Residual):
-    """Full precision, whatever the Trainer's."""
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return super().forward(x)
-
-
-class Half(Residual):
-    """A part of the network is not trained."""
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            inner = self.inner(x)
-        return self.outer(x + torch.relu(inner))
 
 
 class Averages(Smooth):
@@ -265,12 +238,9 @@ CASES: dict[str, dict[str, Any]] = {
     "residual": {"model": Residual},
     "vmap": {"model": Smooth},
     "frozen bn": {"model": Frozen},
-    "optional argument": {"model": Optional},
     "tied": {"model": Tied},
-    "island": {"model": Island},
     "averages": {"model": Averages},
     "shifts": {"model": Shifted, "algorithm": Shifts},
-    "no gradients": {"model": Half},
     "dropout of convolutions": {
         "model": Drops,
         "data": images,
@@ -302,7 +272,6 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": partial(Adam, lr=0.01),
     },
     "bn": {"model": conv, "data": images},
-    "one channel": {"model": partial(Conv, hidden=(1, 2)), "data": images},
     "gn": {"model": partial(Conv, hidden=(8, 12), norm="gn"), "data": images},
     "static bn of drops": {"model": Drops, "data": images, "algorithm": HeteroFL},
     "masked language model": {

@@ -76,16 +76,6 @@ def test_it_is_drawn_by_round_and_client() -> None:
     assert len({tuple(gradient.tolist()) for gradient in drawn.values()}) == 4
 
 
-def test_it_is_no_part_of_the_clients_metrics() -> None:
-    fed = fleet(Net)
-    state = fed.groups[0]
-    state.module.log("seen", 1.0)
-    fed.gradient(0, 0)
-    metrics = run_round(fed, 0)
-    assert "seen" not in metrics
-    assert metrics["train_loss"] > 0
-
-
 def test_it_is_of_full_precision_where_training_is_mixed() -> None:
     fed = fleet(Net)
     full = fed.gradient(0, 0)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.logbook import LogBook, on_this_rank
+from lightfed.local.logbook import LogBook
 from lightfed.local.session import LocalSession, Runtime
 from lightfed.utils.errors import UserError
 from tests.local.test_session import session_of, work_of
@@ -189,12 +189,3 @@ def test_no_metric_of_a_client_asks_other_ranks() -> None:
         found = {name: report.metrics[name] for name in expected}
         assert found == expected
         assert report.metrics["made"] == report.metrics["step"] == pytest.approx(20 / 6)
-
-
-def test_outside_sessions_metrics_ask_as_ever() -> None:
-    metric = of_many_ranks()
-    metric.update(1.0)
-    with pytest.raises(ZeroDivisionError):
-        on_this_rank(lambda: 1 / 0)()
-    with pytest.raises(ConnectionError):
-        metric.compute()

@@ -1,7 +1,6 @@
 """A session is a bare training loop: same batches, same draws, same bits."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,27 +175,6 @@ def test_a_users_module_trains_as_it_is(tmp_path: Path) -> None:
     assert module.epochs_seen == [0] * 15 + [1] * 15
 
 
-def test_clients_of_a_users_module_start_from_fresh_optimizers(tmp_path: Path) -> None:
-    """Two clients with the same samples end alike: a session leaves nothing to the next."""
-
-    class Deterministic(Own):
-        @override
-        def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-            x, y = batch
-            return F.cross_entropy(self.net[4](self.net[0](x)), y)
-
-    data = random_data([8], batch_size=8)
-    data.partition.parts = [list(range(8)), list(range(8))]  # type: ignore[attr-defined]
-    federation = Federation(
-        Standalone(), [ClientGroup(2, Deterministic)], local_epochs=4, seed=SEED
-    )
-    fit(federation, data, tmp_path, rounds=2)
-    first, second = (trained(federation, client) for client in (0, 1))
-    for name, value in first.items():
-        # Their batches are the same samples in another order: float32 sums differ in the end.
-        assert torch.allclose(value.float(), second[name].float(), atol=1e-4), name
-
-
 def session_of(module: L.LightningModule) -> tuple[LocalSession, Row]:
     live = LiveModule(module, ModelLayout.of(module))
     optimizer: Optimizer = SGD(live.trainable, lr=0.1)
@@ -246,14 +224,6 @@ def test_a_batch_whose_step_returns_none_is_skipped() -> None:
     assert row.floats[:2].tolist() == pytest.approx([1 - 1.7, 1 - 1.7], rel=1e-6)
     assert (report.samples, report.steps) == (5, 2)
     assert report.norm == pytest.approx(0.7 * 2**0.5, rel=1e-6)
-
-
-def test_a_session_that_skips_everything_reports_no_loss() -> None:
-    session, row = session_of(Returning("skip second"))
-    work = work_of(line_batches())
-    report = session.train(row, replace(work, batches=[])).resolve()
-    assert (report.samples, report.steps, report.metrics) == (0, 0, {})
-    assert row.floats[:2].tolist() == [1.0, 1.0]
 
 
 def test_the_train_loss_is_the_mean_over_samples() -> None:

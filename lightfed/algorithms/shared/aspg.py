@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, Stepper, aligned
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, Stepper, views_at
 from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.utils.errors import UserError, require
 
@@ -92,7 +92,7 @@ class AspgStepper(Stepper):
         if len(self._gradient) != len(row):
             self._gradient = torch.zeros_like(row)
             self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
-            self._parts = aligned(values, row, self._gradient)
+            self._parts = views_at(values, row, self._gradient)
             starts = [int(part.storage_offset()) for part in self._parts]
             ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
             self._runs = _runs([*zip(starts, ends, strict=True)])

@@ -21,8 +21,8 @@ from lightfed.engine.evaluation import Evaluation
 from lightfed.runs import checkpoint, saving
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
-from lightfed.testing.moves import shuffle
 from lightfed.testing.ranks import start_job, wait
+from lightfed.testing.worker import shuffle
 from tests.promises.conformance.cases import CASES
 
 ROUNDS = 6

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from lightfed.api.fleet import Fleet
 from lightfed.testing.digest import digest, fit
-from lightfed.testing.moves import shuffle
+from lightfed.testing.worker import shuffle
 from tests.promises.conformance.cases import CASES
 
 NAMES = ("heterofl", "dispfl")  # rows that are all-reduced; swapped, and moved

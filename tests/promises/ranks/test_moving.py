@@ -12,7 +12,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.state.client_state import by_client
-from lightfed.testing.moves import random_pairs
+from lightfed.testing.worker import random_pairs
 from tests.distributed.threads import on_ranks
 from tests.state.test_client_states import METHODS, SIZES, everything, fill, fleet
 

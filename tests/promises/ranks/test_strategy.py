@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightfed.distributed import requeue, starting
+from lightfed.distributed import requeue
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
@@ -232,35 +230,6 @@ def strategy_at(
     strategy.cluster_environment = LightningEnvironment()
     strategy.parallel_devices = [torch.device("cpu")] * ranks
     return strategy
-
-
-@pytest.fixture
-def launched() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A rank that has ended with an error, and one that is stopped."""
-    ended, stopped = subprocess.Popen(["false"]), subprocess.Popen(["sleep", "60"])
-    stopped.send_signal(signal.SIGSTOP)
-    ended.wait()
-    yield [ended, stopped]
-    stopped.kill()
-    stopped.wait()
-
-
-def test_launched_ranks_are_the_watch_s_and_no_longer_lightning_s(
-    launched: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(_ChildProcessObserver, "_terminate_all", lambda self: killed.append(1))
-    monkeypatch.setattr(starting, "_LAST_WORDS", 0.1)
-    observer = _ChildProcessObserver(main_pid=0, child_processes=launched)
-    observer._run()
-    assert killed == [1]
-    ranks, both = FederatedStrategy(), list(launched)
-    ranks._launcher = SimpleNamespace(procs=launched)  # type: ignore[assignment]
-    ranks._relieve_observer()
-    assert observer._run() is True  # and ends
-    assert killed == [1]
-    ranks._kill_launched()
-    assert [process.wait(5) for process in both] == [1, -signal.SIGKILL]
 
 
 @pytest.mark.gpu

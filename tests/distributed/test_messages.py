@@ -9,7 +9,7 @@ import pytest
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine import round_report
-from lightfed.engine.round_report import RoundNotices
+from lightfed.engine.round_report import RoundMessages
 from lightfed.utils.stopwatch import PARTS
 from tests.distributed.threads import on_ranks
 from tests.small import CPU
@@ -24,7 +24,7 @@ class Run:
         checkpoints = SimpleNamespace(background=background, finish=self._finish)
         self.strategy = SimpleNamespace(ranks=ranks, checkpoints=checkpoints)
         self.run_logger = SimpleNamespace(log_timings=self._log)
-        ranks.notices = self.notices = RoundNotices(self)  # type: ignore[arg-type]
+        ranks.messages = self.messages = RoundMessages(self)  # type: ignore[arg-type]
 
     def _finish(self) -> None:
         self.finished += 1
@@ -36,7 +36,7 @@ class Run:
 
     def end(self) -> int:
         self.current_epoch += 1
-        return self.notices.round_ends(moved=2)
+        return self.messages.round_ends(moved=2)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_signal_of_one_rank_is_that_of_all_at_the_same_round(asked: dict[str, 
         round_(gathers=True, late=True)  # after the gather: nobody knows yet
         round_(gathers=True)
         round_(gathers=False)  # makes its own
-        run.notices.run_ends()
+        run.messages.run_ends()
         logged.append(run.logged)
         return ends, logged, run.finished
 

@@ -1,4 +1,4 @@
-"""What happens around the steps of a session: its start and end, and tests of its client."""
+"""The sessions of clients, side by side or not: their start and end, and tests in them."""
 
 from collections.abc import Collection
 from functools import partial
@@ -13,7 +13,7 @@ from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
 from lightfed.local.pack_session import LaneReport
-from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
+from lightfed.local.session import LocalSession, PendingReport, ReadyReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.models.client_module import reported
 from lightfed.state.costs import MaskedFlops
@@ -22,7 +22,7 @@ from lightfed.utils.errors import UserError, reason, require, tracebacks
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
 
-class AroundSessions:
+class ClientSessions:
     """The start and end of sessions, side by side or not.
 
     Attributes:
@@ -85,7 +85,7 @@ class AroundSessions:
         self._fleet.algorithm.session_start(s)
         return s
 
-    def failed(self, client: int, error: Exception) -> Known:
+    def failed(self, client: int, error: Exception) -> ReadyReport:
         """Report a session that raised; its row keeps the steps done, within the client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
         reason = self.abandon(client, state, error)
@@ -95,7 +95,7 @@ class AroundSessions:
         mask = fleet.kept.mask(client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
-        return Known(Report(client, 0, norm=float(row.norm()), error=reason))
+        return ReadyReport(Report(client, 0, norm=float(row.norm()), error=reason))
 
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a group's module after a session that raised; return the reason in one line."""
