@@ -17,7 +17,7 @@ from lightfed.data import FederatedDataModule, Hub, Natural
 from lightfed.data.datasets.dataset import Transform, moments
 from lightfed.data.datasets.tables import hold_out
 from lightfed.utils.errors import UserError
-from tests.data import tables, tiny
+from tests.data import tables
 
 CPU = torch.device("cpu")
 
@@ -294,7 +294,7 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     assert Hub(str(root)).load("train").x.shape[1] == 3
     for grey in (root / "train").rglob("*.png"):
         Image.new("L", (8, 8)).save(grey)
-    with pytest.raises(UserError, match="test: sample 0 cannot be used: it has colours"):
+    with pytest.raises(UserError, match=r"test: sample 0 .* cannot be used: it has colours"):
         Hub(str(root)).load("test")
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "train" / "cat" / "0.png")
     assert "more than 8 bits" in refused("image", root)
@@ -369,8 +369,3 @@ def test_classes_have_their_names_in_both_splits(saved: bool, tmp_path: Path) ->
     assert data.classes == tables.KINDS
     assert set(data.load("train").y.tolist()) == {0, 1}
     assert set(data.load("test").y.tolist()) == {1}
-
-
-def test_tiny_tables_are_what_they_say(tmp_path: Path) -> None:
-    assert tables.points(tmp_path / "a.csv").read_text().startswith("a,b,kind,who\n")
-    assert tiny.RATE == 16_000

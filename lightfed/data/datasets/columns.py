@@ -72,7 +72,7 @@ def prepared(
     first sample that cannot be used.
     """
     chosen = undecoded(table, columns)
-    key = [1, table._fingerprint, list(columns), how, _times(chosen, columns[0], where)]
+    key = [1, table._fingerprint, list(columns), how, _files(chosen, columns[0], where)]
     return cached("table", key, lambda: _blocks(chosen, decode, where))
 
 
@@ -88,19 +88,27 @@ def _blocks(table: Table, decode: Decode, where: Where) -> Iterator[np.ndarray]:
                 if sample.shape != shape:
                     raise ValueError(f"its shape is {sample.shape}, that of the first {shape}")
             except Exception as error:  # of a file, a number or a decoder
-                found = " ".join(f"sample {number} cannot be used: {error}".split())
+                file = row[0]["path"] if isinstance(row[0], dict) else None
+                name = f"sample {number} ({file})" if file else f"sample {number}"
+                found = " ".join(f"{name} cannot be used: {error}".split())
                 key, fix = f"{KEY}.{where.kind}", _FIXES[where.kind]
                 raise UserError(key, f"{where.split}: {found}", fix) from error
             block.append(sample)
         yield np.stack(block)
 
 
-def _times(table: Table, column: str, where: Where) -> list[Any]:
-    """Files outside the table, which can change when it does not, and when they last did."""
-    if where.kind not in ("image", "audio") or isinstance(table[0][column], dict):
+def _files(table: Table, column: str, where: Where) -> list[Any]:
+    """Files outside the table, which can change when it does not: their sizes and times."""
+    if where.kind not in ("image", "audio"):
         return []
-    files = [where.base / str(path) for path in table[column]]
-    return [(str(path), path.stat().st_mtime_ns) for path in files if path.is_file()]
+    first = table[0][column]
+    if isinstance(first, dict) and first["bytes"] is not None:
+        return []
+    values = table[column]
+    names = [value["path"] if isinstance(value, dict) else str(value) for value in values]
+    files = [where.base / name for name in names if name]
+    stats = [(str(path), path.stat()) for path in files if path.is_file()]
+    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
 def undecoded(table: Table, columns: Sequence[str]) -> Table:
