@@ -13,8 +13,7 @@ from lightfed.data.batches import Batch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.datasets.torch_data import FromTorch
-from lightfed.data.datasets.vision import CIFAR10, Digits
-from lightfed.data.partition.draw import Partition
+from lightfed.data.datasets.vision import CIFAR10
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Classes, Diversity, Iid
 from lightfed.utils.errors import UserError
@@ -132,15 +131,6 @@ def test_chunks_take_turns() -> None:
     ]
     assert places[0] != places[1]
     assert places[0] != places[2]
-
-
-def test_one_chunk_is_everything() -> None:
-    data = prepared(batch_size=8)
-    for client in (0, 5):
-        samples = data.num_samples(client)
-        assert list(data.epoch_sizes(client)) == [samples]
-        assert data.num_batches(client, 7) == data.num_batches(client) == -(-samples // 8)
-        assert numbers(epoch(data, client, t=7)) == numbers(epoch(data, client))
 
 
 def test_a_chunk_may_not_be_empty_or_dropped() -> None:
@@ -356,18 +346,3 @@ def test_a_hundred_thousand_clients_need_little_memory() -> None:
         if isinstance(vars(data)[name], (list, dict))
     )
     assert numbers(epoch(data, 99_999))
-
-
-def test_digits_of_twenty_clients() -> None:
-    data = prepared(dataset=Digits(), clients=20)
-    assert [data.num_samples(client) for client in range(20)] == [72] * 17 + [71] * 3
-    x, y = next(epoch(data, 0))
-    assert x.shape == (32, 1, 8, 8)
-    assert y.dtype == torch.int64
-    assert abs(data.train_batch(0, 1437)[0].mean().item()) < 1e-3
-
-
-def test_a_partition_can_be_loaded_without_the_data(tmp_path: Path) -> None:
-    data = prepared(dataset=Digits(), clients=20)
-    data.partition_.save(tmp_path / "partition.npz")
-    assert Partition.load(tmp_path / "partition.npz").digest == data.partition_.digest

@@ -72,21 +72,6 @@ def test_batches_match_the_authors_order(
     assert not torch.equal(found, without)
 
 
-def test_the_other_draws_do_not_depend_on_erasing() -> None:
-    """Erasing does not change the crops and flips."""
-    x = torch.randint(0, 256, (30, 3, *SIZE), generator=seeded(0)).to(torch.uint8)
-    cropped = replace(PLAIN, crop_padding=2, flip=True)
-    plain, erased = (
-        ResidentSplit(Samples(x, torch.arange(30)), t, device=CPU, train=True).batch(
-            torch.arange(30), seeded(3)
-        )[0]
-        for t in (cropped, replace(cropped, erase=1.0))
-    )
-    same = (plain == erased).all(1)
-    assert 0.7 < same.float().mean() < 0.96
-    assert (erased.permute(0, 2, 3, 1)[~same] == 0).all()
-
-
 def test_rectangles_are_drawn_as_published() -> None:
     size, count = (32, 32), 40_000
     top, left, height, width = draw_rectangles(

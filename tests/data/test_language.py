@@ -8,7 +8,6 @@ import torch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset
 from lightfed.data.datasets.language import Prose, Text, WikiText2
-from lightfed.data.datasets.vision import Digits
 from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.data.partition.draw import PersonalTest
 from lightfed.data.partition.partitioner import Partitioner
@@ -202,21 +201,6 @@ def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -
     assert torch.equal(data.global_test_batch(0)[0], test[: data.eval_batch_size])
 
 
-def test_a_long_epoch_is_gathered_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def windows() -> list[torch.Tensor]:
-        data = prepared(WikiText2(str(root)), clients=2, batch_size=4)
-        epoch = data.batches(
-            data.train_plan(0, order=torch.Generator().manual_seed(1), augment=None)
-        )
-        return [x for x, _ in epoch]
-
-    at_once = windows()
-    monkeypatch.setattr("lightfed.data.batches._GATHER_BYTES", {"cpu": 8 * 64 * 8})
-    in_parts = windows()
-    assert all(torch.equal(*pair) for pair in zip(at_once, in_parts, strict=True))
-    assert len({x.untyped_storage().data_ptr() for x in in_parts}) > 1
-
-
 @pytest.mark.parametrize("personal", ["match", "disjoint", "split", "labels"])
 @pytest.mark.parametrize("scheme", [Natural(), Iid(), Dirichlet(0.5)])
 def test_every_personal_test_works_on_windows(
@@ -247,11 +231,6 @@ def test_the_partition_is_printed_and_drawn(root: Path, tmp_path: Path) -> None:
     assert "100 clients" in figure.caption
 
 
-def test_images_have_the_other_task() -> None:
-    data = FederatedDataModule(Digits(), Iid())
-    assert (data.task, data.num_classes) == ("classification", 10)
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_missing_token_file_is_named(split: str, tmp_path: Path) -> None:
     tiny.wikitext2(tmp_path)
@@ -262,12 +241,6 @@ def test_a_missing_token_file_is_named(split: str, tmp_path: Path) -> None:
     assert error.value.key == "data.dataset.init_args.root"
     assert error.value.found == f"expected {path}, which is not there"
     assert f"{split}-*.parquet" in error.value.fix
-
-
-def test_the_vocabulary_size_needs_the_files(tmp_path: Path) -> None:
-    data = FederatedDataModule(WikiText2(str(tmp_path / "nowhere")), Natural())
-    with pytest.raises(UserError, match=r"nowhere/wikitext-2/wiki\.train\.tokens, which is not"):
-        _ = data.num_classes
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
@@ -319,10 +292,3 @@ def test_a_new_text_only_defines_its_lines() -> None:
     assert data.num_classes == 6
     assert [data.labels(client).tolist() for client in range(2)] == [[2, 3, 4], [3, 4, 5]]
     assert data.global_test_batch(0)[0].tolist() == [[5, 0, 1]]
-
-
-def test_tiny_texts_are_deterministic(tmp_path: Path) -> None:
-    one, two = (tiny.wikitext2(tmp_path / name) for name in "ab")
-    assert one == two
-    assert set(one) == {"train", "valid", "test"}
-    assert len(one["train"]) == 900

@@ -78,11 +78,6 @@ def test_a_picture_does_not_depend_on_other_clips() -> None:
     assert alone.float().std() > 10
 
 
-def test_batches_come_one_after_the_other() -> None:
-    apart = pictures_of(clips()[:2], clips()[2:])
-    assert (apart.int() - pictures_of(clips()).int()).abs().max() <= 1
-
-
 def test_digital_silence_is_even() -> None:
     assert (pictures_of(np.zeros((1, RATE), dtype=np.int16)) == 255).all()
 

@@ -1,4 +1,3 @@
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -218,16 +217,6 @@ def test_any_samples_of_any_clients_are_saved(tmp_path: Path, dtype: type[np.int
     loaded = Partition.load(tmp_path / "partition.npz")
     assert loaded.digest == partition.digest
     assert loaded.train_index.tolist() == [5, 6, far, 0, 9, 3]
-
-
-def test_a_file_of_version_0_1_is_read(tmp_path: Path) -> None:
-    partition = draw(Dirichlet(0.3))
-    arrays = {key: value for key, value in vars(partition).items() if key not in ("meta", "digest")}
-    meta = np.array(json.dumps(partition.meta))
-    np.savez(tmp_path / "partition.npz", **arrays, meta=meta, digest=np.array(partition.digest))
-    loaded = Partition.load(tmp_path / "partition.npz")
-    np.testing.assert_array_equal(loaded.train_index, partition.train_index)
-    assert loaded.digest == partition.digest
 
 
 @pytest.mark.parametrize("test", ["match", "disjoint"])

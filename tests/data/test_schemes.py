@@ -219,12 +219,6 @@ def test_the_seed_alone_decides(scheme: Partitioner) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_a_hundred_thousand_clients() -> None:
-    labels = np.random.default_rng(0).integers(10, size=200_000)
-    parts = split(Iid(), labels, 100_000, num_classes=10)
-    assert set(sizes(parts)) == {2}
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 10_000))
 def test_largest_remainder_is_exact_and_close(shares: list[float], total: int) -> None:

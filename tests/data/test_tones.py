@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -7,10 +5,8 @@ from torch import Tensor
 
 from lightfed.data.datasets.dataset import Samples
 from lightfed.data.datasets.logmel import NORMALISE, RATE, SHAPE
-from lightfed.data.datasets.tones import Tones, _record
-from lightfed.data.partition.schemes import Natural
+from lightfed.data.datasets.tones import Tones
 from lightfed.utils.errors import UserError
-from tests.data.tiny import write_tones
 
 
 def recordings(tones: Tones, *clips: int) -> list[np.ndarray]:
@@ -57,11 +53,6 @@ def test_some_clips_of_each_word_are_short() -> None:
     assert len(whole) == RATE
 
 
-def test_every_two_words_and_speakers_differ() -> None:
-    assert len({_record(0, word, 0).tobytes() for word in range(56)}) == 56
-    assert len({_record(0, 0, speaker).tobytes() for speaker in range(9)}) == 9
-
-
 def spectra(samples: Samples, *, parts: int) -> Tensor:
     """(N, 32 * parts + 1): the pictures averaged over equal parts of the second, and a 1."""
     means = samples.x.float().div(255).unflatten(3, (parts, -1)).mean(dim=4).flatten(1)
@@ -82,16 +73,6 @@ def test_new_speakers_are_recognised_by_changes_of_the_spectrum() -> None:
     assert (found[1] == test.y).float().mean() > 0.6
 
 
-def test_the_natural_split_gives_a_client_whole_speakers() -> None:
-    train = Tones(words=4, clips=80, speakers=10).load("train")
-    assert train.groups is not None
-    groups = train.groups.numpy()
-    rng = np.random.default_rng(0)
-    parts = Natural().split(train.y.numpy(), clients=8, num_classes=4, rng=rng, groups=groups)
-    assert sorted(len(part) for part in parts) == [8] * 8
-    assert all(len(set(groups[part])) == 1 for part in parts)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -104,14 +85,3 @@ def test_the_natural_split_gives_a_client_whole_speakers() -> None:
 def test_impossible_numbers_are_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Tones(**arguments)
-
-
-def test_the_tree_never_changes(tmp_path: Path) -> None:
-    tones = Tones(words=2, clips=10, speakers=5)
-    trees = []
-    for name in ("one", "two"):
-        write_tones(tmp_path / name, tones, words=["yes", "no"])
-        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        trees.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
-    assert trees[0] == trees[1]
-    assert len(trees[0]) == 10 + 2 + 2 + 1

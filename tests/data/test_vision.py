@@ -83,14 +83,6 @@ def test_both_mnists_read_the_official_layout(kind: type[MNIST], tmp_path: Path)
     assert_holds(kind(str(tmp_path), verify_checksums=False), written)
 
 
-def test_tiny_pickles_are_those_of_python_2(tmp_path: Path) -> None:
-    images, _ = tiny.cifar10(tmp_path)["test"]
-    path = tmp_path / "cifar-10-batches-py" / "test_batch"
-    with path.open("rb") as file:
-        content = pickle.load(file, encoding="bytes")
-    np.testing.assert_array_equal(content[b"data"], images.reshape(len(images), -1))
-
-
 def test_foreign_files_are_refused_by_their_checksum(tmp_path: Path) -> None:
     tiny.cifar10(tmp_path)
     with pytest.raises(UserError, match="md5 differs") as error:
@@ -123,13 +115,6 @@ def test_a_missing_folder_is_named(dataset: type[CIFAR10], first: str, tmp_path:
     assert "download: true" in error.value.fix
     assert f"the folder that holds {first.split('/')[0]}" in error.value.fix
     assert "\n" not in str(error.value)
-
-
-def test_one_missing_file_is_named(tmp_path: Path) -> None:
-    tiny.cifar10(tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
-    with pytest.raises(UserError, match="data_batch_3, which is not there"):
-        CIFAR10(str(tmp_path), verify_checksums=False).load("test")
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:

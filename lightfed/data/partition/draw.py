@@ -124,8 +124,7 @@ class Partition:
             with np.load(path, allow_pickle=False) as stored:
                 content = dict(stored)
             digest, meta = str(content.pop("digest")), json.loads(str(content.pop("meta")))
-            old = "train_index" in content  # of a file of version 0.1
-            partition = cls(**(content if old else expand(content)), meta=meta)
+            partition = cls(**expand(content), meta=meta)
         except _UNREADABLE as error:
             raise UserError(str(path), f"not a partition ({reason(error)})", "remove it") from error
         matches = partition.digest == digest
