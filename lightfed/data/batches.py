@@ -82,9 +82,11 @@ class Plan:
 class Resident(ABC):
     """One split, and its batches on one device; its home and labels are there, or on the CPU."""
 
-    def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int, held: bool) -> None:
+    def __init__(
+        self, samples: Samples, *, device: torch.device, sample_bytes: int, held: bool
+    ) -> None:
         self.device, self.home = device, device if held else torch.device("cpu")
-        self.y = y.to(self.home)
+        self._x, self.y = samples.x.to(self.home), samples.y.to(self.home)
         self._sample_bytes = sample_bytes  # of x in a batch
         self._gather_bytes = _GATHER_BYTES.get(device.type, _GATHER_BYTES["cpu"])
 
@@ -108,9 +110,6 @@ class Resident(ABC):
     @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
         """Samples start to stop - 1, not augmented; copies, because models may change a batch."""
-
-    def _labels(self, start: int, stop: int) -> Tensor:
-        return sent(self.y[start:stop].clone(), self.device)
 
     def plan(
         self,
@@ -200,7 +199,7 @@ class ResidentSplit(Resident):
         """
         shape = samples.x.shape[1:]
         size = 4 * shape.numel()
-        super().__init__(samples.y, device=device, sample_bytes=size, held=held)
+        super().__init__(samples, device=device, sample_bytes=size, held=held)
         self._held = held
         self._last = channels_last and samples.x.dim() == 4
         self._flip = train and transform.flip
@@ -208,7 +207,7 @@ class ResidentSplit(Resident):
         self._erase = transform.erase if train else 0.0
         self._beyond = self._padding > 0 and transform.padding == "mean"
         self._size: Size = (shape[1], shape[2]) if len(shape) == 3 else (0, 0)
-        x = samples.x.to(self.home)
+        x = self._x
         shift, scale = (constant.to(device) for constant in _constants(transform, x))
         # Useless with a crop: converting a copy costs no more than copying 4 times the bytes.
         self._ready = held and not self._padding and 4 * x.numel() <= float_limit
@@ -241,7 +240,7 @@ class ResidentSplit(Resident):
         x = x.to(torch.float32, copy=True)
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
-        return self._logical(x.contiguous()), self._labels(start, stop)
+        return self._logical(x.contiguous()), sent(self.y[start:stop].clone(), self.device)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
@@ -261,15 +260,11 @@ class ResidentSplit(Resident):
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """Gather, normalise, erase and mirror the samples of an index on the device."""
-        y, plain, windows = (
-            sent(self.y.index_select(0, index), self.device),
-            self._plain,
-            self._windows,
-        )
+        y = sent(self.y.index_select(0, index), self.device)
+        plain, windows = self._plain, self._windows
         if not self._held:
-            plain, windows = self._views(
-                self._bordered(sent(self._x.index_select(0, index), self.device))
-            )
+            rows = sent(self._x.index_select(0, index), self.device)
+            plain, windows = self._views(self._bordered(rows))
             index = torch.arange(len(index), device=self.device)
         if draw is None or not self._padding:
             x = plain.index_select(0, index)
@@ -299,7 +294,24 @@ class ResidentSplit(Resident):
         return x.permute(0, 3, 1, 2) if self._last else x
 
 
-class ResidentTokens(Resident):
+class _Converted(Resident):
+    """Samples that are stored as they are loaded, and converted in batches."""
+
+    @override
+    def span(self, start: int, stop: int) -> Batch:
+        return self._batch(self._x[start:stop].clone(), self.y[start:stop].clone(), None)
+
+    @override
+    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
+        x, y = self._x.index_select(0, index), self.y.index_select(0, index)
+        return self._batch(x, y, draw)
+
+    @abstractmethod
+    def _batch(self, x: Tensor, y: Tensor, draw: Tensor | None) -> Batch:
+        """A batch on the device of stored samples and labels, which it may change."""
+
+
+class ResidentTokens(_Converted):
     """Tokens or characters, stored in few bytes and converted in batches.
 
     Windows of tokens become int64, and copies are their targets. Characters become float32, like
@@ -308,30 +320,23 @@ class ResidentTokens(Resident):
     """
 
     def __init__(
-        self, samples: Samples, *, device: torch.device, windows: bool, held: bool = True
+        self, samples: Samples, *, device: torch.device, windows: bool, held: bool
     ) -> None:
-        self._dtype = torch.int64 if windows else torch.float32
+        self._dtype, self._windows = torch.int64 if windows else torch.float32, windows
         size = samples.x.shape[1] * self._dtype.itemsize
-        super().__init__(samples.y, device=device, sample_bytes=size, held=held)
-        self._tokens = samples.x.to(self.home)
-        self._windows = windows
-
-    @override
-    def span(self, start: int, stop: int) -> Batch:
-        x = sent(self._tokens[start:stop], self.device).to(self._dtype, copy=True)
-        return x, x.clone() if self._windows else self._labels(start, stop)
+        super().__init__(samples, device=device, sample_bytes=size, held=held)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> None:
         return None
 
     @override
-    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        x = sent(self._tokens.index_select(0, index), self.device).to(self._dtype)
-        return x, x.clone() if self._windows else sent(self.y.index_select(0, index), self.device)
+    def _batch(self, x: Tensor, y: Tensor, draw: Tensor | None) -> Batch:
+        x = sent(x, self.device).to(self._dtype)
+        return x, x.clone() if self._windows else sent(y, self.device)
 
 
-class ResidentFunctions(Resident):
+class ResidentFunctions(_Converted):
     """Samples whose batches go through a user's functions on the device."""
 
     def __init__(
@@ -346,18 +351,13 @@ class ResidentFunctions(Resident):
     ) -> None:
         self._plain, self._augmented = functions.test, functions.train if train else functions.test
         size = 4 * transformed(samples.x[:1].clone(), self._plain, None).numel()
-        super().__init__(samples.y, device=device, sample_bytes=size, held=held)
-        self._x = samples.x.to(self.home)
+        super().__init__(samples, device=device, sample_bytes=size, held=held)
         self._last = channels_last
 
     @property
     @override
     def gathers(self) -> bool:
         return False
-
-    @override
-    def span(self, start: int, stop: int) -> Batch:
-        return self._batch(self._x[start:stop].clone(), None), self._labels(start, stop)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
@@ -367,15 +367,12 @@ class ResidentFunctions(Resident):
         return torch.randint(0, 2**62, (1, count), generator=generator)
 
     @override
-    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        rows = self._x.index_select(0, index)
-        return self._batch(rows, draw), sent(self.y.index_select(0, index), self.device)
-
-    def _batch(self, rows: Tensor, draw: Tensor | None) -> Tensor:
+    def _batch(self, x: Tensor, y: Tensor, draw: Tensor | None) -> Batch:
         function, seeds = (self._plain, None) if draw is None else (self._augmented, draw[0])
-        x = transformed(sent(rows, self.device), function, seeds)
-        last = self._last and x.dim() == 4
-        return x.contiguous(memory_format=torch.channels_last) if last else x
+        x = transformed(sent(x, self.device), function, seeds)
+        if self._last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x, sent(y, self.device)
 
 
 class PackBatches:
