@@ -127,6 +127,22 @@ def test_momentum_crosses_sessions_without_a_trace(name: str) -> None:
     torch.testing.assert_close(trained["x"], VECTORS[f"{name}/x8"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_optimizer_takes_the_steps_of_the_golden_quadratic(name: str) -> None:
+    case = CASES[name]
+    ahead = case["zeta"] * (VECTORS["x0"] - VECTORS["xm1"])
+    x = nn.Parameter(VECTORS["x0"] + ahead)
+    optimizer = ASPG([x], lr=case["eta"], momentum=case["zeta"])
+    optimizer.state[x]["x"] = VECTORS["x0"].clone()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        pull = case["gamma"] / 2 * (x - VECTORS["z"]).square().sum()
+        (x @ VECTORS["A"] @ x / 2 - VECTORS["b"] @ x + pull).backward()
+        optimizer.step()
+        found = optimizer.state[x]["x"]
+        torch.testing.assert_close(found, VECTORS[f"{name}/x{step + 1}"], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("box", [(-0.5, 0.75), None])
 def test_without_momentum_it_is_projected_sgd(box: tuple[float, float] | None) -> None:
     def loss(module: Any, step: int) -> Tensor:

@@ -41,7 +41,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
 
 def test_the_example_is_short_and_leaves_what_the_command_does(fitted: dict[str, Any]) -> None:
     assert sum(bool(line.strip()) for line in example().splitlines()) <= 25
-    (folder,) = Path("runs").iterdir()
+    (folder,) = Path("runs").glob("*/")
     expected = {"config.yaml", "environment.json", "index.html", "metrics.csv", "clients.csv"}
     assert expected <= {path.name for path in folder.iterdir()}
     config = yaml.safe_load((folder / "config.yaml").read_text())

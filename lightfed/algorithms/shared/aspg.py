@@ -7,8 +7,9 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
     x^{k+1} = clamp(x_ex - eta (g(x_ex) + gamma (x_ex - z)), box)                (4b)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Any
 
 import torch
 from lightfed_kernels import ALIGNMENT, aspg_step_
@@ -24,10 +25,11 @@ _KEY = "model.optimizer.init_args"
 
 
 class ASPG(Optimizer):
-    """The optimiser that configurations name; a session takes its steps on a flat row.
+    """The optimiser, for configurations and for use without lightfed.
 
-    Between steps the row holds the extrapolated point, where the next gradient is taken. Steps have
-    the pull to a server's model, and momentum that a client carries (`AspgStepper`).
+    Between steps the parameters hold the extrapolated point, where the next gradient is taken. A
+    session of lightfed takes the same steps on a flat row (`AspgStepper`), with the pull to a
+    server's model and carried momentum.
     """
 
     def __init__(
@@ -63,6 +65,26 @@ class ASPG(Optimizer):
     def stepper(self, clipping: Clipping | None) -> "AspgStepper":
         """The stepper that takes these steps in a session."""
         return AspgStepper(self, clipping)
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step from the parameters and their gradients; `x` of the state is the model."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                old = self.state[p].get("x", p.detach().clone())
+                new = p - group["lr"] * p.grad
+                if group["box"] is not None:
+                    new.clamp_(*group["box"])
+                self.state[p]["x"] = new
+                p.copy_(new + group["momentum"] * (new - old))
+        return loss
 
 
 class AspgStepper(Stepper):
