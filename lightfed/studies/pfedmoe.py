@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.tidy import file_name, metric_axis_of, score_row, stacked
+from lightfed.drawing.tidy import metric_axis_of, score_row, stacked
 from lightfed.results import units
 from lightfed.results.groups import (
     Group,
@@ -31,8 +30,9 @@ from lightfed.results.groups import (
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, goal_text, paired, resolution_text
 from lightfed.results.outcome import best_of, costs_to, reached_by_all
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, told_apart, variants
+from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.tables import readable, text_table
+from lightfed.studies.shared import conditions, figures_of
 
 OURS = "pFedMoE"
 MUTUAL, DISTILLATION = "mutual learning", "distillation"
@@ -50,7 +50,9 @@ METHODS = {
 }
 # settings of which a protocol may hold several; all others it has in common
 FREE = re.compile(r"model\.(algorithm(\.|$)|clients\.\d+\.name$|optimizer\.init_args\.lr$)")
-COMMON = re.compile(rf"(?!{FREE.pattern})|model\.algorithm\.init_args\.(gate|federate)$")
+COMMON = re.compile(
+    rf"(?!{FREE.pattern})|model\.algorithm\.(class_path|init_args\.(gate|federate))$"
+)
 # arguments of pFedMoE that the paper does not have: a run with another value is an ablation
 PARTS = {"gate": "paper", "federate": "true"}
 FACTORS = {
@@ -58,25 +60,24 @@ FACTORS = {
     "partition alpha": "gamma, the concentration of classes",
 }
 AHEAD, BEHIND = "ahead", "behind"
-MOST_SHOWN = 40  # rows, and classes, of the gates
+EVERYONE = "all clients"
+MOST_SHOWN = 40  # clients, and classes, of the gates
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
     """One experiment, with the paper's name and kind; an ablation has no kind.
 
-    The label says in what it differs if a protocol has two of one method. `options` are those of
-    the protocol.
+    The label says in what it differs if a protocol has two of one method.
     """
 
     group: Group
     name: str
     kind: str
     label: str
-    options: dict[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Protocol:
     """pFedMoE and at least one other method under the same conditions, in the order of METHODS.
 
@@ -86,18 +87,19 @@ class Protocol:
     name: str
     metric: str
     members: tuple[Method, ...]
+    options: dict[str, str]
 
     @property
     def column(self) -> str:
         return f"personal/{self.metric}"
 
     @property
-    def runs(self) -> list[Run]:
-        return runs_of(method.group for method in self.members)
+    def groups(self) -> list[Group]:
+        return [method.group for method in self.members]
 
     @property
     def title(self) -> str:
-        return self.name + synthetic_note(method.group for method in self.members)
+        return self.name + synthetic_note(self.groups)
 
     def best(self, kind: str | None = None, but: str = "") -> Method | None:
         """The best experiment, of a kind if one is named, without those of a method."""
@@ -118,49 +120,35 @@ class Protocol:
 
     def target(self, asked: float | None) -> float:
         """The value asked for, else the best that all methods reached with every seed."""
-        return reached_by_all(self.runs, self.column) if asked is None else asked
+        return reached_by_all(runs_of(self.groups), self.column) if asked is None else asked
 
-    def differences(self) -> pd.Series[float]:
-        """By `seed` and `client`: how much pFedMoE's last evaluation beats the best baseline's.
-
-        Clients of different seeds have different data. Empty if clients were not evaluated.
-        """
-
-        def last(method: Method) -> pd.Series[float]:
-            runs = [run for run in method.group.runs if self.metric in run.client_metrics]
-            known = {run.seed: run.evaluation[self.metric].replace(np.inf, np.nan) for run in runs}
-            return pd.concat(known or {0: pd.Series(dtype=float)}, names=["seed", "client"])
-
-        ours = self.members[0]
-        difference = last(ours) - last(self.best(but=OURS) or ours)
-        return units.direction(self.metric) * difference.dropna()
+    def goal(self, asked: float | None) -> str:
+        """`75.00 % personal accuracy, resolution 1 round`."""
+        resolution = resolution_text(runs_of(self.groups), self.column)
+        return f"{goal_text(self.column, self.target(asked))}, resolution {resolution}"
 
 
 def protocols(runs: Sequence[Run]) -> list[Protocol]:
     """The protocols in these runs."""
-    methods = [_method(g) for g in grouped(runs) if g.algorithm in METHODS and g.runs[0].config]
-    every = gathered(methods, lambda m: (m.group.data, frozenset(m.options.items()))).values()
-    met = [own for own in every if OURS in (names := {m.name for m in own}) and len(names) > 1]
-    variant = variants([own[0].options for own in met], [own[0].group.data for own in met])
+    groups = [g for g in grouped(runs) if g.algorithm in METHODS and g.runs[0].config]
+    known = {group: options(group.runs[0].settings, but=FREE) for group in groups}
+    every = gathered(groups, lambda group: (group.data, frozenset(known[group].items()))).values()
+    met = [own for own in every if {"PFedMoE"} < {group.algorithm for group in own}]
+    shared = [known[own[0]] for own in met]
     return [
-        Protocol(
-            "; ".join(filter(None, (own[0].group.data, text))),
-            usual_metric(method.group for method in own),
-            tuple(_labelled(own)),
+        Protocol(name, usual_metric(own), tuple(_methods(own)), stated)
+        for name, own, stated in zip(
+            conditions([own[0].data for own in met], shared), met, shared, strict=True
         )
-        for own, text in zip(met, variant, strict=True)
     ]
 
 
 def method_table(protocol: Protocol, asked: float | None = None) -> pd.DataFrame:
     """A row of text per method, a star before the best; for `asked` see `Protocol.target`."""
-    target = protocol.target(asked)
-    goal = f"{goal_text(protocol.column, target)}, resolution "
-    goal += resolution_text(protocol.runs, protocol.column)
-    rows = []
+    target, rows = protocol.target(asked), []
     for method in protocol.members:
-        alike = protocol.best(method.kind, but=method.name) if method.kind else None
         rounds, sent, flops = costs_to(target, method.group.runs, protocol.column)
+        alike = protocol.best(method.kind, but=method.name) if method.kind else None
         star = "*" * (method is protocol.best())
         rows.append(
             {
@@ -169,7 +157,9 @@ def method_table(protocol: Protocol, asked: float | None = None) -> pd.DataFrame
                 readable(protocol.column): star + final_text(method.group, protocol.column),
                 "over the best other": protocol.gain_text(method, protocol.best(but=method.name)),
                 "over the best of its kind": protocol.gain_text(method, alike),
-                f"rounds to {goal}": units.NOTHING if math.isnan(rounds) else f"{rounds:.3g}",
+                f"rounds to {protocol.goal(asked)}": (
+                    units.NOTHING if math.isnan(rounds) else f"{rounds:.3g}"
+                ),
                 "bytes until then": units.bytes_text(sent),
                 "FLOPs until then": units.flops_text(flops),
             }
@@ -201,77 +191,71 @@ def notes(protocol: Protocol) -> list[str]:
 def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]:
     """Differences by client and costs of each protocol, then robustness over protocols."""
     compared = protocols(runs)
-    drawn = [draw for one in compared for draw in (_differences(one), _costs(one, target))]
-    return [figure for figure in (*drawn, *_robustness(compared)) if figure is not None]
+    drawn = [figure for one in compared for figure in (*_differences(one), *_costs(one, target))]
+    return drawn + _robustness(compared)
 
 
-def _method(group: Group) -> Method:
-    name, kind = METHODS[group.algorithm]
-    own = options(group.runs[0].settings, but=FREE)
-    return Method(group, name, "" if _changed(group) else kind, name, own)
+def _methods(groups: Sequence[Group]) -> list[Method]:
+    """In the order of METHODS, pFedMoE before its ablations, with labels that differ."""
+    changes = {group: _changed(group) for group in groups}
+    order = [*METHODS]
+    found = []
+    for group in sorted(groups, key=lambda g: (order.index(g.algorithm), len(changes[g]) > 0)):
+        name, kind = METHODS[group.algorithm]
+        alike = [other for other in groups if other.algorithm == group.algorithm]
+        texts = told_apart([options(other.runs[0].settings, but=COMMON) for other in alike])
+        label = ", ".join(filter(None, (name, *changes[group], texts[alike.index(group)])))
+        found.append(Method(group, name, "" if changes[group] else kind, label))
+    return found
 
 
-def _changed(group: Group) -> dict[str, str]:
-    """The parts of pFedMoE that an ablation changes."""
+def _changed(group: Group) -> list[str]:
+    """The parts of pFedMoE that an ablation changes: `federate false`."""
     settings = group.runs[0].settings
     stated = {key: settings.get(f"model.algorithm.init_args.{key}", PARTS[key]) for key in PARTS}
-    return {key: text for key, text in stated.items() if text != PARTS[key]}
+    return [f"{key} {text}" for key, text in stated.items() if text != PARTS[key]]
 
 
-def _labelled(methods: Sequence[Method]) -> list[Method]:
-    """In the order of METHODS, pFedMoE before its ablations, with labels that differ."""
-    order = [name for name, _ in METHODS.values()]
-    methods = sorted(methods, key=lambda m: (order.index(m.name), bool(_changed(m.group))))
-    terms = []
-    for m in methods:
-        changes = [f"{key} {text}" for key, text in _changed(m.group).items()]
-        settings = options(m.group.runs[0].settings, but=COMMON)
-        terms.append({"method": ", ".join([m.name, *changes])} | settings)
-    labels = told_apart(terms)
-    times = Counter(labels)
-    return [
-        replace(m, label=f"{text} ({m.group.name})" if times[text] > 1 else text)
-        for m, text in zip(methods, labels, strict=True)
-    ]
+def _differences(protocol: Protocol) -> list[Figure]:
+    """How much a client's last evaluation beats that with the best baseline, by seed and client."""
+    metric, baseline = protocol.metric, protocol.best(but=OURS)
+    if baseline is None:
+        return []
 
+    def last(method: Method) -> pd.Series[float]:
+        runs = [run for run in method.group.runs if metric in run.client_metrics]
+        known = {run.seed: run.evaluation[metric].replace(np.inf, np.nan) for run in runs}
+        return pd.concat(known or {0: pd.Series(dtype=float)}, names=["seed", "client"])
 
-def _differences(protocol: Protocol) -> Figure | None:
-    """The mean over the seeds for each client, with its range."""
-    found, baseline = protocol.differences(), protocol.best(but=OURS)
-    if found.empty or baseline is None:
-        return None
-    share = units.is_share(protocol.metric)
-    clients = ((100.0 if share else 1.0) * found).groupby("client")
+    found = (last(protocol.members[0]) - last(baseline)).dropna()
+    if found.empty:
+        return []
+    share = units.is_share(metric)
+    factor = units.direction(metric) * (100 if share else 1)
+    clients = (factor * found).groupby("client")
     ends = {"low": clients.min(), "high": clients.max()} if clients.size().max() > 1 else {}
     table = pd.DataFrame({"difference": clients.mean(), **ends}).reset_index()
     table["series"] = (table["difference"] >= 0).map({True: AHEAD, False: BEHIND})
-    label = f"difference in {'percentage points' if share else readable(protocol.metric)}"
+    label = f"difference in {'percentage points' if share else readable(metric)}"
     y, by = Axis("difference", label, zero=True), Series.of("series", (AHEAD, BEHIND), OURS)
     chart = marks.points(table, Axis("client"), y, by, title=label.capitalize())
     caption = (
-        "Each client's model on its own test samples at the last evaluation. Differences are "
-        "between two runs with the same seed, whose clients have the same data; a point is their "
-        "mean, and a line reaches from the lowest to the highest."
+        "Each client's model on its own test samples at the last evaluation, in runs with the same "
+        "seed. A point is the mean over the seeds, a line their range."
     )
     title = f"{OURS} against {baseline.label}, the best baseline, by client"
-    name = file_name("differences", protocol.name)
-    return Figure(name, f"{protocol.title}: {title}", (chart,), caption)
+    return figures_of("differences", protocol.name, title, [chart], caption, protocol.groups)
 
 
-def _costs(protocol: Protocol, asked: float | None) -> Figure | None:
+def _costs(protocol: Protocol, asked: float | None) -> list[Figure]:
     """Bytes and FLOPs to the target, a bar per method that reached it."""
     target = protocol.target(asked)
     rows = [(m.label, *costs_to(target, m.group.runs, protocol.column)) for m in protocol.members]
     every = pd.DataFrame(rows, columns=pd.Index(["method", "rounds", "bytes", "flops"]))
     table = every.dropna(subset="rounds")
     if table.empty:
-        return None
-    # a method keeps its colour; experiments of one method have their own
-    times = Counter(method.name for method in protocol.members)
-    places = {
-        m.label: m.group.method_place if times[m.name] == 1 else m.group.place
-        for m in protocol.members
-    }
+        return []
+    places = {method.label: method.group.place for method in protocol.members}
     charts = []
     for column, label, unit in (("bytes", "bytes up and down", "B"), ("flops", "work", "FLOPs")):
         factor, scaled = units.unit_of(float(table[column].max()), unit)
@@ -284,93 +268,73 @@ def _costs(protocol: Protocol, asked: float | None) -> Figure | None:
         "Until the mean over the clients first reached the target in an evaluation; mean over the "
         f"seeds.{f' Not reached: {missing}.' if missing else ''}"
     )
-    goal = goal_text(protocol.column, target)
-    goal += f", resolution {resolution_text(protocol.runs, protocol.column)}"
-    name = file_name("costs", protocol.name)
-    return Figure(name, f"{protocol.title}: costs to {goal}", tuple(charts), caption)
+    title = f"costs to {protocol.goal(asked)}"
+    return figures_of("costs", protocol.name, title, charts, caption, protocol.groups)
 
 
-def _robustness(compared: Sequence[Protocol]) -> list[Figure | None]:
+def _robustness(compared: Sequence[Protocol]) -> list[Figure]:
     """A figure for protocols that differ only in a factor."""
-    members: dict[tuple[str, str, frozenset[tuple[str, str]]], dict[float, Protocol]] = {}
-    for protocol in compared:
-        first = protocol.members[0]
-        for factor in FACTORS:
-            value = pd.to_numeric(first.options.get(factor, ""), errors="coerce")
-            rest = frozenset(item for item in first.options.items() if item[0] != factor)
-            if not math.isnan(value):
-                members.setdefault((first.group.data, factor, rest), {})[value] = protocol
-    found = {key: own for key, own in members.items() if len(own) > 1}
-    names = variants([dict(rest) for *_, rest in found], [data for data, *_ in found])
-    return [
-        _robustness_figure("; ".join(filter(None, (data, text))), factor, own)
-        for ((data, factor, _), own), text in zip(found.items(), names, strict=True)
+    found: list[Figure] = []
+    for factor in FACTORS:
+        having = [one for one in compared if factor in one.options]
+        rest = [
+            {name: text for name, text in one.options.items() if name != factor} for one in having
+        ]
+        names = conditions([one.groups[0].data for one in having], rest)
+        for name, own in gathered(zip(names, having, strict=True), lambda pair: pair[0]).items():
+            found += _robustness_figure(name, factor, [one for _, one in own])
+    return found
+
+
+def _robustness_figure(name: str, factor: str, compared: Sequence[Protocol]) -> list[Figure]:
+    """A line per method over the values of a factor; none unless a method has two."""
+    first, values = compared[0], {one: float(one.options[factor]) for one in compared}
+    members = [
+        (values[one], method)
+        for one in sorted(compared, key=values.__getitem__)
+        for method in one.members
     ]
-
-
-def _robustness_figure(data: str, factor: str, own: dict[float, Protocol]) -> Figure | None:
-    """A line per method over the values of a factor; None unless a method has two."""
-    first = own[min(own)]
-    members = [(value, method) for value in sorted(own) for method in own[value].members]
     table = pd.DataFrame(
         score_row(method.group, first.column, series=method.name, at=value)
         for value, method in members
     ).dropna(subset="value")
     if table.empty or table["series"].value_counts().max() < 2:
-        return None
+        return []
     by = Series("series", {m.name: m.group.method_place for _, m in members}, "method")
     axes = Axis("at", FACTORS[factor]), metric_axis_of(first.column, table)
     title = f"Final {readable(first.column)}, mean over clients"
     drawn = stacked([table], first.metric)
     chart = marks.points(drawn, *axes, by, connected=True, title=title)
     caption = "Along a line only the x-axis differs; bars are 95 % t intervals over seeds."
-    name = f"{data}: {readable(first.metric)} by {FACTORS[factor]}"
-    note = synthetic_note(method.group for _, method in members)
-    return Figure(file_name("robustness", name), name + note, (chart,), caption)
+    title, groups = f"{readable(first.metric)} by {FACTORS[factor]}", [m.group for _, m in members]
+    return figures_of(f"robustness-{factor.split()[-1]}", name, title, [chart], caption, groups)
 
 
-def gate_rows(run: Run) -> pd.DataFrame:
-    """The mean weight of the private expert, a row per client or group of similar clients.
+def gates_figure(run: Run) -> Figure | None:
+    """The weight of the private expert by client and class, and its mean over a client's classes.
 
-    The gates' weights of the two experts add up to 1. Up to 40 clients have a row each. More are
-    combined within their client group by similar mean weight, the most personal first, about
-    equally many in a row.
-
-    Returns:
-        Columns: `client group`, `mean` (over the classes of each client, then over the clients),
-        and one for each class, NaN if no client of the row has test samples of it.
+    None for a run without gates. At most 40 clients and classes are drawn, evenly spaced.
     """
-    assert run.gates is not None
+    if run.gates is None or not np.isfinite(run.gates.personal).any():
+        return None
     number = run.gates.personal.shape[1]
     known = list(run.partition.counts.columns) if run.partition else []
     names = known if len(known) == number else [str(place) for place in range(number)]
     weights = pd.DataFrame(run.gates.personal, columns=pd.Index(names)).dropna(how="all")
-    means = weights.mean(axis=1)
-    groups = run.evaluation["group"].reindex(weights.index, fill_value="all clients")
-    rows = weights.index.astype(str).to_series(index=weights.index)
-    if many := len(weights) > MOST_SHOWN:
-        rank = means.groupby(groups).rank(method="first", ascending=False) - 1
-        size = groups.map(groups.value_counts())
-        part = (rank * (MOST_SHOWN * size // len(weights)).clip(lower=1) // size).astype(int)
-        clients = part.groupby([groups, part]).transform("size").astype(str)
-        rows = groups + " " + (part + 1).astype(str) + " (" + clients + " clients)"
-    table = weights.assign(mean=means).groupby(rows, sort=False).mean()
-    table.insert(0, "client group", groups.groupby(rows, sort=False).first())
-    order = ["client group", "mean"]
-    return table.sort_values(order, ascending=[True, False]) if many else table
-
-
-def gates_figure(run: Run) -> Figure | None:
-    """Weights by client and class, and the mean of each client; None for a run without gates."""
-    if run.gates is None or not np.isfinite(run.gates.personal).any():
-        return None
-    rows = gate_rows(run).rename_axis("client")
-    classes = rows.columns.drop(["client group", "mean"])
-    classes = classes[marks.evenly_spaced(len(classes), most=MOST_SHOWN)]
-    clients = Axis("client", names=tuple(rows.index))
+    weights = weights.iloc[marks.evenly_spaced(len(weights), most=MOST_SHOWN)]
+    means = pd.DataFrame(
+        {
+            "mean": weights.mean(axis=1),
+            "client group": run.evaluation["group"].reindex(weights.index, fill_value=EVERYONE),
+        }
+    )
+    for table in (weights, means):
+        table.index = table.index.astype(str).rename("client")
+    classes = weights.columns[marks.evenly_spaced(number, most=MOST_SHOWN)]
+    clients = Axis("client", names=tuple(weights.index))
     shade = Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f")
     heat = marks.heat(
-        rows[classes].reset_index().melt("client", var_name="class", value_name="weight"),
+        weights[classes].reset_index().melt("client", var_name="class", value_name="weight"),
         Axis("class", names=tuple(classes)),
         clients,
         shade,
@@ -379,13 +343,12 @@ def gates_figure(run: Run) -> Figure | None:
         title="By class",
     )
     x = Axis("mean", "weight of the private expert", ends=(0.0, 1.0), format=".2f")
-    by = Series.of("client group", run.client_groups or ("all clients",), "client group")
+    by = Series.of("client group", run.client_groups or (EVERYONE,), "client group")
     title = "Mean over the classes of a client"
-    side = marks.bars(rows.reset_index(), x, clients, by, title=title)
+    side = marks.bars(means.reset_index(), x, clients, by, title=title)
     caption = (
-        "Blue: samples of that class go through the client's private expert. Brown: through the "
-        "shared one. Grey: half and half. Blank: no test samples. With many clients a row "
-        "combines clients of one group with similar means, the most personal first."
+        "Blue: samples of that class go through the client's private expert; brown: through the "
+        f"shared one. Blank: no test samples. At most {MOST_SHOWN} clients are drawn."
     )
     title = f"Weight of the private expert after round {run.gates.round}{run.note}"
     return Figure("gates", title, (heat, side), caption)
