@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +17,14 @@ import pandas as pd
 from lightfed.drawing import marks, tidy
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
 from lightfed.results.columns import natural_order
-from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.intervals import resolution
 from lightfed.results.outcome import when_reached
-from lightfed.results.run import Run, whole_number
+from lightfed.results.run import Run
 from lightfed.results.settings import difference, gathered, options, usual
 from lightfed.results.tables import readable
 from lightfed.results.units import NOTHING, direction, is_share, metric_text, spread_text
+from lightfed.studies.shared import figures_of
 
 BASELINE = "Clustered-FL"
 STRATEGIES = {  # in the order of the paper's tables
@@ -43,22 +43,22 @@ FACTORS = {
     LIMIT: "most layers in common, L",
 }
 VERSION_SETTINGS = ("depth", "layers", "variant")
-# settings that a trial has elsewhere: strategy, data, client groups and their versions
+# settings that are no options: strategy, start, data, client groups and their versions
 STATED = re.compile(
     r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
     r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
+    r"|model\.algorithm\.init_args\.initial$"
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
 ALL = "mean"  # over the clients of all versions
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """One experiment of a study.
 
     Attributes:
         group: its runs.
-        strategy: the paper's name.
         family: class of the models.
         metric: that of the study.
         columns: of metrics.csv, by version in natural order, and that of ALL.
@@ -68,35 +68,45 @@ class Trial:
     """
 
     group: Group
-    strategy: str
     family: str
     metric: str
     columns: Mapping[str, str]
     options: Mapping[str, str]
-    setting: str = ""
-    baseline: Trial | None = None
+    setting: str
+    baseline: Group | None
+
+    @property
+    def strategy(self) -> str:
+        return STRATEGIES[self.group.algorithm]
 
     @property
     def name(self) -> str:
-        data = f"{self.group.data}, {self.family}"
-        return f"{data}; {self.setting}" if self.setting else data
+        return "; ".join(filter(None, (f"{self.group.data}, {self.family}", self.setting)))
 
     def target(self, asked: float | None) -> float:
         """The target asked for, else the final value of the baseline; NaN without it."""
         if asked is not None or self.baseline is None:
             return math.nan if asked is None else asked
-        reached = self.baseline.group.course(self.baseline.columns[ALL])["mean"]
+        reached = self.baseline.course(self.columns[ALL])["mean"]
         return float(reached.iloc[-1]) if len(reached) else math.nan
 
-    def rounds(self, target: float) -> float:
-        """The first round in which the mean over the seeds reached a target; NaN if none did."""
-        course = self.group.course(self.columns[ALL])["mean"]
-        return when_reached(target, course, course.index.to_series(), self.metric)
+    def speed(self, target: float) -> tuple[float, float]:
+        """The round in which the mean over the seeds reached a target, and the baseline's over it.
+
+        NaN where it did not.
+        """
+
+        def reached(group: Group) -> float:
+            course = group.course(self.columns[ALL])["mean"]
+            return when_reached(target, course, course.index.to_series(), self.metric)
+
+        rounds = reached(self.group)
+        return rounds, reached(self.baseline) / rounds if self.baseline else math.nan
 
 
 def studies(runs: Sequence[Run]) -> list[list[Trial]]:
     """The trials of each study, the most usual setting first; Standalone alone is no study."""
-    groups = [group for group in grouped(runs) if _family(group.runs[0])]
+    groups = [group for group in grouped(runs) if _versions(group.runs[0])]
     every = gathered(groups, lambda group: (group.data, _family(group.runs[0]))).values()
     return [_study(own) for own in every if {group.algorithm for group in own} != {"Standalone"}]
 
@@ -122,11 +132,11 @@ def strategy_table(runs: Sequence[Run], target: float | None = None) -> pd.DataF
     rows: list[dict[str, object]] = []
     for trial in trials:
         goal = trial.target(target)
-        rounds = trial.rounds(goal)
+        rounds, speed = trial.speed(goal)
         pace = {
             "target": goal,
             "rounds": rounds,
-            "speed": trial.baseline.rounds(goal) / rounds if trial.baseline else math.nan,
+            "speed": speed,
             "resolution": max(resolution(run, trial.columns[ALL]) for run in trial.group.runs),
         }
         for model, column in trial.columns.items():
@@ -195,24 +205,24 @@ def notes(table: pd.DataFrame, target: float | None = None) -> list[str]:
 
 def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]:
     """The courses of each setting, then the factors of each study."""
-    found: list[Figure | None] = []
+    found: list[Figure] = []
     for study in studies(runs):
-        settings = gathered(study, lambda trial: trial.name).values()
-        found += [*(_courses(own, target) for own in settings), _factors(study)]
-    return [figure for figure in found if figure is not None]
+        for setting in gathered(study, lambda trial: trial.name).values():
+            found += _courses(setting, target)
+        found += _factors(study)
+    return found
 
 
-def _courses(trials: Sequence[Trial], asked: float | None) -> Figure | None:
-    """Mean over all clients and per version; None unless two strategies have two rounds."""
+def _courses(trials: Sequence[Trial], asked: float | None) -> list[Figure]:
+    """Mean over all clients and per version; none unless two strategies have two rounds."""
     shown = [t for t in trials if len(t.group.course(t.columns[ALL])) > 1]
     if len(shown) < 2:
-        return None
+        return []
     first, metric = shown[0], shown[0].metric
-    versions = sorted({v for t in trials for v in t.columns if v != ALL}, key=natural_order)
     tables: dict[str, pd.DataFrame] = {}
+    versions = [version for version in first.columns if version != ALL]
     for version in (ALL, *(versions if len(versions) > 1 else ())):
-        having = [t for t in shown if version in t.columns]
-        parts = [tidy.course_table(t.group, t.columns[version], t.strategy) for t in having]
+        parts = [tidy.course_table(t.group, t.columns[version], t.strategy) for t in shown]
         title = "all clients" if version == ALL else f"{first.family} {version}"
         tables[title] = tidy.stacked([part for part in parts if len(part)], metric)
     y = tidy.common_axis(metric, tables.values(), "mean", f"{readable(metric)} on own test samples")
@@ -221,24 +231,20 @@ def _courses(trials: Sequence[Trial], asked: float | None) -> Figure | None:
     target = first.target(asked)
     goal = f" Target of the speed: {metric_text(metric, target)}." if math.isfinite(target) else ""
     caption = (
-        "Each client's model on its own test samples, mean over the clients: all of them, then "
-        f"those of each version. Bands: 95 % t intervals over seeds.{goal}"
+        "Each client's model on its own test samples, mean over the clients; bands are 95 % t "
+        f"intervals over seeds.{goal}"
     )
-    note = synthetic_note(t.group for t in shown)
-    title = f"{first.name}: {readable(metric)} by strategy{note}"
-    return Figure(tidy.file_name("strategies", first.name), title, tuple(charts), caption)
+    title, groups = f"{readable(metric)} by strategy", [trial.group for trial in shown]
+    return figures_of("strategies", first.name, title, charts, caption, groups)
 
 
-def _factors(study: Sequence[Trial]) -> Figure | None:
+def _factors(study: Sequence[Trial]) -> list[Figure]:
     """The in-depth experiments: a chart for each factor with two values for some strategy."""
     charts = [chart for factor in FACTORS if (chart := _factor_chart(study, factor)) is not None]
-    if not charts:
-        return None
-    name = f"{study[0].group.data}, {study[0].family}"
-    title = f"{name}: {readable(study[0].metric)} by versions, clients and common layers"
-    note = synthetic_note(trial.group for trial in study)
+    name, groups = f"{study[0].group.data}, {study[0].family}", [trial.group for trial in study]
+    title = f"{readable(study[0].metric)} by versions, clients and common layers"
     caption = "Along a line only the quantity on the x-axis differs; its values are equally spaced."
-    return Figure(tidy.file_name("factors", name), title + note, tuple(charts), caption)
+    return figures_of("factors", name, title, charts, caption, groups)
 
 
 def _factor_chart(study: Sequence[Trial], factor: str) -> Chart | None:
@@ -276,77 +282,60 @@ def _factor_chart(study: Sequence[Trial], factor: str) -> Chart | None:
 
 
 def _family(run: Run) -> str:
-    """Class of the clients' models; empty for other algorithms or unknown client groups."""
-    stated = run.environment.get("groups")
-    if run.algorithm not in STRATEGIES or not isinstance(stated, dict) or not stated:
-        return ""
-    keys = [f"model.clients.{i}.model.class_path" for i in range(len(stated))]
-    known = all(whole_number(count) for count in stated.values())
-    if not known or not all(key in run.settings for key in keys):
-        return ""
+    """Classes of the clients' models."""
+    keys = [f"model.clients.{place}.model.class_path" for place in range(len(run.group_sizes))]
     return " + ".join(dict.fromkeys(run.settings[key].rsplit(".", 1)[-1] for key in keys))
 
 
 def _study(groups: Sequence[Group]) -> list[Trial]:
     """The trials of one data set and family, setting by setting."""
     metric = usual_metric(groups)
-    known = [_options(group.runs[0]) for group in groups]
-    # Standalone has no common start, and shares a setting with strategies of any
-    starts = Counter(own["initial"] for own in known if "initial" in own).most_common(1)
-    lent = PLAIN | ({"initial": starts[0][0]} if starts else {})
-    trials = []
-    for group, own in zip(groups, known, strict=True):
-        run = group.runs[0]
-        versions = _versions(run)
+    known = {group: _options(group.runs[0]) for group in groups}
+    most = usual([*known.values()]) | PLAIN
+    rows: dict[str, dict[str, Trial]] = {}
+    for group in sorted(groups, key=lambda group: [*STRATEGIES].index(group.algorithm)):
+        versions, own = _versions(group.runs[0]), known[group]
         alone = len(versions) == 1  # then no column is of the group
         columns = {v: f"personal/{metric}{'' if alone else f'/{versions[v]}'}" for v in versions}
         columns[ALL] = f"personal/{metric}"
-        strategy = STRATEGIES[run.algorithm]
-        trials.append(Trial(group, strategy, _family(run), metric, columns, own | lent | own))
-    most = usual([trial.options for trial in trials]) | PLAIN
-    rows: dict[tuple[frozenset[tuple[str, str]], int], list[Trial]] = {}
-    times, named = Counter[object](), Counter[str]()
-    for trial in trials:
-        key = frozenset(trial.options.items())
-        rows.setdefault((key, times[key, trial.strategy]), []).append(trial)
-        times[key, trial.strategy] += 1
-        plain = {**trial.options, **PLAIN}
-        same = [t for t in trials if t.strategy == BASELINE and t.options == plain]
-        trial.baseline = same[0] if same else None
-    for row in rows.values():
-        text = difference(row[0].options, most)
-        named[text] += 1
-        for trial in row:
-            trial.setting = f"{text} #{named[text]}".strip() if named[text] > 1 else text
-        row.sort(key=lambda trial: [*STRATEGIES.values()].index(trial.strategy))
-    return [
-        trial for row in sorted(rows.values(), key=lambda r: bool(r[0].setting)) for trial in row
-    ]
+        same = [g for g in groups if g.algorithm == "ClusteredFL" and known[g] == own | PLAIN]
+        setting = difference(own, most)
+        if group.algorithm in rows.get(setting, {}):  # it differs in what has no name
+            setting = group.name
+        baseline = same[0] if same else None
+        rows.setdefault(setting, {})[group.algorithm] = Trial(
+            group, _family(group.runs[0]), metric, columns, own, setting, baseline
+        )
+    return [trial for setting in sorted(rows, key=bool) for trial in rows[setting].values()]
 
 
 def _versions(run: Run) -> dict[str, str]:
-    """The client group of each version; its own name if no setting tells versions apart."""
-    groups = list(run.environment["groups"])
-    names = []
-    for place, group in enumerate(groups):
-        keys = [f"model.clients.{place}.model.init_args.{name}" for name in VERSION_SETTINGS]
-        names.append(next((run.settings[key] for key in keys if key in run.settings), group))
-    if len(set(names)) < len(names):
-        names = groups
-    pairs = zip(names, groups, strict=True)
+    """The client group of each version; none for other algorithms or without distinct versions."""
+    names = [
+        run.settings.get(f"model.clients.{place}.model.init_args.{name}")
+        for place in range(len(run.group_sizes))
+        for name in VERSION_SETTINGS
+    ]
+    versions = [name for name in names if name is not None]
+    if run.algorithm not in STRATEGIES or {*map(versions.count, versions)} != {1}:
+        return {}
+    if len(versions) != len(run.group_sizes):
+        return {}
+    pairs = zip(versions, run.group_sizes, strict=True)
     return dict(sorted(pairs, key=lambda pair: natural_order(pair[0])))
 
 
 def _options(run: Run) -> dict[str, str]:
     """All settings except the strategy, in the paper's words."""
-    groups = run.environment["groups"]
-    counts = [groups[group] for group in _versions(run).values()]
+    versions = _versions(run)
+    counts = [run.group_sizes[group] for group in versions.values()]
     even = max(counts) - min(counts) <= 1  # as evenly as they can be divided
     shares = ":".join(str(count // math.gcd(*counts)) for count in counts)
     own = {
-        "versions": " ".join(_versions(run)),
+        "versions": " ".join(versions),
         "clients": str(sum(counts)),
         "shares": "even" if even else shares,
     }
     found = options(run.settings, but=STATED, unspoken=UNSPOKEN)
-    return own | {name.replace("max_epochs", "rounds"): text for name, text in found.items()}
+    own |= {name.replace("max_epochs", "rounds"): text for name, text in found.items()}
+    return own | PLAIN | own

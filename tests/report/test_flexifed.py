@@ -75,12 +75,6 @@ def test_the_speed_is_the_ratio_of_rounds_to_the_target(
     np.testing.assert_allclose(found, expected)
 
 
-def test_without_clustered_fl_there_is_no_target_but_one_that_is_asked_for(row: list[Run]) -> None:
-    two = [row[0], row[3]]
-    assert _mean(two, "Max-Common")[PACE].isna().all()
-    assert _mean(two, "Max-Common", 0.8)["rounds"] == 2
-
-
 def test_the_speed_is_that_of_the_mean_over_the_seeds(tmp_path: Path) -> None:
     courses = {
         "ClusteredFL": ((0.1, 0.3, 0.4), (0.3, 0.5, 0.6)),  # the mean reaches 0.5 in round 3
@@ -129,11 +123,6 @@ def test_what_a_setting_differs_in_is_reported(
     assert list(found.items()) == [("", ["Standalone", "Max-Common"]), (stated, ["Max-Common"])]
 
 
-def test_a_limit_is_reported_even_where_all_have_it(tmp_path: Path) -> None:
-    run = strategy_run(tmp_path, "MaxCommon", FLAT, options={"max_common_layers": 2})
-    assert list(_names([run])) == ["max_common_layers 2"]
-
-
 def test_order_of_client_groups_and_seeds_are_no_settings(tmp_path: Path) -> None:
     up: dict[str, Any] = {"setting": "layers", "family": "VDCNN", "partition": "Shards"}
     runs = [
@@ -149,23 +138,18 @@ def test_order_of_client_groups_and_seeds_are_no_settings(tmp_path: Path) -> Non
     assert studies([run])[0][0].options["shares"] == "even"  # as far as they can be divided
 
 
-def test_where_a_run_was_made_is_no_setting(tmp_path: Path) -> None:
-    runs = [strategy_run(tmp_path, name, FLAT) for name in ("ClusteredFL", "MaxCommon")]
-    elsewhere = (runs[1].folder / "config.yaml").read_text()
-    changes = {"devices: 1": "devices: 4", "device\n": "host\n", "256": "64", "- personal": "- all"}
-    for here, there in changes.items():
-        assert here in elsewhere
-        elsewhere = elsewhere.replace(here, there)
-    other = strategy_run(tmp_path, "MaxCommon", FLAT, name="b", config=elsewhere)
-    assert _names([*runs, other]) == {"": ["Clustered-FL", "Max-Common"], "#2": ["Max-Common"]}
-    assert _mean([*runs, other], "Max-Common", setting="#2")["speed"] == 1
-
-
-@pytest.mark.parametrize("start", ["own", "group"])
-def test_standalone_shares_the_setting_whatever_start_the_others_have(
-    tmp_path: Path, start: str
+def test_an_experiment_that_differs_in_what_has_no_name_is_a_setting_by_its_name(
+    tmp_path: Path,
 ) -> None:
-    stated: dict[str, Any] = {"options": {"initial": start}}
+    runs = [strategy_run(tmp_path, name, FLAT) for name in ("ClusteredFL", "MaxCommon")]
+    config = (runs[1].folder / "config.yaml").read_text().replace("- personal", "- all")
+    other = strategy_run(tmp_path, "MaxCommon", FLAT, name="b", config=config)
+    assert _names([*runs, other]) == {"": ["Clustered-FL", "Max-Common"], "b-s0": ["Max-Common"]}
+    assert _mean([*runs, other], "Max-Common", setting="b-s0")["speed"] == 1
+
+
+def test_standalone_shares_the_setting_whatever_start_the_others_have(tmp_path: Path) -> None:
+    stated: dict[str, Any] = {"options": {"initial": "group"}}
     runs = [strategy_run(tmp_path, "Standalone", FLAT)]
     runs += [strategy_run(tmp_path, n, FLAT, **stated) for n in ("BasicCommon", "MaxCommon")]
     assert _names(runs) == {"": ["Standalone", "Basic-Common", "Max-Common"]}
@@ -191,26 +175,6 @@ def test_an_experiment_of_two_lists_counts_each_seed_once(tmp_path: Path) -> Non
     assert _mean(runs, "Max-Common")["seeds"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "models"),
-    [
-        ({"versions": (17, 9), "setting": "layers"}, ["9", "17"]),  # in natural order
-        ({"versions": (2, 10), "setting": "size"}, ["a small one", "big"]),
-        ({"versions": (2, 2)}, ["a small one", "big"]),
-    ],
-)
-def test_versions_are_named_by_a_setting_or_else_by_their_client_groups(
-    tmp_path: Path, changes: dict[str, Any], models: list[str]
-) -> None:
-    groups = {"groups": {"big": 2, "a small one": 2}}
-    stated = {} if "17" in models else {"stated": groups}
-    run = strategy_run(tmp_path, "MaxCommon", FLAT, steps=(0.3, 0.0), **changes, **stated)
-    table = strategy_table([run])
-    assert table["model"].tolist() == [*models, ""]
-    if not stated:
-        np.testing.assert_allclose(table["mean"], (0.35, 0.65, 0.5))
-
-
 def test_one_family_has_one_row_of_versions_over_all_data(tmp_path: Path) -> None:
     runs = [
         strategy_run(tmp_path, "MaxCommon", FLAT, data=data, name=data, versions=versions)
@@ -226,7 +190,9 @@ def test_what_is_no_study(tmp_path: Path) -> None:
     fedavg = strategy_run(tmp_path, "FedAvg", FLAT)
     silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", stated={"groups": None})
     other = strategy_run(tmp_path, "MaxCommon", FLAT, name="no config", config=None)
-    assert strategy_table([alone, fedavg, silent, other]).empty
+    alike = strategy_run(tmp_path, "MaxCommon", FLAT, name="alike", versions=(2, 2))
+    unknown = strategy_run(tmp_path, "MaxCommon", FLAT, name="unknown", setting="size")
+    assert strategy_table([alone, fedavg, silent, other, alike, unknown]).empty
     third = strategy_run(tmp_path, "ClusteredFL", FLAT, data="CINIC10")
     assert set(strategy_table([alone, third])["data"]) == {"CINIC10"}
 
