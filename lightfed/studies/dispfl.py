@@ -17,14 +17,15 @@ import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
-from lightfed.drawing.tidy import common_axis, course_table, file_name, stacked
+from lightfed.drawing.tidy import common_axis, course_table, stacked
 from lightfed.results.csvfile import damaged
-from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.outcome import traffic
-from lightfed.results.run import Run, whole_number
+from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable
 from lightfed.results.units import NOTHING
+from lightfed.studies.shared import figures_of
 
 MOST_READ, MOST_DRAWN = 100, 40  # clients
 FEWEST = 3  # clients: two have a single pair, which cannot be correlated
@@ -37,11 +38,8 @@ MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.js
 def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]:
     """Both stages, for each data set on which a method measured both; `target` is not used."""
     del target
-    found = [
-        _stages(data, own)
-        for data, own in gathered(grouped(runs), lambda group: group.data).items()
-    ]
-    return [figure for figure in found if figure is not None]
+    members = gathered(grouped(runs), lambda group: group.data).items()
+    return [figure for data, own in members for figure in _stages(data, own)]
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:
@@ -64,12 +62,12 @@ def stage_columns(group: Group, metric: str) -> dict[str, str]:
     return {stage: column for stage, column in found.items() if column}
 
 
-def _stages(data: str, groups: Sequence[Group]) -> Figure | None:
-    """A chart for each stage, a line for each method; None unless a line has two rounds."""
+def _stages(data: str, groups: Sequence[Group]) -> list[Figure]:
+    """A chart for each stage, a line for each method; none unless a line has two rounds."""
     metric = usual_metric(groups)
     columns = {group: stage_columns(group, metric) for group in groups}
     if all(len(own) < 2 for own in columns.values()):
-        return None
+        return []
     tables = {}
     for stage in (AGGREGATED, TRAINED):
         measured = {g: own[stage] for g, own in columns.items() if stage in own}
@@ -77,21 +75,20 @@ def _stages(data: str, groups: Sequence[Group]) -> Figure | None:
         if drawn := [course for course in courses if len(course) > 1]:
             tables[stage] = stacked(drawn, metric)
     if not tables:
-        return None
+        return []
     label = f"{readable(metric)} on the clients' own test samples"
     y = common_axis(metric, tables.values(), "mean", label)
     by = Series("series", {group.label: group.place for group in groups}, "method")
-    charts = tuple(
+    charts = [
         marks.lines(table, Axis("round"), y, by, title=stage.capitalize())
         for stage, table in tables.items()
-    )
+    ]
     caption = (
-        "Without a server: a client's model after aggregation over its neighbours, before and "
-        "after its local training in that round. With a server: the server's model and, if "
-        "measured, each client's copy after local training. Bands: 95 % t intervals over seeds."
+        "The models of the clients, or the server's where there is one, before and after local "
+        "training in a round. Bands: 95 % t intervals over seeds."
     )
-    title = f"{data}: {readable(metric)} {AGGREGATED} and {TRAINED}{synthetic_note(groups)}"
-    return Figure(file_name("stages", data), title, charts, caption)
+    title = f"{readable(metric)} {AGGREGATED} and {TRAINED}"
+    return figures_of("stages", data, title, charts, caption, groups)
 
 
 def mask_distances(run: Run) -> pd.DataFrame:
@@ -115,12 +112,11 @@ def mask_distances(run: Run) -> pd.DataFrame:
     if not alike:
         return pd.DataFrame()
     masks = np.stack(list(alike.values()))
-    stated = run.environment.get("parameters")
-    sizes = set(stated.values()) if isinstance(stated, dict) else set()
-    elements = whole_number(sizes.pop()) if len(sizes) == 1 else None  # else all bits count
+    sizes = {*(run.environment.get("parameters") or {}).values()}
+    elements = sizes.pop() if len(sizes) == 1 else 32 * masks.shape[1]
     kept_by_some = int(np.bitwise_count(np.bitwise_or.reduce(masks)).sum())
     kept_by_all = int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
-    sparse = max(kept_by_some, elements or 32 * masks.shape[1]) - kept_by_all
+    sparse = max(kept_by_some, elements) - kept_by_all
     differing = np.zeros((len(masks), len(masks)))
     for place, mask in enumerate(masks):
         apart = np.bitwise_count(masks[place:] ^ mask).sum(axis=1, dtype=np.int64)

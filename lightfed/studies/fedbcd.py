@@ -9,29 +9,27 @@ shows bytes between servers and coordinator.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
-from lightfed.drawing.tidy import Along, course_table, file_name, stacked
+from lightfed.drawing.tidy import Along, course_table, stacked
 from lightfed.results import outcome
-from lightfed.results.groups import Group, grouped, runs_of
+from lightfed.results.groups import Group, grouped, runs_of, usual_metric
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable
 from lightfed.studies.heterofl import partition_of
+from lightfed.studies.shared import figures_of
 
 TIME, BYTES = "virtual_time", "server_bytes"
 NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
 WAITING = ("FedBCD", "FedBCD-I")  # the others have one model or none, and wait for every server
 ORDER = (*NAMES.values(), "FedProx", "Standalone")
 CAPTION = (
-    "Personal: each device's own model on its own test samples, mean over the devices. Global: the "
-    "servers' models on the whole test set, mean over the servers. Bands: 95 % t intervals over "
-    "seeds. Servers wait for their slowest active device, the coordinator for the first B of N "
-    "servers. Bytes sent by devices are not included."
+    "Personal: devices' own models on their own test samples. Global: servers' models on the whole "
+    "test set; bands are 95 % t intervals over seeds."
 )
 _INIT = "model.algorithm.init_args"
 
@@ -57,30 +55,27 @@ def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]
 
 
 def _figures(name: str, clouds: Sequence[Cloud]) -> list[Figure]:
-    metric = outcome.primary_metric(clouds[0].group.runs[0]).rpartition("/")[2]
+    groups = [cloud.group for cloud in clouds]
+    metric = usual_metric(groups)
     sending = [c for c in clouds if all(r.series(BYTES).sum() > 0 for r in c.group.runs)]
     seconds = Axis("at", "virtual seconds", zero=True)
     sent = Axis("at", "bytes between servers and coordinator so far", format="~s", zero=True)
     sync = [c for c in clouds if c.share == 1]
     charts = {
-        "rounds": _charts(sync, metric, Axis("round"), None) if len(sync) > 1 else [],
-        "times": _by_method(clouds, metric, seconds, lambda run: run.series(TIME)),
-        "traffic": _by_method(
+        ("rounds", "of sync clouds"): (
+            _charts(sync, metric, Axis("round"), None) if len(sync) > 1 else []
+        ),
+        ("times", "against virtual time"): _by_method(
+            clouds, metric, seconds, lambda run: run.series(TIME)
+        ),
+        ("traffic", "against bytes between servers"): _by_method(
             sending, metric, sent, lambda run: run.series(BYTES).fillna(0.0).cumsum()
         ),
     }
-    ends = {"rounds": "of sync clouds", "times": "against virtual time"}
-    note = max(run.note for run in runs_of([c.group for c in clouds]))
-    return [
-        Figure(
-            file_name(kind, name),
-            f"{name}: {readable(metric)} {ends.get(kind, 'against bytes between servers')}{note}",
-            tuple(drawn),
-            CAPTION,
-        )
-        for kind, drawn in charts.items()
-        if drawn
-    ]
+    found: list[Figure] = []
+    for (kind, title), drawn in charts.items():
+        found += figures_of(kind, name, f"{readable(metric)} {title}", drawn, CAPTION, groups)
+    return found
 
 
 def _by_method(clouds: Sequence[Cloud], metric: str, x: Axis, along: Along) -> list[Chart]:
@@ -125,10 +120,10 @@ def _cloud(group: Group) -> Cloud | None:
 
 def _told_apart(clouds: Sequence[Cloud]) -> list[Cloud]:
     """In the order of methods and B; those of one name with the label of their group."""
-    times = Counter(cloud.name for cloud in clouds)
-    ordered = sorted(clouds, key=lambda cloud: (ORDER.index(cloud.method), cloud.share))
+    names = [cloud.name for cloud in clouds]
     return [
-        replace(c, name=f"{c.name} ({c.group.label})") if times[c.name] > 1 else c for c in ordered
+        replace(c, name=f"{c.name} ({c.group.label})") if names.count(c.name) > 1 else c
+        for c in sorted(clouds, key=lambda cloud: (ORDER.index(cloud.method), cloud.share))
     ]
 
 

@@ -16,13 +16,13 @@ import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
-from lightfed.drawing.tidy import file_name, metric_axis_of, score_row, stacked
-from lightfed.results.groups import Group, grouped
+from lightfed.drawing.tidy import metric_axis_of, score_row, stacked
+from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.mixtures import combination, even, level_counts, level_name
-from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run
 from lightfed.results.settings import options, variants
 from lightfed.results.tables import readable
+from lightfed.studies.shared import figures_of
 
 LINE_FROM = 3  # shares of a pair of levels, including 0 and 1, that make a line
 LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
@@ -35,18 +35,22 @@ NO_VARIANT = re.compile(
     r"|clients\.0\.model\.(class_path$|init_args\.(rate$|num_classes$|input_shape))"
     r"|algorithm\.(class_path$|init_args\.(assignment$|level_weights)))"
 )
-CAPTIONS = {
-    "sizes": "A point is a combination of levels, with equal shares of the clients unless its name "
-    "says otherwise. Its position is the mean number of parameters of the clients' models. Bars: "
-    "95 % t intervals over seeds.",
-    "shares": "Along a line the share of the wider level grows from left to right; at its ends all "
-    "clients are of one level.",
-    "dynamic": "Fixed: a client keeps its level. Redrawn: it draws a new level in every round.",
-}
-TITLES = {
-    "sizes": "against model size",
-    "shares": "between two levels",
-    "dynamic": "with fixed and with redrawn levels",
+# by kind of figure: the end of its title, and how to read it
+TEXTS = {
+    "sizes": (
+        "against model size",
+        "A point is a combination of levels at the mean number of parameters of its clients' "
+        "models, with equal shares unless its name says otherwise. Bars: 95 % t intervals over "
+        "seeds.",
+    ),
+    "shares": (
+        "between two levels",
+        "Along a line the share of the wider level grows from left to right, from 0 to 1.",
+    ),
+    "dynamic": (
+        "with fixed and with redrawn levels",
+        "Fixed: a client keeps its level. Redrawn: it draws a new level in every round.",
+    ),
 }
 
 
@@ -122,18 +126,13 @@ def _figures(family: pd.DataFrame) -> list[Figure]:
         "shares": _charts(lines, partial(_by_size, connected=True)),
         "dynamic": _charts(both.sort_values("levels"), _across),
     }
-    name, group = family["family"].iloc[0], family["group"].iloc[0]
-    metric = readable(_metric(family))
-    return [
-        Figure(
-            file_name(kind, name),
-            f"{name}: {metric} {TITLES[kind]}{group.runs[0].note}",
-            tuple(charts),
-            CAPTIONS[kind],
-        )
-        for kind, charts in drawn.items()
-        if charts
-    ]
+    name, groups = family["family"].iloc[0], list(family["group"])
+    found: list[Figure] = []
+    for kind, charts in drawn.items():
+        title, caption = TEXTS[kind]
+        title = f"{readable(usual_metric(groups))} {title}"
+        found += figures_of(kind, name, title, charts, caption, groups)
+    return found
 
 
 def _lines(family: pd.DataFrame) -> pd.DataFrame:
@@ -151,10 +150,6 @@ def _lines(family: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(lines).sort_values("size") if lines else family[:0]
 
 
-def _metric(family: pd.DataFrame) -> str:
-    return primary_metric(family["group"].iloc[0].runs[0]).rpartition("/")[2]
-
-
 def _charts(
     rows: pd.DataFrame, draw: Callable[[pd.DataFrame, Axis, Series, str], Chart]
 ) -> list[Chart]:
@@ -162,9 +157,9 @@ def _charts(
     charts: list[Chart] = []
     if rows.empty:
         return charts
-    by = Series.of("series", sorted(rows["series"]))
+    by, metric = Series.of("series", sorted(rows["series"])), usual_metric(rows["group"])
     for kind, (partition, own) in product(("global", "personal"), rows.groupby("partition")):
-        column = f"{kind}/{_metric(rows)}"
+        column = f"{kind}/{metric}"
         scores = pd.DataFrame([score_row(g, column) for g in own["group"]], index=own.index)
         table = stacked([own.join(scores).dropna(subset="value")], column)
         if len(table):
