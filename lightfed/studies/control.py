@@ -5,17 +5,16 @@ The released code of Diao et al. names an experiment by nine fields, such as
 stands for edits of a file in `configs/heterofl`.
 """
 
-import argparse
 import json
 import re
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from typing_extensions import override
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 
 PREFIX = "control:"
 CONFIGS = Path(__file__).parents[1] / "configs" / "heterofl"
@@ -131,20 +130,14 @@ def explained(text: str) -> str:
     return "".join([f"# HeteroFL: lightfed fit --config {PREFIX}{text}\n", *lines, dump])
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line, as every command does."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        raise UserError("control", message, "see lightfed control --help")
-
-
 def main(argv: Sequence[str]) -> int:
     """Run `lightfed control`; `argv` holds the words after it."""
-    parser = _Parser("lightfed control", description="Explain a control string of HeteroFL.")
-    parser.add_argument(
-        "string", help=f"DATA:STRING, with one of {', '.join(DATA)}; MNIST by default"
-    )
-    text = parser.parse_args(argv).string
+    parser = ArgumentParser("lightfed control", description="Explain a control string of HeteroFL.")
+    data = f"DATA:STRING, with one of {', '.join(DATA)}; MNIST by default"
+    parser.add_argument("string", nargs="*", help=data)
+    words, unknown = parser.parse_known_args(argv)
+    found = [*words.string, *unknown]
+    require(len(found) == 1, "control", f"{len(found)} words", "see lightfed control --help")
+    text = found[0]
     print(explained(text if ":" in text else f"MNIST:{text}"), end="")
     return 0

@@ -21,11 +21,11 @@ from typing_extensions import override
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.files import picture
+from lightfed.drawing.files import picture, write_file
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 
 _MOST = 100_000_000  # delays to draw: a minute, and 3 GiB
 _BATCHES = 20  # of consecutive rounds, whose means are nearly independent
@@ -140,8 +140,9 @@ def latency(
         waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     require(bool(waits), "--waits", "an empty list", f"give numbers from 1 to {servers}")
     check_waits("--waits", waits, servers)
-    named = plot is None or plot.suffix in (".png", ".svg", ".pdf")
-    require(named, "--plot", plot, "name a file that ends in .png, .svg or .pdf")
+    possible = plot is None or (plot.parent.is_dir() and plot.suffix in (".png", ".svg", ".pdf"))
+    fix = "name a file that ends in .png, .svg or .pdf, in a folder that exists"
+    require(possible, "--plot", plot, fix)
     draws = servers * devices * (samples + len(waits) * (_BATCHES + 1) * _ROUNDS)
     fix = f"lower --servers, --devices or --samples for at most {_MOST:,}"
     require(draws <= _MOST, "--servers", f"{draws:,} delays to draw", fix)
@@ -149,10 +150,7 @@ def latency(
     table = latencies(cloud, waits, samples=samples, seed=seed)
     _print(cloud, table)
     if plot is not None:
-        try:
-            plot.write_bytes(picture(latency_figure(cloud, table), plot.suffix[1:]))
-        except OSError as error:
-            raise UserError("--plot", str(error), "name a file that can be written") from error
+        write_file(plot, picture(latency_figure(cloud, table), plot.suffix[1:]))
 
 
 def _print(cloud: Cloud, table: pd.DataFrame) -> None:

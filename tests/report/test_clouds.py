@@ -10,13 +10,11 @@ import pytest
 from scipy import stats
 
 from lightfed.drawing.charts import Figure
-from lightfed.report import compare
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.run import Run, read
 from lightfed.results.units import virtual_text
 from lightfed.studies.fedbcd import common_target, figures, time_to
-from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
 CONFIG = """\
@@ -175,12 +173,6 @@ def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path:
     assert "traffic" not in drawings(runs[1:])  # all of them sync
 
 
-def test_a_round_without_a_measurement_is_no_point(tmp_path: Path) -> None:
-    runs = [_run(tmp_path, "FedBCD", (0.1, "", 0.3), (10, 20, 30), wait=3)]
-    chart = by_title(drawings(runs)["times"])["FedBCD: global accuracy"]
-    assert list(drawn(chart).values()) == [[(10, 0.1), (30, 0.3)]]
-
-
 def test_data_partitions_and_active_devices_have_figures_of_their_own(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
         {},
@@ -263,21 +255,5 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
     assert table.columns[-2] == "virtual time to 60.00 % global accuracy"
     assert [row[-2] for row in rows_of(table)] == ["-", "30 s", "-"]
-    runs[1] = _run(tmp_path, "FedBCD", ("", "", 0.7), (10, 20, 30), seed=2)
-    table = comparison_table(singles(runs), "global/accuracy", target=0.6)
-    assert [row[-2:] for row in rows_of(table)] == [
-        ("-", "-"),
-        ("30 s", "3 rounds"),
-        ("-", "2 rounds"),
-    ]
-    table = comparison_table([Group("both", tuple(runs[:2]))], "global/accuracy", target=0.5)
-    assert rows_of(table)[0][-2:] == ("25 +- 64 s", "1 to 3 rounds")
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.columns)
-
-
-@pytest.mark.parametrize("target", [0.0, 1.5, math.nan])
-def test_a_target_that_no_accuracy_can_be_is_refused(tmp_path: Path, target: float) -> None:
-    folders = [_run(tmp_path, "FedBCD", name=name).folder for name in ("a", "b")]
-    with pytest.raises(UserError, match=r"^--target: "):
-        compare(folders, target=target)

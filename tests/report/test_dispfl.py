@@ -100,14 +100,6 @@ def test_data_sets_have_charts_of_their_own_and_methods_keep_their_colours(tmp_p
     assert other.title == text
 
 
-def test_another_metric_than_accuracy_is_drawn_too(tmp_path: Path) -> None:
-    metrics = {"personal/perplexity": (9, 4), "aggregated/perplexity": (900, 8), **SENT}
-    first = _stages(tmp_path, "unmeasured", metrics={"train_loss": (1, 1), **SENT})
-    runs = [_stages(tmp_path, "DisPFL", seed, metrics=metrics) for seed in (1, 2)]
-    (figure,) = figures([first, *runs])
-    assert drawn(figure.charts[0]) == {"DisPFL": [(1, 900), (2, 8)]}
-
-
 @given(
     seed=st.integers(0, 2**32 - 1),
     clients=st.integers(1, 6),
@@ -213,15 +205,6 @@ def test_clients_of_one_class_come_by_its_share(tmp_path: Path) -> None:
     rows = counts[order] / np.linalg.norm(counts[order], axis=1, keepdims=True)
     np.testing.assert_allclose(labels, rows @ rows.T)
     np.testing.assert_array_equal(masks.loc[2], [0, 1, 1, 0])
-
-
-def test_labels_are_those_of_the_clients_that_have_a_mask(tmp_path: Path) -> None:
-    counts = np.array([[9, 9], [0, 5], [9, 9], [5, 0], [0, 2]])
-    found = similarity(_masks(tmp_path, {k: TWIN_MASKS[k % 4] for k in (4, 1, 3)}, counts))
-    assert found is not None
-    assert found[1].index.tolist() == [3, 1, 4]
-    np.testing.assert_array_equal(found[0], [[1, 0, 0], [0, 1, 1], [0, 1, 1]])
-    np.testing.assert_array_equal(found[1], [[0, 0, 1], [0, 0, 1], [1, 1, 0]])
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,6 @@ def _stars(runs: list[Run], version: str = "mean") -> list[str]:
     return table["strategy"][table[version].str.startswith("*")].tolist()
 
 
-def test_experiments_that_differ_in_the_strategy_alone_are_one_setting(row: list[Run]) -> None:
-    table = strategy_table(row)
-    assert _names(row) == {"": ["Standalone", "Clustered-FL", "Basic-Common", "Max-Common"]}
-    assert table["model"].unique().tolist() == ["11", "13", "16", "19", ""]
-    assert set(table["metric"]) == {"accuracy"}
-
-
 @pytest.mark.parametrize(
     ("strategy", "asked", "expected"),
     [
@@ -165,14 +158,6 @@ def test_a_limit_is_compared_with_clustered_fl_without_one(row: list[Run]) -> No
     ]
     assert _mean(runs, "Max-Common", setting="max_common_layers 2")["speed"] == 2
     assert np.isnan(_mean(runs, "Max-Common", setting="partition Shards")["target"])
-
-
-def test_an_experiment_of_two_lists_counts_each_seed_once(tmp_path: Path) -> None:
-    runs = [
-        strategy_run(tmp_path, "MaxCommon", (0.5, score), seed=seed, name=name)
-        for name, seed, score in (("table", 0, 0.5), ("table", 1, 0.7), ("versions", 1, 0.7))
-    ]
-    assert _mean(runs, "Max-Common")["seeds"] == 2
 
 
 def test_one_family_has_one_row_of_versions_over_all_data(tmp_path: Path) -> None:
@@ -294,13 +279,6 @@ def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list
     assert _figure(two, "strategies", 0.25).caption.endswith("Target of the speed: 25.00 %.")
 
 
-def test_one_strategy_or_one_round_has_no_picture_of_courses(
-    row: list[Run], tmp_path: Path
-) -> None:
-    assert figures(row[:1]) == []
-    assert figures([strategy_run(tmp_path / "short", name, (0.5,)) for name in COURSES]) == []
-
-
 def test_one_version_has_the_chart_of_all_clients_alone(tmp_path: Path) -> None:
     one: dict[str, Any] = {"versions": (16,), "counts": 8, "stated": {"synthetic": True}}
     runs = [strategy_run(tmp_path, n, COURSES[n], **one) for n in ("ClusteredFL", "MaxCommon")]
@@ -351,17 +329,6 @@ def test_a_line_needs_two_values_and_is_named_by_what_else_is_special(tmp_path: 
     charts = _factors([*usual, *alone, *limits])
     assert list(drawn(charts["L"])) == ["Max-Common, versions 13 16 19"]
     assert list(drawn(charts["K"])) == ["Standalone", "Max-Common"]
-
-
-def test_seeds_of_an_experiment_are_a_point_with_an_interval(tmp_path: Path) -> None:
-    runs = [
-        _max(tmp_path, name, score, seed=seed, counts=counts)
-        for name, counts in (("k8", 2), ("k24", 6))
-        for seed, score in ((0, 0.49), (1, 0.51))
-    ]
-    data = _factors(runs)["K"].data
-    np.testing.assert_allclose(data["y"], [0.5, 0.5])
-    np.testing.assert_allclose(data["high"] - data["low"], 2 * 12.706204736432095 * 0.01)
 
 
 def test_data_sets_settings_and_factors_have_pictures_of_their_own(

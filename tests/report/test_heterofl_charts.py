@@ -118,11 +118,6 @@ def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(
     assert "shares" not in drawings([mixed[0], mixed[1], mixed[3]])
 
 
-def test_a_lonely_share_is_a_point(mixed: list[Run]) -> None:
-    figure = drawings([mixed[0], mixed[2]])["sizes"]
-    assert figure.charts[0].data["name"].tolist() == ["a", "a2-e8"]
-
-
 @pytest.mark.parametrize(
     ("clients", "name"),
     [
@@ -179,9 +174,3 @@ def test_what_does_not_tell_two_widths_has_no_charts(mixed: list[Run], tmp_path:
     silent = [_run(tmp_path, "no config", {"a": 5, "e": 5}, 0.5, config=None)]
     silent.append(_run(tmp_path, "no counts", {"a": 5, "e": 5}, 0.5, environment={"seed": 1}))
     assert figures(silent) == []
-
-
-def test_data_sets_have_pictures_of_their_own(mixed: list[Run], tmp_path: Path) -> None:
-    other = [_run(tmp_path, f"m{n}", {n: 10}, 0.5, data="MNIST") for n in "ab"]
-    found = {figure.name for figure in figures([*mixed, *other])}
-    assert {"sizes-digits-conv", "sizes-mnist-conv", "shares-digits-conv"} == found

@@ -14,7 +14,6 @@ from lightfed.report import compare
 from lightfed.results.run import Run, read
 from lightfed.studies.figures import figures_of_run, study_figures
 from lightfed.studies.pfedmoe import (
-    METHODS,
     MOST_SHOWN,
     Protocol,
     figures,
@@ -287,15 +286,6 @@ def test_robustness_has_a_line_per_method_over_the_classes(tmp_path: Path) -> No
     assert _figure(runs[:2], "robustness") is None
 
 
-def test_the_kinds_are_those_of_the_paper() -> None:
-    kinds = dict(METHODS.values())
-    assert {name for name, kind in kinds.items() if kind == "mutual learning"} == {
-        *("pFedMoE", "FML", "FedKD", "FedAPEN")
-    }
-    assert {name for name, kind in kinds.items() if kind == "distillation"} == {"FD", "FedProto"}
-    assert kinds["LG-FedAvg"] == "model mixing"
-
-
 def test_a_comparison_shows_table_and_charts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -373,19 +363,14 @@ def test_the_page_has_the_picture_only_while_there_are_gates(tmp_path: Path) -> 
     assert figures_of_run(read(folder)) == []
 
 
-@pytest.mark.parametrize("broken", [b"", b"PK\x03\x04 no archive", b"text"])
-def test_a_damaged_file_is_named(tmp_path: Path, broken: bytes) -> None:
+@pytest.mark.parametrize("broken", ["truncated", "shape", "name"])
+def test_a_damaged_file_is_named(tmp_path: Path, broken: str) -> None:
     folder = _gates(tmp_path).folder
-    (folder / "gate.npz").write_bytes(broken)
-    with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
-        read(folder)
-
-
-def test_an_array_of_another_form_is_refused(tmp_path: Path) -> None:
-    folder = _gates(tmp_path).folder
-    write_gates(folder, np.ones(3))
-    with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
-        read(folder)
-    np.savez(folder / "gate.npz", general=KNOWN)
+    if broken == "truncated":
+        (folder / "gate.npz").write_bytes(b"PK\x03\x04 no archive")
+    elif broken == "shape":
+        write_gates(folder, np.ones(3))
+    else:
+        np.savez(folder / "gate.npz", general=KNOWN)
     with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
         read(folder)
