@@ -1,32 +1,23 @@
-"""Readers of the files that the authors of MNIST and CIFAR publish."""
+"""The official files of MNIST and CIFAR, read by torchvision."""
 
-import pickle
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torchvision.datasets.utils import check_integrity, download_and_extract_archive
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, unreadable
-from lightfed.utils.errors import UserError, require
-
-# The classes that a pickled array of numpy 1 or 2 needs.
-_ARRAYS = {("numpy", "ndarray"), ("numpy", "dtype")} | {
-    (f"numpy.{core}.{module}", name)
-    for core in ("core", "_core")
-    for module, name in (("multiarray", "_reconstruct"), ("numeric", "_frombuffer"))
-}
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform
+from lightfed.utils.errors import UserError, reason, require
 
 
 class OfficialFiles(Dataset):
     """A data set in its official files, where torchvision expects them."""
 
     _reader: ClassVar[Any]  # torchvision's class for the files
+    _folder: ClassVar[str]  # of the files, below the root
+    _sizes: ClassVar[Mapping[Split, int]]
 
     def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
         """Read the official files.
@@ -34,23 +25,12 @@ class OfficialFiles(Dataset):
         Args:
             root: the folder that holds the folder of the data set.
             download: fetch the files if they are missing.
-            verify_checksums: refuse files that are not the official ones: by their md5, and those
-                of MNIST and Fashion-MNIST by the number of images.
+            verify_checksums: refuse files that are not the official ones: those of CIFAR by their
+                md5, and all by the number of images. CIFAR's files are pickles, which can run code;
+                only set false for files that you trust.
         """
         self.root = Path(root).expanduser()
         self.download, self.verify_checksums = download, verify_checksums
-
-    @abstractmethod
-    def _files(self) -> list[tuple[Path, str | None]]:
-        """All files, with the md5 of those to verify."""
-
-    @abstractmethod
-    def _download(self) -> None:
-        """Put the files in place; raises anything."""
-
-    @abstractmethod
-    def _read(self, split: Split) -> Samples:
-        """All samples of a split; raises anything if a file is damaged."""
 
     @override
     def fetch(self) -> None:
@@ -59,67 +39,31 @@ class OfficialFiles(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        fault = self._fault()
-        if fault is not None and self.download:
-            try:
-                self._download()
-            except Exception as error:  # of the network, the disk or the archive
-                found = f"{self.name} could not be fetched ({' '.join(str(error).split())})"
-                fix = f"put its files below {self.root} and set download: false"
-                raise UserError(f"{KEY}.download", found, fix) from error
-            fault = self._fault()
-        if fault is not None:
-            raise fault
+        reader = self._reader
+        if not self.verify_checksums and hasattr(reader, "tgz_md5"):
+            reader = _unverified(reader)
         try:
-            return self._read(split)
-        except Exception as error:  # a damaged pickle can raise anything
-            fix = "fetch the official files, or pass verify_checksums: false for others of the kind"
-            raise unreadable(self._files()[0][0].parent, error, fix=fix) from error
-
-    def _fault(self) -> UserError | None:
-        """The error for the first file that is missing or not the official one."""
-        for path, md5 in self._files():
-            if not path.is_file():
-                folder = path.relative_to(self.root).parts[0]
-                found = f"expected {path}, which is not there"
-                fix = f"set root to the folder that holds {folder}, or pass download: true"
-                return UserError(f"{KEY}.root", found, fix)
-            if not check_integrity(path, md5):
-                found = f"{path} is not the official file (its md5 differs)"
-                fix = "fetch it again, or pass verify_checksums: false"
-                return UserError(f"{KEY}.root", found, fix)
-        return None
-
-
-class MNISTFiles(OfficialFiles):
-    """The four uncompressed idx files in ROOT/<class name>/raw."""
-
-    input_shape = (1, 28, 28)
-
-    @override
-    def _files(self) -> list[tuple[Path, str | None]]:
-        # torchvision derives the folder from the name of its class, so no subclass of it is used.
-        folder = self.root / self._reader.__name__ / "raw"
-        return [(folder / name.removesuffix(".gz"), None) for name, _ in self._reader.resources]
-
-    @override
-    def _download(self) -> None:
-        self._reader(str(self.root), download=True)
-
-    @override
-    def _read(self, split: Split) -> Samples:
-        data = self._reader(str(self.root), train=split == "train")
-        # Only the compressed files have published checksums, and these are not kept.
-        expected = 60_000 if split == "train" else 10_000
-        if self.verify_checksums and len(data) != expected:
-            raise ValueError(f"{len(data)} images, where the official files hold {expected}")
-        return Samples(x=data.data.unsqueeze(1), y=data.targets)
+            data = reader(str(self.root), train=split == "train", download=self.download)
+            if self.verify_checksums and len(data) != self._sizes[split]:
+                raise ValueError(f"{len(data)} images; officially {self._sizes[split]}")
+        except Exception as error:  # a damaged pickle, and the network, can raise anything
+            folder = self.root / self._folder
+            key = "download" if self.download and not any(folder.glob("*")) else "root"
+            found = f"{self.name} cannot be read from {folder} ({reason(error)})"
+            holds = Path(self._folder).parts[0]
+            fix = f"set root to the folder that holds {holds}, or pass download: true"
+            others = "; for files that are not the official ones, verify_checksums: false"
+            raise UserError(f"{KEY}.{key}", found, fix + others) from error
+        x = torch.as_tensor(data.data)
+        x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous()
+        return Samples(x=x, y=torch.as_tensor(data.targets))
 
 
 class CIFARFiles(OfficialFiles):
     """The pickled batches of 32x32 colour images."""
 
     input_shape = (3, 32, 32)
+    _sizes = {"train": 50_000, "test": 10_000}
     _presets: ClassVar[Mapping[str, Transform]]
 
     def __init__(
@@ -158,43 +102,12 @@ class CIFARFiles(OfficialFiles):
             return chosen.fixed()
         return chosen if self.erase is None else replace(chosen, erase=self.erase)
 
-    @property
-    def _folder(self) -> Path:
-        return self.root / self._reader.base_folder
 
-    @override
-    def _files(self) -> list[tuple[Path, str | None]]:
-        reader = self._reader
-        meta = [reader.meta["filename"], reader.meta["md5"]]
-        listed = [*reader.train_list, *reader.test_list, meta]
-        verify = self.verify_checksums
-        return [(self._folder / name, md5 if verify else None) for name, md5 in listed]
-
-    @override
-    def _download(self) -> None:
-        reader = self._reader
-        md5 = reader.tgz_md5 if self.verify_checksums else None
-        download_and_extract_archive(reader.url, self.root, filename=reader.filename, md5=md5)
-
-    @override
-    def _read(self, split: Split) -> Samples:
-        # Not by torchvision, which would run any code that a pickle names.
-        listed = self._reader.train_list if split == "train" else self._reader.test_list
-        batches = []
-        for name, _ in listed:
-            with (self._folder / name).open("rb") as file:
-                batches.append(_ArrayUnpickler(file, encoding="latin1").load())
-        label = "labels" if "labels" in batches[0] else "fine_labels"
-        x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
-        y = np.concatenate([batch[label] for batch in batches], dtype=np.int64)
-        return Samples(x=torch.from_numpy(x), y=torch.from_numpy(y))
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles only arrays and types that Python has literals for, which run no code."""
-
-    @override
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-        return super().find_class(module, name)
+def _unverified(reader: Any) -> Any:
+    """A class of torchvision that reads CIFAR files of any md5."""
+    listed: dict[str, Any] = {
+        part: [(name, None) for name, _ in getattr(reader, part)]
+        for part in ("train_list", "test_list")
+    }
+    listed["meta"] = reader.meta | {"md5": None}
+    return type(reader.__name__, (reader,), {**listed, "tgz_md5": None})

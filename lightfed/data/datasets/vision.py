@@ -13,13 +13,14 @@ from torchvision import datasets as published
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform
-from lightfed.data.datasets.official import CIFARFiles, MNISTFiles
+from lightfed.data.datasets.official import CIFARFiles, OfficialFiles
 from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import require
 from lightfed.utils.memory import require_memory
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
+_MNIST_SIZES: dict[Split, int] = {"train": 60_000, "test": 10_000}
 _CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -81,12 +82,15 @@ def _digits_in_training(y: np.ndarray) -> np.ndarray:
     return mask
 
 
-class MNIST(MNISTFiles):
+class MNIST(OfficialFiles):
     """70,000 handwritten digits of 28x28 pixels, from ROOT/MNIST/raw/*-ubyte."""
 
     classes = _DIGIT_NAMES
     transform = Transform(mean=(0.1307,), std=(0.3081,))
+    input_shape = (1, 28, 28)
     _reader = published.MNIST
+    _folder = "MNIST/raw"
+    _sizes = _MNIST_SIZES
 
     def __init__(
         self,
@@ -106,12 +110,15 @@ class MNIST(MNISTFiles):
         self.preset = preset
 
 
-class FashionMNIST(MNISTFiles):
+class FashionMNIST(OfficialFiles):
     """70,000 images of clothes of 28x28 pixels, from ROOT/FashionMNIST/raw/*-ubyte."""
 
     classes = tuple(published.FashionMNIST.classes)
     transform = Transform(mean=(0.2860,), std=(0.3530,))  # of the training set
+    input_shape = (1, 28, 28)
     _reader = published.FashionMNIST
+    _folder = "FashionMNIST/raw"
+    _sizes = _MNIST_SIZES
 
 
 class CIFAR10(CIFARFiles):
@@ -119,6 +126,7 @@ class CIFAR10(CIFARFiles):
 
     classes = tuple(_CIFAR10_NAMES.split())
     _reader = published.CIFAR10
+    _folder = _reader.base_folder
     _presets = {
         "heterofl": _CIFAR10_HETEROFL,
         "flexifed": _CIFAR10_HETEROFL,
@@ -150,6 +158,7 @@ class CIFAR100(CIFARFiles):
 
     classes = tuple(_CIFAR100_NAMES.split())
     _reader = published.CIFAR100
+    _folder = _reader.base_folder
     _presets = {
         "dispfl": _CIFAR100_DISPFL,
         "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
