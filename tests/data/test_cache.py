@@ -1,10 +1,8 @@
 """The cache: made once for a key, again if damaged, and never half written."""
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,18 +74,6 @@ def test_without_a_writable_folder_nothing_is_kept(
     assert "cannot be written" in caplog.text
 
 
-@pytest.mark.parametrize("where", [(os, "replace"), (os, "fsync")])
-def test_a_failed_write_leaves_nothing_behind(
-    where: tuple[Any, str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("full")
-
-    monkeypatch.setattr(*where, fail)
-    assert cached("x", 1, Maker()).max() == 2  # made again, in memory
-    assert list(folder.iterdir()) == []
-
-
 def test_a_failed_preparation_is_not_kept(folder: Path) -> None:
     def refuse() -> Iterator[np.ndarray]:
         yield np.zeros(2)
@@ -97,9 +83,3 @@ def test_a_failed_preparation_is_not_kept(folder: Path) -> None:
         cached("x", 1, refuse)
     assert list(folder.iterdir()) == []
     assert cached("x", 1, Maker()).max() == 1
-
-
-def test_the_header_has_space_for_any_number_of_samples(folder: Path) -> None:
-    found = cached("x", 1, lambda: (np.zeros((1, 1), np.uint8) for _ in range(12_345)))
-    assert found.shape == (12_345, 1)
-    assert not found.any()

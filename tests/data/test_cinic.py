@@ -82,13 +82,6 @@ def test_classes_may_differ_in_size(root: Path) -> None:
     assert CINIC10(str(root)).load("test").y.bincount().tolist() == [3, 3, 2, 4, 3, 3, 3, 3, 3, 3]
 
 
-def test_grey_pictures_become_coloured(root: Path) -> None:
-    tiny.cinic10(root)
-    path = root / "test" / "airplane" / "cifar10-test-00000.png"
-    Image.new("L", (32, 32), 77).save(path)
-    assert (CINIC10(str(root)).load("test").x[0] == 77).all()
-
-
 def refused(root: Path) -> UserError:
     with pytest.raises(UserError) as error:
         CINIC10(str(root)).load("train")

@@ -60,11 +60,9 @@ def prepared(
     return data
 
 
-def epoch(
-    data: FederatedDataModule, client: int, *, seed: int = 0, limit: int | None = None, t: int = 0
-) -> Iterator[Batch]:
+def epoch(data: FederatedDataModule, client: int, *, seed: int = 0) -> Iterator[Batch]:
     order, augment = (torch.Generator().manual_seed(seed + i) for i in range(2))
-    return data.batches(data.train_plan(client, order=order, augment=augment, limit=limit, t=t))
+    return data.batches(data.train_plan(client, order=order, augment=augment))
 
 
 def numbers(batches: Any) -> list[int]:
@@ -92,54 +90,6 @@ def test_the_generators_alone_decide_the_order() -> None:
     list(epoch(data, 1))
     assert numbers(epoch(data, 2, seed=5)) == first
     assert numbers(epoch(data, 2, seed=6)) != first
-
-
-def test_limit_and_dropped_last_batch() -> None:
-    data = prepared(clients=6, batch_size=8, last_batch="drop")
-    assert [len(y) for _, y in epoch(data, 0)] == [8, 8]
-    assert data.num_batches(0) == 2
-    limited = epoch(prepared(clients=6, batch_size=8), 0, limit=1)
-    assert [len(y) for _, y in limited] == [8]
-
-
-def test_dropping_must_not_empty_a_client() -> None:
-    with pytest.raises(UserError) as error:
-        prepared(clients=6, batch_size=17, last_batch="drop")
-    assert str(error.value) == (
-        "data.last_batch: 2 clients hold less than a batch of 17 (the smallest 16) and would train "
-        "on nothing; lower data.batch_size or set last_batch: keep"
-    )
-
-
-def test_chunks_take_turns() -> None:
-    """Rounds 0 to 3 see all samples of a client once, and round 4 those of round 0."""
-    data, other = prepared(chunks=4, batch_size=2), prepared(chunks=4, seed=1)
-    for client in range(6):
-        own = data.partition_.train(client)  # 16 or 17 samples
-        seen = [sorted(numbers(epoch(data, client, seed=t, t=t))) for t in range(9)]
-        assert sorted(number for part in seen[:4] for number in part) == own.tolist()
-        assert seen[4:8] == seen[:4]
-        assert seen[8] == seen[0]
-        assert sorted(numbers(epoch(data, client, t=-1))) == seen[3]
-        assert {len(part) for part in seen} == set(data.epoch_sizes(client))
-        assert [data.num_batches(client, t) for t in range(9)] == [-(-len(s) // 2) for s in seen]
-        assert seen[0] != own[: len(seen[0])].tolist()  # not in the order of the samples
-        assert data.num_samples(client) == len(own)
-    places = [
-        np.searchsorted(d.partition_.train(k), sorted(numbers(epoch(d, k)))).tolist()
-        for d, k in ((data, 4), (data, 5), (other, 4))  # 16 samples each
-    ]
-    assert places[0] != places[1]
-    assert places[0] != places[2]
-
-
-def test_a_chunk_may_not_be_empty_or_dropped() -> None:
-    with pytest.raises(UserError) as error:
-        prepared(chunks=17)
-    expected = "data.chunks: 17, but client 4 holds 16 samples; give at most 16"
-    assert str(error.value) == expected
-    with pytest.raises(UserError, match=r"6 clients hold less than a batch of 5 "):
-        prepared(chunks=4, batch_size=5, last_batch="drop")
 
 
 def test_labels_are_those_of_the_training_samples() -> None:

@@ -88,15 +88,6 @@ def test_sources_are_scanned_once(
         Docstrings().load("train")
 
 
-def test_any_text_survives_the_cache(sources: dict[str, Path]) -> None:
-    odd = text("stdlib", 0).replace("what", "\\ud800 \\U0001f600")
-    (sources["stdlib"] / "a.py").write_text(f'"""{odd}"""\n' + f'def g():\n    "{"x" * 80}"\n')
-    fresh, kept = Docstrings()._found, Docstrings()._found
-    assert fresh[0] == kept[0]
-    assert fresh[0][:2] == [odd.encode().decode("unicode_escape"), "x" * 80]
-    assert "\ud800 \U0001f600" in fresh[0][0]
-
-
 def test_what_counts_as_a_docstring(tmp_path: Path) -> None:
     long = [letter * 80 for letter in "abcdefg"]
     (tmp_path / "one.py").write_text(

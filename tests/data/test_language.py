@@ -1,4 +1,3 @@
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.data.partition.draw import PersonalTest
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Iid, Natural
-from lightfed.report.run_figures import partition
-from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.data import tiny
-from tests.report.make_run import write_run
 
 CPU = torch.device("cpu")
 
@@ -94,22 +90,6 @@ def test_only_line_breaks_end_a_line(tmp_path: Path) -> None:
     assert stream.tolist() == [[2, 3, 4, 5, 1, 6, 1]]
 
 
-def test_the_training_text_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: Counter[str] = Counter()
-    original = Path.open
-
-    def counted(path: Path, *args: Any, **kwargs: Any) -> Any:
-        opened[path.name] += 1
-        return original(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", counted)
-    dataset = WikiText2(str(root))
-    assert not opened
-    assert dataset.num_classes == dataset.num_classes
-    prepared(dataset)
-    assert opened == {"wiki.train.tokens": 1, "wiki.test.tokens": 1}
-
-
 def test_prose_is_real_text_with_unknown_words() -> None:
     from pydoc_data.topics import topics
 
@@ -161,18 +141,6 @@ def test_natural_gives_each_client_its_row(root: Path) -> None:
         assert torch.equal(data.labels(client), own.unique().long())
 
 
-def test_fewer_clients_own_several_whole_rows(root: Path) -> None:
-    dataset = WikiText2(str(root))
-    groups = dataset.load("train").groups
-    assert groups is not None
-    data = prepared(dataset, clients=8)
-    rows = [groups[data.partition_.train(client)].unique().tolist() for client in range(8)]
-    assert sorted(row for own in rows for row in own) == list(range(100))
-    assert {len(own) for own in rows} == {12, 13}
-    with pytest.raises(UserError, match="101 clients, but the training set has 100 natural owners"):
-        prepared(dataset, clients=101)
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -> None:
     dataset = WikiText2(str(root))
@@ -217,20 +185,6 @@ def test_every_personal_test_works_on_windows(
     assert data.partition_.train_counts.shape == (5, 1)
 
 
-def test_the_partition_is_printed_and_drawn(root: Path, tmp_path: Path) -> None:
-    data = prepared(WikiText2(str(root)))
-    assert f"{len(data.train)} training samples, 100 clients" in data.partition_.table()
-    folder = write_run(tmp_path / "run")
-    data.partition_.save(folder / "partition.npz")
-    assert (folder / "partition.npz").stat().st_size < 50_000  # no vocabulary in it
-    run = read(folder)
-    assert run.partition is not None
-    assert run.partition.counts.columns.tolist() == ["window"]
-    figure = partition(run)
-    assert figure is not None
-    assert "100 clients" in figure.caption
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_missing_token_file_is_named(split: str, tmp_path: Path) -> None:
     tiny.wikitext2(tmp_path)
@@ -266,14 +220,6 @@ def test_a_parquet_file_without_text_is_refused(content: dict[str, Any], tmp_pat
     write_table(pyarrow.table(content), tmp_path / "wikitext-2" / "train-0.parquet")
     with pytest.raises(UserError, match=r"data\.dataset\.init_args\.root: .*wikitext-2: .*text"):
         WikiText2(str(tmp_path)).load("train")
-
-
-def test_a_text_too_short_for_its_rows_is_refused(root: Path) -> None:
-    with pytest.raises(UserError) as error:
-        WikiText2(str(root), rows=1000).load("train")
-    assert error.value.key == "data.dataset.init_args.window"
-    assert "64 tokens, but a text of " in error.value.found
-    assert error.value.found.endswith(" in rows (1000) has 14 in each")
 
 
 @pytest.mark.parametrize("kind", [Prose, lambda **given: WikiText2("x", **given)])

@@ -103,6 +103,34 @@ def test_a_hold_out_that_leaves_too_little_is_refused(
     assert data.num_samples(1) == 4  # as before
 
 
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("chunks", {"chunks": 5}),
+        ("last_batch", {"last_batch": "drop", "batch_size": 5}),
+        ("last_batch", {"last_batch": "drop", "batch_size": 2, "chunks": 4}),
+    ],
+)
+def test_every_client_trains_on_something_in_every_round(
+    key: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError) as error:
+        prepared(20, 4, **settings)
+    assert error.value.key == f"data.{key}"
+
+
+def test_chunks_take_turns() -> None:
+    """Rounds 4 to 7 are as 0 to 3; each client, and each seed, has its own chunks."""
+    data, other = prepared(16, 16, chunks=4), prepared(16, 16, chunks=4, seed=1)
+    seen = [sorted(trained(data, 0, t, order=t)) for t in range(-1, 8)]
+    assert seen[5:] == seen[1:5]
+    assert seen[0] == seen[4]
+    first = sorted(trained(data, 0))
+    assert first != list(range(4))  # not in the order of the samples
+    assert first != [number - 16 for number in sorted(trained(data, 1))]
+    assert first != sorted(trained(other, 0))
+
+
 def test_what_drop_skips_is_counted() -> None:
     assert prepared(10, 7, batch_size=3, last_batch="drop").skipped_samples == 1 + 1
     assert prepared(10, 7, batch_size=3, last_batch="drop", chunks=2).skipped_samples == 4 + 1

@@ -1,17 +1,14 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.batches import LastBatch, Place, ResidentSplit, _place, resident
+from lightfed.data.batches import LastBatch, ResidentSplit, _place
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import Dataset, Samples, Transform
-from lightfed.data.datasets.language import Prose
-from lightfed.data.datasets.vision import Digits
+from lightfed.data.datasets.dataset import Samples, Transform
 
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -297,18 +294,6 @@ def test_a_split_on_the_host_has_the_same_batches(transform: Transform, last: bo
     for one, other in zip(batches(held=True), batches(held=False), strict=True):
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
-
-
-@pytest.mark.parametrize("dataset", [Digits(), Prose(rows=4)], ids=["images", "tokens"])
-@pytest.mark.parametrize("place", ["auto", "host", "mapped"])
-def test_the_bits_of_batches_do_not_depend_on_the_place(dataset: Dataset, place: Place) -> None:
-    samples = dataset.load("test")
-    given: Any = {"device": CPU, "train": False}
-    splits = [resident(samples, dataset, place=p, **given) for p in ("device", place)]
-    epochs = [list(split.epoch(np.arange(9), batch_size=4)) for split in splits]
-    for (one, y), (other, z) in zip(*epochs, strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(y, z)
 
 
 def test_auto_takes_the_first_place_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,12 +198,6 @@ def test_a_clip_of_the_list_that_is_not_there_is_named(root: Path) -> None:
         SpeechCommands(str(root)).load("test")
 
 
-def test_a_wav_of_another_format_is_named(root: Path) -> None:
-    path = folder(root) / "stop" / "00000000_nohash_0.wav"
-    path.write_bytes(b"RIFF")
-    assert f"{path} cannot be read" in refused(root)
-
-
 def test_words_of_the_other_version_are_refused(root: Path) -> None:
     (folder(root) / "go").rename(folder(root) / "forward")
     text = refused(root)
