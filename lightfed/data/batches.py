@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NotRequired, TypedDict, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,16 +55,6 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> tuple[i
     elif rest and last_batch != "drop":
         sizes.append(rest)
     return tuple(sizes)
-
-
-class How(TypedDict):
-    """Arguments of `Resident.plan`."""
-
-    batch_size: int
-    generator: NotRequired[torch.Generator | None]
-    order: NotRequired[torch.Generator | None]
-    last_batch: NotRequired[LastBatch]
-    limit: NotRequired[int | None]
 
 
 @dataclass(slots=True)
@@ -141,10 +131,6 @@ class Resident(ABC):
             return iter(())
         index = sent(torch.as_tensor(plan.index), self.home)
         return self._gathers(index, plan.draw, plan.sizes, plan.sizes[0])
-
-    def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
-        """One pass over the samples of an index, in batches; the arguments are those of `plan`."""
-        return self.batches(self.plan(index, **how))
 
     def _gathers(
         self, index: Tensor, draw: Tensor | None, sizes: Sequence[int], batch_size: int

@@ -133,7 +133,7 @@ class ClientBatches:
         """The hold-out of a client in a fixed order, not augmented."""
         own = self.partition_.train(client)
         held = own[self._held_positions(client, len(own))]
-        return self.train.epoch(held, batch_size=self.batch_size)
+        return self.train.batches(self.train.plan(held, batch_size=self.batch_size))
 
     def client_plan(self, client: int, batch_size: int) -> Plan:
         """A client's training samples, each once, in a fixed order, not augmented.
@@ -191,7 +191,9 @@ class ClientBatches:
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """The test samples of a client in a fixed order; no batch if it has none."""
-        return self._tested.epoch(self.partition_.test(client), batch_size=self.eval_batch_size)
+        own = self.partition_.test(client)
+        plan = self._tested.plan(own, batch_size=self.eval_batch_size)
+        return self._tested.batches(plan)
 
     def test_index(self, client: int) -> np.ndarray:
         """The test samples of a client, or of the whole test set for -1; for `test_samples`."""

@@ -84,14 +84,6 @@ def test_an_epoch_is_the_clients_samples_in_random_order() -> None:
     assert sorted(seen) == list(range(100))
 
 
-def test_the_generators_alone_decide_the_order() -> None:
-    data = prepared()
-    first = numbers(epoch(data, 2, seed=5))
-    list(epoch(data, 1))
-    assert numbers(epoch(data, 2, seed=5)) == first
-    assert numbers(epoch(data, 2, seed=6)) != first
-
-
 def test_labels_are_those_of_the_training_samples() -> None:
     data = prepared(Classes(2))
     for client in range(6):

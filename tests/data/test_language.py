@@ -211,17 +211,6 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [{"words": ["a"]}, {"text": [1, 2]}])
-def test_a_parquet_file_without_text_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
-    import pyarrow  # type: ignore[import-untyped]
-    from pyarrow.parquet import write_table  # type: ignore[import-untyped]
-
-    (tmp_path / "wikitext-2").mkdir()
-    write_table(pyarrow.table(content), tmp_path / "wikitext-2" / "train-0.parquet")
-    with pytest.raises(UserError, match=r"data\.dataset\.init_args\.root: .*wikitext-2: .*text"):
-        WikiText2(str(tmp_path)).load("train")
-
-
 @pytest.mark.parametrize("kind", [Prose, lambda **given: WikiText2("x", **given)])
 @pytest.mark.parametrize("key", ["rows", "window"])
 def test_a_bad_argument_is_named(kind: Any, key: str) -> None:

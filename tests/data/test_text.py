@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,16 +59,6 @@ def test_ag_news_reads_both_layouts(hub: bool, tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.y.numpy(), labels)
         assert loaded.groups is None
     assert any("\n" in text and '"' in text and "," in text for text in written["train"][0])
-
-
-def test_parts_of_the_hub_are_one_split(tmp_path: Path) -> None:
-    texts, labels = tiny.ag_news(tmp_path, hub=True)["train"]
-    more: dict[str, list[Any]] = {"text": ["last"], "label": [3]}
-    tiny.parquet(tmp_path / "ag_news" / "data" / "train-00001-of-00002.parquet", more)
-    loaded = AGNews(str(tmp_path)).load("train")
-    assert loaded.y.tolist() == [*labels.tolist(), 3]
-    assert loaded.x[-1].tolist() == slowly("last", 1014)
-    assert len(loaded) == len(texts) + 1
 
 
 def test_batches_are_float32(tmp_path: Path) -> None:

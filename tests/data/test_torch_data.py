@@ -109,7 +109,9 @@ def test_every_sample_has_draws_of_its_own() -> None:
 def test_an_epoch_does_not_depend_on_what_is_gathered_together() -> None:
     def epoch(split: ResidentFunctions) -> Tensor:
         generators = {name: torch.Generator().manual_seed(1) for name in ("generator", "order")}
-        return torch.cat([x for x, _ in split.epoch(np.arange(30), batch_size=7, **generators)])  # type: ignore[arg-type]
+        return torch.cat(
+            [x for x, _ in split.batches(split.plan(np.arange(30), batch_size=7, **generators))]
+        )
 
     one, other = resident(), resident(held=False)
     other._gather_bytes = 0

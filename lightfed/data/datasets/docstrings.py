@@ -6,10 +6,9 @@ import platform
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import version
+from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 
@@ -77,22 +76,18 @@ class Docstrings(Characters):
 
 
 def source_folders() -> dict[str, list[Path]]:
-    """The source folders of each class; none if a package is not installed."""
+    """The source folders of each class."""
     folders = {"stdlib": [Path(sysconfig.get_path("stdlib"))]}
     for name in _PACKAGES:
-        spec = find_spec(name)
-        roots = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
-        folders[name] = [root / part for root in roots for part in _PARTS.get(name, ("",))]
+        root = Path(str(files(name)))
+        folders[name] = [root / part for part in _PARTS.get(name, ("",))]
     return folders
 
 
 def _versions() -> dict[str, str]:
     """Everything that the texts depend on."""
-    found = {"format": "2", "stdlib": platform.python_version()} | dict.fromkeys(_PACKAGES, "")
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    installed = {name: version(name) for name in _PACKAGES}
+    return {"format": "2", "stdlib": platform.python_version()} | installed
 
 
 def _scanned() -> list[np.ndarray]:

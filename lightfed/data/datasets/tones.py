@@ -88,11 +88,8 @@ class Tones(Dataset):
     def _batches(self, clips: np.ndarray) -> Iterator[np.ndarray]:
         """Recordings, (B, 16000) int16, padded with zeros."""
         for start in range(0, len(clips), logmel.BATCH):
-            part = clips[start : start + logmel.BATCH]
-            batch = np.zeros((len(part), RATE), dtype=np.int16)
-            for row, recording in zip(batch, self.recordings(part), strict=True):
-                row[: len(recording)] = recording
-            yield batch
+            part = self.recordings(clips[start : start + logmel.BATCH])
+            yield np.stack([np.pad(recording, (0, RATE - len(recording))) for recording in part])
 
 
 def _record(clip: int, word: int, speaker: int) -> np.ndarray:
