@@ -1,3 +1,4 @@
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -129,8 +130,8 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
 def test_download_unpacks_a_local_archive(tmp_path: Path) -> None:
     written = tiny.cifar10(tmp_path / "source")
     (tmp_path / "root").mkdir()
-    packed = tmp_path / "root" / "cifar-10-python.tar.gz"
-    tiny.archive(tmp_path / "source" / "cifar-10-batches-py", packed)
+    packed = str(tmp_path / "root" / "cifar-10-python")
+    shutil.make_archive(packed, "gztar", tmp_path / "source", "cifar-10-batches-py")
     dataset = CIFAR10(str(tmp_path / "root"), verify_checksums=False, download=True)
     dataset.fetch()
     assert (tmp_path / "root" / "cifar-10-batches-py" / "test_batch").is_file()

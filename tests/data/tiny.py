@@ -6,10 +6,8 @@ labels (N,) int64; of a text its lines.
 """
 
 import csv
-import io
 import pickle
 import struct
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,6 @@ from lightfed.data.datasets.tones import Tones
 from lightfed.utils.rng import derive_seed, numpy_generator
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
-
-
-def python2_pickle(value: Any) -> bytes:
-    """Pickled as by Python 2, like the published CIFAR files: text and bytes are its str."""
-    buffer = io.BytesIO()
-    pickler: Any = pickle._Pickler(buffer, protocol=2)  # the one in C cannot be extended
-
-    def save_str(_: Any, text: str | bytes) -> None:
-        data = text.encode("ascii") if isinstance(text, str) else text
-        short = len(data) < 256
-        head = b"U" + bytes([len(data)]) if short else b"T" + struct.pack("<i", len(data))
-        pickler.write(head + data)
-        pickler.memoize(text)
-
-    pickler.dispatch = {**pickler.dispatch, str: save_str, bytes: save_str}
-    pickler.dump(value)
-    return buffer.getvalue()
 
 
 def samples(
@@ -65,7 +46,7 @@ def cifar10(root: Path, *, per_batch: int = 40) -> Written:
         _cifar_file(folder / f"data_batch_{number}", x[part], {"labels": y[part].tolist()})
     _cifar_file(folder / "test_batch", test[0], {"labels": test[1].tolist()})
     names = {"label_names": [f"thing {i}" for i in range(10)]}
-    (folder / "batches.meta").write_bytes(python2_pickle(names))
+    (folder / "batches.meta").write_bytes(pickle.dumps(names))
     return {"train": (x, y), "test": test}
 
 
@@ -80,7 +61,7 @@ def cifar100(root: Path, *, train: int = 200, test: int = 100) -> Written:
         _cifar_file(folder / split, x, labels)
         written[split] = (x, y)
     names = {"fine_label_names": [f"fine {i}" for i in range(100)]}
-    (folder / "meta").write_bytes(python2_pickle(names))
+    (folder / "meta").write_bytes(pickle.dumps(names))
     return written
 
 
@@ -242,23 +223,11 @@ def cinic10(root: Path, *, per_class: int = 3) -> Written:
     return written
 
 
-def archive(folder: Path, path: Path) -> None:
-    """Pack a folder like the published archives, without times and owners."""
-
-    def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        entry.mtime = entry.uid = entry.gid = 0
-        entry.uname = entry.gname = ""
-        return entry
-
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(folder, arcname=folder.name, filter=anonymous)
-
-
 def _cifar_file(path: Path, x: np.ndarray, labels: dict[str, list[int]]) -> None:
     rows = x.reshape(len(x), -1)  # (N, 3072): all red values, all green ones, all blue ones
     names = [f"{path.name}_{i}.png" for i in range(len(x))]
     content = {"batch_label": path.name, **labels, "data": rows, "filenames": names}
-    path.write_bytes(python2_pickle(content))
+    path.write_bytes(pickle.dumps(content, protocol=2))
 
 
 def _line(rng: np.random.Generator, number: int) -> str:
