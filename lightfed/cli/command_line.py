@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from lightfed.distributed.starting import check_variables, watch_launcher
+from lightfed.distributed.starting import check_variables
 from lightfed.utils import __version__
 from lightfed.utils.errors import UserError, of_users_code
 from lightfed.utils.process import (
@@ -54,7 +54,6 @@ def main(argv: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
     imports_begin()
     status: Any = 0
-    watch_launcher(os.environ)
     try:
         _main(sys.argv[1:], from_python=False)
     except KeyboardInterrupt:

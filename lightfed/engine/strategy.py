@@ -7,6 +7,7 @@ import atexit
 import os
 import socket
 import subprocess
+import time
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -22,7 +23,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed import requeue, starting, watch
+from lightfed.distributed import requeue, watch
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.distributed.slurm import check_launch
@@ -38,6 +39,7 @@ from lightfed.utils.process import is_interactive
 T = TypeVar("T")
 
 _RANK = 384 * 2**20  # bytes that a rank has at least for itself
+_LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
 
 
 @cache
@@ -127,11 +129,10 @@ class FederatedStrategy(DDPStrategy):
         require(begun == processes * nodes, "trainer.devices", found, "give one number in a script")
         found = f"{processes} ranks on this node"
         require_memory(processes * _RANK, "trainer.devices", found, "lower it")
-        if processes > 1 and not launcher.creates_processes_externally:
-            starting.launches(os.environ)
-            if "MASTER_PORT" not in os.environ:
-                # Lightning would choose a free port and give it up until rank 0 listens.
-                os.environ["MASTER_PORT"] = str(self.take_port())
+        launches = processes > 1 and not launcher.creates_processes_externally
+        if launches and "MASTER_PORT" not in os.environ:
+            # Lightning would choose a free port and give it up until rank 0 listens.
+            os.environ["MASTER_PORT"] = str(self.take_port())
 
     @property
     @override
@@ -141,12 +142,6 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
-        if launched := self._launched():
-            assert self.cluster_environment is not None
-            first = self.cluster_environment.node_rank() * self.num_processes
-            starting.watch_launched(launched.copy(), first, self._kill_launched)
-            self._relieve_observer()
-        starting.watch_launcher(os.environ)  # of a script
         super().setup_environment()
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
@@ -154,7 +149,7 @@ class FederatedStrategy(DDPStrategy):
         watch.start(
             self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
         )
-        starting.connected()
+        self._relieve_observer()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
@@ -174,7 +169,7 @@ class FederatedStrategy(DDPStrategy):
             self._meet()
             super().setup_distributed()
         except (dist.DistError, OSError) as error:
-            starting.connected()  # what is to be said is said here
+            self._relieve_observer()
             self._kill_launched()  # the others would keep waiting for this one
             assert self.cluster_environment is not None
             place = f"{self._address}:{self.cluster_environment.main_port}"
@@ -189,8 +184,8 @@ class FederatedStrategy(DDPStrategy):
         assert self.cluster_environment is not None
         assert self._timeout is not None
         meeting = self._address, self.cluster_environment.main_port
-        if starting.has_store():
-            return
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return  # torchrun keeps the store
         listener = self._taken(meeting[1])  # the store's from here on
         store = dist.TCPStore(
             *meeting,
@@ -237,12 +232,17 @@ class FederatedStrategy(DDPStrategy):
 
     def _kill_launched(self) -> None:
         """Kill ranks that do not exit by themselves, such as stopped ones."""
-        starting.end_launched(self._launched())
+        limit = time.monotonic() + _LAST_WORDS
+        for process in self._launched():
+            try:
+                process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     def _relieve_observer(self) -> None:
         """Stop Lightning's monitor, which kills this process when a child ends, without a word.
 
-        It stops when its list of children is empty.
+        It is needed until the ranks are connected, and stops when its list of children is empty.
         """
         launched = self._launched()
         if launched:
