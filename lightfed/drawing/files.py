@@ -20,6 +20,19 @@ FORMATS = ("svg", "pdf", "png")
 TABLES = {"csv": "csv", "latex": "tex", "markdown": "md"}  # and the ends of their files
 VERSION = "6.4"  # of Vega-Lite, for the page and for files
 WIDTH = 380  # pixels of a chart
+# `[` and `*` after a line break are an option of it; `<`, `>` and `|` are other letters in OT1
+LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {letter: f"{{{letter}}}" for letter in "[]*"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+    }
+)
 LIVE = ("params", "transform", "condition", "tooltip")
 
 
@@ -51,8 +64,8 @@ def table_text(table: pd.DataFrame, format: str) -> str:
     if format == "csv":
         return table.to_csv(index=False, lineterminator="\n")
     if format == "latex":
-        style = table.style.hide(axis="index").format(_cell, escape="latex", na_rep="")
-        style = style.format_index(escape="latex", axis="columns")
+        style = table.style.hide(axis="index").format(_latex, na_rep="")
+        style = style.format_index(_latex, axis="columns")
         text = style.to_latex(hrules=True, column_format="l" + "r" * (len(table.columns) - 1))
         plain = re.sub(r"\\(top|mid|bottom)rule", r"\\hline", text)  # as of no package
         return plain.replace(" +- ", r" $\pm$ ")
@@ -97,6 +110,10 @@ def _still(spec: Any) -> Any:
     if not isinstance(spec, dict):
         return spec
     return {key: _still(part) for key, part in spec.items() if key not in LIVE}
+
+
+def _latex(value: object) -> str:
+    return _cell(value).translate(LATEX)
 
 
 def _cell(value: object) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.tidy import course_table, score_row, stacked
-from lightfed.report.run_figures import scaled_axis
+from lightfed.report.run_figures import DRAG, scaled_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group
@@ -27,7 +27,6 @@ COSTS = {
     "stored_bytes": ("kept by a client", "B", "bytes kept"),
     "seconds": ("time of the run", "s", "time"),
 }
-DRAG = "Drag to move, shift and wheel to zoom, double click to go back."
 Draw = Callable[[Sequence[Group], str, Series, str], list[Chart]]
 
 

@@ -101,6 +101,7 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
         environment=[
             (key, value if isinstance(value, str) else json.dumps(value))
             for key, value in flat(run.environment)
+            if not key.startswith("experiment.")  # the configuration again
         ],
     )
 

@@ -30,6 +30,7 @@ BESIDE = {
     "stored_bytes": ("kept by the client", "B"),
 }
 TRAINING = "training"
+DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
 
 
 def run_figures(run: Run) -> list[Figure]:
@@ -58,8 +59,7 @@ def course(run: Run) -> Figure | None:
     drawn = tuple(chart for chart in charts if chart is not None)[:MOST_PANELS]
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
-        "over the clients. Bytes are those the algorithm sends, for all clients. Drag to move, "
-        "Ctrl and wheel to zoom, double click to go back."
+        "over the clients. Bytes are those the algorithm sends, for all clients. " + DRAG
     )
     return Figure("curves", "Course of the run", drawn, caption) if drawn else None
 

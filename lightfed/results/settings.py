@@ -9,7 +9,7 @@ from typing import TypeVar
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.results.csvfile import damaged
-from lightfed.utils.keys import column_of, experiment, flat
+from lightfed.utils.keys import column_of, experiment, flat, long_name
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -27,14 +27,17 @@ def options(
 ) -> dict[str, str]:
     """The settings that define an experiment, by their names in reports; classes by their own.
 
-    `but` matches keys to leave out, `unspoken` the beginning of a key to drop from its name.
+    `but` matches keys to leave out, `unspoken` the beginning of a key to drop from its name. Keys
+    that would share a name have longer ones, such as `algorithm lr` and `optimizer lr`.
     """
+    texts = {k: v for k, v in experiment(settings)["settings"].items() if not but.match(k)}
+    names = {key: column_of(unspoken.sub("", key)) for key in texts}
+    times = Counter(names.values())
     return {
-        column_of(unspoken.sub("", key)): (
-            value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
+        name if times[name] == 1 else long_name(key): (
+            texts[key].rsplit(".", 1)[-1] if key.endswith("class_path") else texts[key]
         )
-        for key, value in experiment(settings)["settings"].items()
-        if not but.match(key)
+        for key, name in names.items()
     }
 
 

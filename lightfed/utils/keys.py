@@ -135,6 +135,11 @@ def column_of(key: str) -> str:
     return " ".join(filter(None, (above, *words))) or listed.rpartition(".")[2]
 
 
+def long_name(key: str) -> str:
+    """The whole of a key below its section, such as `optimizer lr`."""
+    return " ".join(word for word in key.split(".")[1:] if word not in _UNSPOKEN)
+
+
 def _listed(key: str) -> str:
     """The key of the table that it is or is below; empty without any."""
     while key and key not in KEYS:

@@ -17,7 +17,8 @@ from tests.report.read_page import ReadPage
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the known run, with its page."""
-    folder = write_run(tmp_path_factory.mktemp("known") / "run")
+    environment = ENVIRONMENT | {"experiment": {"digest": "0", "settings": {"model.a": "1"}}}
+    folder = write_run(tmp_path_factory.mktemp("known") / "run", environment=environment)
     assert build(folder) == folder / "index.html"
     return folder
 
@@ -102,6 +103,7 @@ def test_title_line_configuration_and_environment(page: ReadPage) -> None:
     environment = dict(row for row in page.cells[-1])
     assert environment["versions.torch"] == "2.12.1"
     assert environment["synthetic"] == "false"
+    assert not any(key.startswith("experiment") for key in environment)
 
 
 def test_the_commands_that_resume_and_compare_it(tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ def test_an_option_has_a_short_name_and_a_class_its_last_one() -> None:
     assert options(inner, unspoken=unspoken) == {"width": "4", "lr": "1"}
 
 
+def test_options_that_would_share_a_name_have_longer_ones() -> None:
+    keys = ("model.algorithm.init_args.lr", "model.optimizer.init_args.lr", "data.batch_size")
+    found = options(dict(zip(keys, "123", strict=True)))
+    assert found == {"algorithm lr": "1", "optimizer lr": "2", "batch_size": "3"}
+
+
 CONFIG = """\
 # lightning
 trainer: {max_epochs: 030}
