@@ -10,9 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lightfed.results.outcome import outcome_of
 from lightfed.results.run import read
-from lightfed.results.tables import client_group_table, headline, key_figures, measured, text_table
+from lightfed.results.tables import client_group_table, figure_table, headline, measured
 
 WIDTH_OF_A_FILE = 240
 CLIENT_GROUP_SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
@@ -21,17 +20,15 @@ CLIENT_GROUP_SPARE = ("std over clients", "down / client", "compute / client", "
 def print_summary(run: Path) -> None:
     """Print the tables of a run folder, and the path of its page; a UserError if it is none."""
     files = read(run)
-    outcome = outcome_of(files)
-    rows = [{"figure": f.label, "final": f.value, "note": f.note} for f in key_figures(outcome)]
     console = new_console()
     print_line(console, f"{files.name}: {headline(files)}")
     if files.synthetic:
         print_line(console, "synthetic data")
-    print_table(console, text_table(rows), left=(0, 2), spare=("note",))
-    if text := measured(outcome):
+    print_table(console, figure_table(files), left=(0, 2), spare=("note",))
+    if text := measured(files):
         print_line(console, text)
-    if len(outcome.client_groups):
-        print_table(console, client_group_table(outcome), spare=CLIENT_GROUP_SPARE)
+    if len(groups := client_group_table(files)):
+        print_table(console, groups, spare=CLIENT_GROUP_SPARE)
     page = run / "index.html"
     if page.is_file():
         print_line(console, f"page: {page}")

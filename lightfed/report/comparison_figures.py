@@ -17,7 +17,7 @@ from lightfed.report.run_figures import DRAG, scaled_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group
-from lightfed.results.outcome import client_metric, outcome_of
+from lightfed.results.outcome import client_metric, totals
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
 
@@ -106,7 +106,7 @@ def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> lis
 
 def _costs(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
     rows = [
-        {"label": group.label, "value": run.final(column), **outcome_of(run).totals}
+        {"label": group.label, "value": run.final(column), **totals(run)}
         for group in groups
         for run in group.runs
     ]

@@ -9,7 +9,7 @@ from lightfed.results import units
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group, final_heading, final_text
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
-from lightfed.results.outcome import costs_to, mean_and_std, outcome_of
+from lightfed.results.outcome import costs_to, mean_and_std, totals
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.fedbcd import common_target, time_to
@@ -20,6 +20,7 @@ COSTS = {
     "between servers": ("server_bytes", units.bytes_text),
     "compute": ("flops", units.flops_text),
     "stored / client": ("stored_bytes", lambda x: units.bytes_text(x or math.nan)),
+    "time / round": ("per_round", units.seconds_text),
 }
 
 
@@ -49,7 +50,7 @@ def comparison_table(
         return {
             **_about(row),
             **{final_heading(head, rows): final_text(row, own) for head, own in finals.items()},
-            **_spent(row, column),
+            **_spent(row),
             **_until(row, column, target, common_target(rows, column)),
         }
 
@@ -72,14 +73,13 @@ def _about(row: Group) -> dict[str, str]:
     }
 
 
-def _spent(row: Group, column: str) -> dict[str, str]:
+def _spent(row: Group) -> dict[str, str]:
     """Means over the seeds."""
-    outcomes = [outcome_of(run, primary=column) for run in row.runs]
-    seconds = mean_and_std([outcome.seconds_per_round for outcome in outcomes])[0]
+    each = [totals(run) for run in row.runs]
     return {
-        head: text(mean_and_std([outcome.totals[name] for outcome in outcomes])[0])
+        head: text(mean_and_std([spent[name] for spent in each])[0])
         for head, (name, text) in COSTS.items()
-    } | {"time / round": units.seconds_text(seconds)}
+    }
 
 
 def _until(row: Group, column: str, target: float | None, common: float) -> dict[str, str]:

@@ -14,16 +14,16 @@ from lightfed.drawing.files import write_figures, write_file, write_table
 from lightfed.drawing.markup import document
 from lightfed.report.index import write_index
 from lightfed.report.run_figures import run_figures
-from lightfed.results.outcome import Outcome, outcome_of
+from lightfed.results.outcome import totals
 from lightfed.results.run import Run, read
 from lightfed.results.tables import (
     client_group_table,
+    figure_table,
     headline,
     key_figures,
     measured,
     rounds_table,
     rounds_text,
-    text_table,
 )
 from lightfed.results.units import time_left_text
 from lightfed.studies.figures import figures_of_run
@@ -57,25 +57,23 @@ def build(
         UserError: the folder is not a run, or cannot be read or written.
     """
     files = read(run)
-    outcome = outcome_of(files)
     figures = [*run_figures(files), *figures_of_run(files)]
     write_figures(figures, run / FILES, formats)
     for table in tables:
-        rows = [{"figure": f.label, "final": f.value, "note": f.note} for f in key_figures(outcome)]
-        write_table(text_table(rows), run / FILES / "final", table)
-        write_table(client_group_table(outcome), run / FILES / "client-groups", table)
+        write_table(figure_table(files), run / FILES / "final", table)
+        write_table(client_group_table(files), run / FILES / "client-groups", table)
         for figure in figures:
             write_table(figure.table, run / FILES / figure.name, table)
     page = run / "index.html"
     live = live and not files.finished
-    write_file(page, _page(files, outcome, figures, live=live).encode())
+    write_file(page, _page(files, figures, live=live).encode())
     write_index(files, live=live)
     return page
 
 
-def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) -> str:
+def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
     drawn = {figure.name for figure in figures}
-    groups = client_group_table(outcome)
+    groups = client_group_table(run)
     synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
     return document(
         run.name,
@@ -84,16 +82,16 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
         run=run,
         headline=headline(run),
         state=_state(run, live=live),
-        progress=_progress(run, outcome) if live else "",
+        progress=_progress(run) if live else "",
         written=time.time() if live else 0,
         notes=[synthetic] * run.synthetic,
-        results=key_figures(outcome),
-        finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(outcome)}",
+        results=key_figures(run),
+        finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(run)}",
         commands=_commands(run),
         figures=figures,
         absent=[text for name, text in ABSENT.items() if name not in drawn],
         client_groups=groups if len(groups) else None,
-        places=[run.client_groups.index(name) for name in outcome.client_groups.index],
+        places=[run.client_groups.index(name) for name in groups.get("group", ())],
         # a column a round: there may be thirty metrics
         rounds=rounds_table(run, newest=ROUNDS_SHOWN)
         .set_index("round")
@@ -112,10 +110,11 @@ def _state(run: Run, *, live: bool) -> str:
     return "finished" if run.finished else f"not finished: {rounds_text(run)} rounds"
 
 
-def _progress(run: Run, outcome: Outcome) -> str:
+def _progress(run: Run) -> str:
     """`12 of 30 rounds, about 4 min left. Written at 12:30:05`."""
     rest = (run.planned or run.last_round) - run.last_round
-    left = f", about {time_left_text(rest * outcome.seconds_per_round)} left" if rest else ""
+    seconds = rest * totals(run)["per_round"]
+    left = f", about {time_left_text(seconds)} left" if rest else ""
     return f"{rounds_text(run)} rounds{left}. Written at {datetime.now():%H:%M:%S}"
 
 

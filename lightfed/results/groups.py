@@ -6,10 +6,10 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from lightfed.results.columns import base_name
 from lightfed.results.mixtures import combination, level_counts
@@ -101,60 +101,18 @@ class Group:
         return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
 
 
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """Runs that differ only in the seed, and their settings by short names (`options`)."""
-
-    group: Group
-    options: Mapping[str, str] = field(repr=False)
-
-    @property
-    def data(self) -> str:
-        return self.group.data
-
-    @property
-    def algorithm(self) -> str:
-        return self.group.algorithm
-
-
-Member = TypeVar("Member", bound=Experiment | Group)
-
-
-@dataclass(frozen=True)
-class Study(Generic[Member]):
-    """Experiments that are shown together, in their order, with what they have in common as name.
-
-    `metric` is what is drawn, without `global/` or `personal/`.
-    """
-
-    name: str
-    metric: str
-    members: tuple[Member, ...]
-
-    @property
-    def note(self) -> str:
-        return synthetic_note(self.members)
-
-
-def studied(members: Iterable[Member], name: Callable[[Member], str]) -> list[Study[Member]]:
-    """A study for each name, with the metric that most of its runs show first."""
-    found = gathered(members, name).items()
-    return [Study(name, usual_metric(own), tuple(own)) for name, own in found]
-
-
-def runs_of(members: Iterable[Experiment | Group]) -> list[Run]:
-    groups = (one.group if isinstance(one, Experiment) else one for one in members)
+def runs_of(groups: Iterable[Group]) -> list[Run]:
     return [run for group in groups for run in group.runs]
 
 
-def synthetic_note(members: Iterable[Experiment | Group]) -> str:
+def synthetic_note(groups: Iterable[Group]) -> str:
     """For the end of a title: says so if a run used synthetic data."""
-    return max((run.note for run in runs_of(members)), default="")
+    return max((run.note for run in runs_of(groups)), default="")
 
 
-def usual_metric(members: Iterable[Experiment | Group]) -> str:
+def usual_metric(groups: Iterable[Group]) -> str:
     """The metric that most runs show first, without `global/` or `personal/`."""
-    names = [base_name(primary_metric(run)) for run in runs_of(members)]
+    names = [base_name(primary_metric(run)) for run in runs_of(groups)]
     return Counter(names).most_common(1)[0][0]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -30,66 +29,25 @@ GROUP_COLUMNS = ("clients", "tested", "mean", "std", "worst10", "local", *COSTS)
 TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over all rounds
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The final values of a run: the last ones measured, inf if not finite; NaN without any.
+def totals(run: Run) -> dict[str, float]:
+    """Over all clients and rounds: TOTALS, and `sent`, the bytes up and down; NaN if unknown.
 
-    Attributes:
-        run: the run.
-        primary: the main column of metrics.csv.
-        metric: its name without `global/` or `personal/`.
-        personal_std: standard deviation over the clients, each with its own model and samples.
-        worst10: mean over the worst tenth of the clients.
-        best: the best value of the primary column, and its round.
-        train_loss: the last finite one, and its round.
-        totals: over all clients and rounds, TOTALS; `sent`, bytes up and down; `stored_bytes`, kept
-            by a client, mean over those of the last evaluation.
-        seconds_per_round: mean over the timed rounds.
-        client_metric: the metric of the client groups; None if clients.csv has none.
-        client_groups: a row a group in the order of their colours, see `client_groups`.
+    `per_round` are the mean seconds of the timed rounds, and `stored_bytes` those kept by a client,
+    mean over the clients of the last evaluation.
     """
-
-    run: Run
-    primary: str
-    metric: str
-    personal_std: float
-    worst10: float
-    best: tuple[float, int]
-    train_loss: tuple[float, int]
-    totals: dict[str, float]
-    seconds_per_round: float
-    client_metric: str | None
-    client_groups: DataFrame
-
-    def per_client(self, total: float) -> float:
-        return total / self.run.num_clients if self.run.num_clients else NAN
+    found = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
+    kept = run.evaluation["stored_bytes"].mean() if "stored_bytes" in run.evaluation else NAN
+    found |= {"sent": float(traffic(run).max()), "stored_bytes": float(kept)}
+    return found | {"per_round": found["seconds"] / max(1, run.series("seconds").count())}
 
 
-def outcome_of(run: Run, *, primary: str | None = None) -> Outcome:
-    """The final values of `primary`, a column of metrics.csv; by default the run's own primary."""
-    primary = primary or primary_metric(run)
-    metric = base_name(primary)
-    totals = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
-    kept = float(run.evaluation["stored_bytes"].mean()) if "stored_bytes" in run.evaluation else NAN
-    loss = run.series("train_loss").dropna()
-    own = run.evaluation.get(metric)
-    std, worst10 = (run.final(f"personal/{metric}{end}") for end in ("_std", "_worst10"))
-    if own is not None:
-        std = float(own.std(ddof=0)) if math.isnan(std) else std
-        worst10 = worst_tenth(own, metric) if math.isnan(worst10) else worst10
-    return Outcome(
-        run=run,
-        primary=primary,
-        metric=metric,
-        personal_std=std,
-        worst10=worst10,
-        best=_best(run, primary),
-        train_loss=(float(loss.iloc[-1]), int(loss.index.max())) if len(loss) else (NAN, 0),
-        totals=totals | {"sent": float(traffic(run).max()), "stored_bytes": kept},
-        seconds_per_round=totals["seconds"] / max(1, run.series("seconds").count()),
-        client_metric=client_metric(run, metric),
-        client_groups=client_groups(run, metric),
-    )
+def best(run: Run, column: str) -> tuple[float, int]:
+    """The best value of a column, and its round; NaN and 0 without any."""
+    values = run.series(column).dropna()
+    if values.empty:
+        return NAN, 0
+    place = int(values.argmin() if lower_is_better(column) else values.argmax())
+    return float(values.iloc[place]), int(values.index[place])
 
 
 def best_of(scores: Mapping[Item, float], metric: str) -> Item:
@@ -118,7 +76,7 @@ def base_names(run: Run) -> list[str]:
 
 def client_metric(run: Run, metric: str) -> str | None:
     """The column of clients.csv for `metric`, or a substitute; None if there is none."""
-    if run.evaluation.empty or metric in run.client_metrics:
+    if metric in run.client_metrics:
         return metric
     return min(run.client_metrics, key=lower_is_better, default=None)
 
@@ -149,8 +107,8 @@ def when_reached(target: float, values: Series, at: Series, metric: str) -> floa
 
 def reached_by_all(runs: Iterable[Run], column: str) -> float:
     """The value that all runs with this column reach: the worst of their best. NaN without any."""
-    best = [value for run in runs if math.isfinite(value := _best(run, column)[0])]
-    return min(best, key=lambda value: direction(column) * value, default=NAN)
+    reached = [value for run in runs if math.isfinite(value := best(run, column)[0])]
+    return min(reached, key=lambda value: direction(column) * value, default=NAN)
 
 
 def each_seed_once(runs: Sequence[Run]) -> list[Run]:
@@ -198,15 +156,12 @@ def client_groups(run: Run, metric: str) -> DataFrame:
     Columns: `clients` of the group, how many were `tested`, `mean` and `std` (population) over
     these, each with its own model, `worst10` (mean over the worst tenth), `local` (mean of the
     global model on the clients' samples) and the mean of what they keep; of what all clients of the
-    group have sent and computed since the start, the mean over these. Without clients.csv, only the
-    means that the run logged.
+    group have sent and computed since the start, the mean over these. No rows without clients.csv.
     """
     import pandas as pd
 
     if run.evaluation.empty:
-        means = {name: run.final(f"personal/{metric}/{name}") for name in run.client_groups}
-        logged = pd.DataFrame({"mean": pd.Series(means, dtype=float)}).dropna()
-        return logged.reindex(columns=[*GROUP_COLUMNS])
+        return pd.DataFrame(columns=[*GROUP_COLUMNS])
     own = client_metric(run, metric)
     columns = [*dict.fromkeys(name for name in (own, f"local/{own}", "stored_bytes") if name)]
     groups = run.evaluation.reindex(columns=["group", *columns]).groupby("group")
@@ -233,11 +188,3 @@ def _is_mean(column: str, run: Run) -> bool:
         and column not in run.client_group_columns
         and (of == column or of not in run.rounds)
     )
-
-
-def _best(run: Run, column: str) -> tuple[float, int]:
-    values = run.series(column).dropna()
-    if values.empty:
-        return NAN, 0
-    place = int(values.argmin() if lower_is_better(column) else values.argmax())
-    return float(values.iloc[place]), int(values.index[place])

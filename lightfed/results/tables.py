@@ -7,8 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lightfed.results.columns import OF_CLIENTS
-from lightfed.results.outcome import Outcome
+from lightfed.results.columns import OF_CLIENTS, base_name
+from lightfed.results.outcome import (
+    best,
+    client_groups,
+    client_metric,
+    primary_metric,
+    totals,
+    worst_tenth,
+)
 from lightfed.results.run import Run, whole_number
 from lightfed.results.units import (
     NOTHING,
@@ -69,42 +76,45 @@ def headline(run: Run) -> str:
     return ", ".join(filter(None, parts))
 
 
-def measured(outcome: Outcome) -> str:
+def measured(run: Run) -> str:
     """A sentence that says which model `personal` metrics are of; empty if there are none."""
-    text = f"Personal: {outcome.run.holds}, on the client's own test samples."
-    return text if outcome.run.has(f"personal/{outcome.metric}") else ""
+    text = f"Personal: {run.holds}, on the client's own test samples."
+    return text if run.has(f"personal/{base_name(primary_metric(run))}") else ""
 
 
-def key_figures(outcome: Outcome) -> list[Figure]:
+def key_figures(run: Run) -> list[Figure]:
     """The final values that were measured."""
-    run, metric, total = outcome.run, outcome.metric, outcome.totals
-    (best, best_round), (loss, loss_round) = outcome.best, outcome.train_loss
+    primary, total = primary_metric(run), totals(run)
+    metric, (most, best_round) = base_name(primary), best(run, primary)
+    losses = run.series("train_loss").dropna()
+    loss_round = int(losses.index.max()) if len(losses) else 0
+    held = run.evaluation.reindex(columns=[metric])[metric]
+    deviations = {kind: run.final(f"{kind}/{metric}_std") for kind in OF_CLIENTS}
+    deviations["personal"] = float(held.std(ddof=0))  # a run logs none of perplexities
 
-    def of_metric(kind: str, label: str, note: str, std: float) -> tuple[str, str, str]:
+    def of_metric(kind: str, label: str, note: str) -> tuple[str, str, str]:
+        std = deviations.get(kind, math.nan)
         spread = "" if math.isnan(std) else f"std over clients {metric_text(metric, std)}"
-        if best_round and outcome.primary.startswith(f"{kind}/"):
-            note = f"best {metric_text(metric, best)} in round {best_round}"
+        if best_round and primary.startswith(f"{kind}/"):
+            note = f"best {metric_text(metric, most)} in round {best_round}"
         value = metric_text(metric, run.final(f"{kind}/{metric}"))
         return f"{label} {readable(metric)}", value, "; ".join(filter(None, (note, spread)))
 
     def of_cost(label: str, name: str, text: Callable[[float], str]) -> tuple[str, str, str]:
-        each = text(outcome.per_client(total[name]))
+        each = text(total[name] / (run.num_clients or math.nan))
         return label, text(total[name]), "" if each == NOTHING else f"{each} per client"
 
-    worst = metric_text(metric, outcome.worst10)
+    worst = metric_text(metric, worst_tenth(held, metric))
     figures = (
         ("rounds", rounds_text(run), ""),
         ("sessions left out", failures_text(run), "failed, or their updates not finite"),
-        of_metric("global", "global", "", math.nan),
-        of_metric("personal", "personal", "mean over clients", outcome.personal_std),
+        of_metric("global", "global", ""),
+        of_metric("personal", "personal", "mean over clients"),
         (f"worst 10 % {readable(metric)}", worst, "mean of that tenth"),
-        *(
-            of_metric(kind, label, note, run.final(f"{kind}/{metric}_std"))
-            for kind, (label, note) in OF_CLIENTS.items()
-        ),
+        *(of_metric(kind, label, note) for kind, (label, note) in OF_CLIENTS.items()),
         (
             "train loss",
-            metric_text("loss", loss),
+            metric_text("loss", run.series("train_loss").get(loss_round, math.nan)),
             f"of round {loss_round}" if loss_round != run.last_round else "",
         ),
         of_cost("sent up", "bytes_up", bytes_text),
@@ -115,11 +125,17 @@ def key_figures(outcome: Outcome) -> list[Figure]:
         ("virtual time", seconds_text(run.final("virtual_time")), "of the devices"),
         (
             "time per round",
-            seconds_text(outcome.seconds_per_round),
+            seconds_text(total["per_round"]),
             f"{seconds_text(total['seconds'])} in all",
         ),
     )
     return [Figure(*figure) for figure in figures if figure[1] != NOTHING]
+
+
+def figure_table(run: Run) -> DataFrame:
+    """The key figures as a table: `figure`, `final` and `note`."""
+    figures = key_figures(run)
+    return text_table([{"figure": f.label, "final": f.value, "note": f.note} for f in figures])
 
 
 def rounds_text(run: Run) -> str:
@@ -134,13 +150,14 @@ def failures_text(run: Run) -> str:
     return f"{count_text(out)} of {count_text(all_)}" if out else NOTHING
 
 
-def client_group_table(outcome: Outcome) -> DataFrame:
+def client_group_table(run: Run) -> DataFrame:
     """One row per client group: metrics of its clients' models and, if different, the global model.
 
     Metrics, and bytes kept, are of the clients that were tested. Bytes sent and FLOPs are means
     over all clients of the group, counted from the start of the run, as those of `key_figures`.
     """
-    metric = outcome.client_metric or ""
+    main = base_name(primary_metric(run))
+    metric = client_metric(run, main) or ""
     rows = [
         {
             "group": str(name),
@@ -154,7 +171,7 @@ def client_group_table(outcome: Outcome) -> DataFrame:
             "compute / client": flops_text(own["flops"]),
             "stored / client": _stored(own["stored_bytes"]),
         }
-        for name, own in outcome.client_groups.to_dict("index").items()
+        for name, own in client_groups(run, main).to_dict("index").items()
     ]
     return without_empty_columns(text_table(rows))
 

@@ -9,7 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.results.outcome import outcome_of, primary_metric, traffic, worst_tenth
+from lightfed.results.outcome import (
+    best,
+    client_groups,
+    primary_metric,
+    totals,
+    traffic,
+    worst_tenth,
+)
 from lightfed.results.run import Run, read
 from lightfed.results.tables import client_group_table, key_figures
 from lightfed.results.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
@@ -22,30 +29,27 @@ def _load(folder: Path, metrics: Mapping[str, Sequence[Any]]) -> Run:
     return read(write_run(folder / "run", metrics=metrics, evaluations=None, counts=None))
 
 
-def test_the_figures_of_a_known_run(tmp_path: Path) -> None:
-    outcome = outcome_of(read(write_run(tmp_path / "run")))
-    assert (outcome.primary, outcome.metric) == ("global/accuracy", "accuracy")
-    assert outcome.run.last_round == outcome.run.planned == 3
-    assert (outcome.best, outcome.train_loss) == ((0.75, 3), (0.5, 3))
-    assert (outcome.personal_std, outcome.worst10) == (0.25, 0.3)
-    totals = {"bytes_up": 3000, "bytes_down": 6000, "sent": 9000, "flops": 12e9, "seconds": 4.5}
-    assert {name: outcome.totals[name] for name in totals} == totals
-    assert outcome.seconds_per_round == 1.5
-    assert outcome.per_client(outcome.totals["bytes_up"]) == 750
+def _values(run: Run) -> dict[str, str]:
+    return {figure.label: figure.value for figure in key_figures(run)}
+
+
+def test_the_totals_of_a_known_run(tmp_path: Path) -> None:
+    found = totals(read(write_run(tmp_path / "run")))
+    expected = {"bytes_up": 3000, "bytes_down": 6000, "sent": 9000, "flops": 12e9, "seconds": 4.5}
+    assert {name: found[name] for name in expected} == expected
+    assert found["per_round"] == 1.5
 
 
 def test_bytes_between_servers_are_a_figure_of_runs_that_have_them(tmp_path: Path) -> None:
-    bare = outcome_of(read(write_run(tmp_path / "run")))
-    assert math.isnan(bare.totals["server_bytes"])
-    assert "between servers" not in [figure.label for figure in key_figures(bare)]
-    clouds = outcome_of(_load(tmp_path / "clouds", METRICS | {"server_bytes": (500, 700, 800)}))
-    assert (clouds.totals["server_bytes"], clouds.totals["sent"]) == (2000, 9000)
-    (figure,) = [figure for figure in key_figures(clouds) if figure.label == "between servers"]
-    assert figure.value == "2.00 kB"
+    assert "between servers" not in _values(read(write_run(tmp_path / "run")))
+    clouds = _load(tmp_path / "clouds", METRICS | {"server_bytes": (500, 700, 800)})
+    assert totals(clouds)["sent"] == 9000
+    assert _values(clouds)["between servers"] == "2.00 kB"
 
 
 def test_the_figures_of_each_client_group(tmp_path: Path) -> None:
-    first, second = outcome_of(read(write_run(tmp_path / "run"))).client_groups.itertuples()
+    run = read(write_run(tmp_path / "run"))
+    first, second = client_groups(run, "accuracy").itertuples()
     assert (first.Index, first.clients) == ("a", 2)
     assert (first.mean, first.std) == (pytest.approx(0.9), pytest.approx(0.1))
     assert (first.worst10, first.bytes_up, first.bytes_down, first.flops) == (0.8, 1000, 2000, 4e9)
@@ -57,41 +61,25 @@ def test_a_group_of_which_some_are_tested_says_so_and_has_the_costs_of_all(tmp_p
     rows = [row for row in EVALUATIONS if row[1] != 1]
     rows[-3] = (3, 0, "a", 30, 1.0, 0.5, 1600, 2000, 4e9)
     run = read(write_run(tmp_path / "run", evaluations=rows))
-    first, second = client_group_table(outcome_of(run)).to_dict("records")
+    first, second = client_group_table(run).to_dict("records")
     assert (first["clients"], second["clients"]) == ("1 of 2 tested", "2")
     assert (first["up / client"], second["up / client"]) == ("1.00 kB", "500 B")
-    each = [outcome_of(run).per_client(3 * 1000), *outcome_of(run).client_groups["bytes_up"]]
-    assert each[0] == sum(each[1:]) / 2  # groups of one size: their mean is that of the summary
 
 
 def test_costs_of_groups_that_a_later_round_has_added_to_are_not_shown(tmp_path: Path) -> None:
     run = read(write_run(tmp_path / "run", evaluations=EVALUATIONS[:4]))
-    assert "up / client" not in client_group_table(outcome_of(run))
+    assert "up / client" not in client_group_table(run)
 
 
 def test_a_client_that_diverged_counts_in_its_group(tmp_path: Path) -> None:
     rows = [(*row[:4], "nan" if row[:2] == (3, 1) else row[4], *row[5:]) for row in EVALUATIONS]
-    outcome = outcome_of(read(write_run(tmp_path / "run", evaluations=rows)))
-    first, second = client_group_table(outcome).to_dict("records")
+    run = read(write_run(tmp_path / "run", evaluations=rows))
+    first, second = client_group_table(run).to_dict("records")
     assert (first["accuracy"], first["worst 10 %"], first["std over clients"]) == (
         *["not finite"] * 2,
         "-",
     )
     assert second["accuracy"] == "40.00 %"
-
-
-def test_the_spread_over_clients_is_computed_where_the_run_did_not_log_it(tmp_path: Path) -> None:
-    metrics = {"personal/accuracy": METRICS["personal/accuracy"]}
-    outcome = outcome_of(read(write_run(tmp_path / "run", metrics=metrics)))
-    assert outcome.personal_std == pytest.approx(np.std([1.0, 0.8, 0.5, 0.3]))
-    assert outcome.worst10 == 0.3
-
-
-def test_without_clients_csv_a_client_group_has_its_logged_mean_alone(tmp_path: Path) -> None:
-    first, second = outcome_of(_load(tmp_path, METRICS)).client_groups.itertuples()
-    assert (first.mean, second.mean) == (0.9, 0.4)
-    assert math.isnan(first.clients)
-    assert math.isnan(first.std)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +105,8 @@ def test_the_primary_metric(
 
 
 def test_a_metric_that_falls_has_its_best_value_at_the_bottom(tmp_path: Path) -> None:
-    outcome = outcome_of(_load(tmp_path, {"global/perplexity": (90, 20, 30)}))
-    assert outcome.best == (20, 2)
-
-
-def test_a_loss_that_is_not_finite_is_reported_by_its_round(tmp_path: Path) -> None:
-    outcome = outcome_of(_load(tmp_path, {"train_loss": (2.0, 1.0, "nan")}))
-    assert (outcome.run.last_round, outcome.train_loss) == (3, (1.0, 2))
+    run = _load(tmp_path, {"global/perplexity": (90, 20, 30)})
+    assert best(run, "global/perplexity") == (20, 2)
 
 
 def _keeping(folder: Path, *stored: float) -> Run:
@@ -134,13 +117,10 @@ def _keeping(folder: Path, *stored: float) -> Run:
 
 def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) -> None:
     run = _keeping(tmp_path / "run", 1000, 3000, 500, 500)
-    outcome = outcome_of(run)
-    assert outcome.totals["stored_bytes"] == 1250
-    assert outcome.client_groups["stored_bytes"].tolist() == [2000, 500]
+    assert totals(run)["stored_bytes"] == 1250
     assert run.client_metrics == ["accuracy", "loss"]
-    (stated,) = [figure for figure in key_figures(outcome) if figure.label == "stored / client"]
-    assert (stated.value, stated.note) == ("1.25 kB", "mean over clients")
-    table = client_group_table(outcome)
+    assert _values(run)["stored / client"] == "1.25 kB"
+    table = client_group_table(run)
     assert table.columns[-1] == "stored / client"
     assert [row[-1] for row in rows_of(table)] == ["2.00 kB", "500 B"]
 
@@ -149,14 +129,13 @@ def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) ->
 def test_clients_that_keep_nothing_have_no_figure_of_it(
     tmp_path: Path, stored: tuple[Any, ...]
 ) -> None:
-    outcome = outcome_of(_keeping(tmp_path / "run", *stored))
-    assert "stored / client" not in [figure.label for figure in key_figures(outcome)]
-    assert client_group_table(outcome).columns[-1] == "compute / client"
+    run = _keeping(tmp_path / "run", *stored)
+    assert "stored / client" not in _values(run)
+    assert client_group_table(run).columns[-1] == "compute / client"
 
 
 def test_what_was_not_measured_is_not_a_number(tmp_path: Path) -> None:
-    outcome = outcome_of(_load(tmp_path, {"train_loss": (1.0,)}))
-    assert all(map(math.isnan, outcome.totals.values()))
+    assert all(map(math.isnan, totals(_load(tmp_path, {"train_loss": (1.0,)})).values()))
 
 
 def test_traffic_adds_up_both_ways_and_over_rounds(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_narrow_terminal_breaks_no_cell(
     monkeypatch.setenv("NO_COLOR", "1")
     print_summary(write_run(tmp_path / "run"))
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert "std over clients 25.00 %" not in printed
+    assert "std over clients 26.93 %" not in printed
     lines = printed.splitlines()
     row = next(line for line in lines if line.strip().startswith("a "))
     assert row.split() == ["a", "2", "90.00", "%", "80.00", "%", "1.00", "kB", "4.00", "GFLOPs"]
