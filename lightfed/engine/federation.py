@@ -26,7 +26,6 @@ from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.state.rows import Moment
-from lightfed.utils.atomic_io import checked
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
@@ -283,16 +282,9 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        failures = []
-        try:
-            with checked(self.federated_trainer.ckpt_path):
-                federation_state.check_same(checkpoint[_FINGERPRINT], self.fingerprint())
-                self._report.metrics = {k: float(v) for k, v in checkpoint[_METRICS].items()}
-                federation_state.load(self.fleet, checkpoint)
-        except UserError as error:
-            failures.append(error)
-        for failure in self.fleet.ranks.gather(failures):  # perhaps of another rank's clients
-            raise failure
+        federation_state.check_same(checkpoint[_FINGERPRINT], self.fingerprint())
+        self._report.metrics = dict(checkpoint[_METRICS])
+        federation_state.load(self.fleet, checkpoint)
         logger = self.federated_trainer.run_logger
         if logger is not None:
             logger.place.resumed_from()

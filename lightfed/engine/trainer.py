@@ -23,7 +23,6 @@ from lightfed.engine.strategy import FederatedStrategy
 from lightfed.report.live import LivePage
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.atomic_io import check_like, checked
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
@@ -306,25 +305,7 @@ class FlagSignals(_SignalConnector):
 
 
 class Restores(_CheckpointConnector):
-    """Reports what a checkpoint lacks, or holds in another form, in one line."""
-
-    @override
-    def resume_start(self, *args: Any, **kwargs: Any) -> None:
-        super().resume_start(*args, **kwargs)
-        with checked(self._ckpt_path):
-            if found := self._loaded_checkpoint:
-                loops = {"fit_loop": self.trainer.fit_loop.state_dict()}
-                check_like(found, {"epoch": 0, "global_step": 0, "loops": loops}, "checkpoint")
-
-    @override
-    def _restore_modules_and_callbacks(self, *args: Any, **kwargs: Any) -> None:
-        with checked(self._ckpt_path):
-            super()._restore_modules_and_callbacks(*args, **kwargs)
-
-    @override
-    def restore_training_state(self) -> None:
-        with checked(self._ckpt_path):
-            super().restore_training_state()
+    """Restores no optimisers of the server, which has none."""
 
     @override
     def restore_optimizers_and_schedulers(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.utils.atomic_io import check, check_like, checked, read
+from lightfed.utils.atomic_io import check, read
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import may_make_modules
 
@@ -129,6 +129,16 @@ def shard_folder(main: Path) -> Path:
     return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
 
 
+def shard_file(main: Path, tag: str, rank: int) -> Path:
+    """The shard of a rank."""
+    return shard_folder(main) / tag / f"rank{rank}.pt"
+
+
+def part_of(main: Path, tag: str) -> Path:
+    """The path of a main file before it takes its place."""
+    return main.with_name(f"{main.name}.{tag}.part")
+
+
 def tags_of(main: Path) -> list[str]:
     """The tags of a main file's shards; none if it cannot be read."""
     if not isfile(main):  # to read a pipe would wait for a writer
@@ -145,21 +155,16 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
     check(main)
     checkpoint = _read_main(main)
     shards = checkpoint[SHARDS]
-    with checked(main):
-        written = shards.get("format")
+    written = shards.get("format")
     if written != FORMAT:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"
         raise OtherFormat("ckpt_path", found, fix)
-    with checked(main):
-        check_like(shards, {"tags": [], "ranks": 0}, SHARDS)
-        names = (f"{tag}/rank{r}.pt" for tag in shards["tags"] for r in range(shards["ranks"]))
-        files = []
-        for number, file in enumerate(shard_folder(main) / name for name in names):
-            if number % shares == share:
-                check(file)  # before the next one: there may not be that many
-            files.append(file)
-        checkpoint[CLIENTS] = [read(file) for file in files]
+    tags, ranks = shards["tags"], range(shards["ranks"])
+    files = [shard_file(main, tag, rank) for tag in tags for rank in ranks]
+    for file in files[share::shares]:
+        check(file)
+    checkpoint[CLIENTS] = [read(file) for file in files]
     return checkpoint
 
 

@@ -13,7 +13,6 @@ from lightfed.distributed.placement import RATES
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
-from lightfed.utils.atomic_io import check_like
 from lightfed.utils.errors import require
 from lightfed.utils.keys import relevant
 
@@ -74,13 +73,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
 
 
 def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
-    """Restore what `save` returned, from all shards of a checkpoint.
-
-    Raises a ValueError or another error if a value is missing or has another form.
-    """
-    totals = torch.from_numpy(fleet.ledger.totals)
-    check_like(checkpoint, {_FRUITLESS: 0, _LEDGER: totals, CLIENTS: []}, "")
-    check_like(checkpoint[_LR], None if checkpoint[_LR] is None else 0.0, _LR)
+    """Restore what `save` returned, from all shards of a checkpoint."""
     fleet.fruitless_rounds = checkpoint[_FRUITLESS]
     tests = checkpoint[_TESTS]
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}

@@ -14,7 +14,6 @@ from typing import Any
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.finished import Suspended
 from lightfed.runs import checkpoint, saving
-from lightfed.utils.atomic_io import check_like, checked
 
 FILE = "sessions.ckpt"
 
@@ -44,9 +43,7 @@ def read(
     if not ranks.any(path.is_file()):
         return None
     content = checkpoint.load(path, ranks)
-    with checked(path):
-        check_like(content, {"round": 0, "call": 0, "identity": {}}, "journal")
-        if content["round"] != t or content["identity"] != dict(identity):
-            return None
-        sessions = {k: s for shard in content[checkpoint.CLIENTS] for k, s in shard.items()}
-        return content["call"], sessions
+    if content["round"] != t or content["identity"] != dict(identity):
+        return None
+    sessions = {k: s for shard in content[checkpoint.CLIENTS] for k, s in shard.items()}
+    return content["call"], sessions

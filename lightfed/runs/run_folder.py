@@ -20,7 +20,7 @@ from lightfed.distributed.slurm import Job
 from lightfed.runs import journal, run_lock
 from lightfed.runs.checkpoint import newest_file
 from lightfed.runs.federation_state import changed
-from lightfed.utils.atomic_io import check_like, write_atomically
+from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, require
 
 _ENVIRONMENT = "environment.json"
@@ -264,11 +264,8 @@ class RunFolder:
         If the limits of this run, as primitives, have changed, it is not finished.
         """
         recorded: Any = read_environment(self.path).get("finished") if self._own else None
-        try:
-            check_like(recorded, {"rounds": 0, "limits": None}, "finished")
-        except ValueError:  # not there, or not by lightfed
-            return None
-        return int(recorded["rounds"]) if recorded["limits"] == dict(limits) else None
+        same = recorded is not None and recorded["limits"] == dict(limits)
+        return int(recorded["rounds"]) if same else None
 
     def _identity(self) -> dict[str, Any]:
         """What distinguishes this run from others."""

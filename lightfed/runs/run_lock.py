@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from lightfed.distributed.slurm import Job
-from lightfed.utils.atomic_io import check_like, write_atomically
+from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 
 OWNER = ".owner"
@@ -67,12 +67,10 @@ def _above(path: str) -> tuple[Path, ...]:
 def _owner(folder: Path) -> dict[str, Any]:
     """The token of a folder's owner; empty if it was removed or corrupted."""
     try:
-        owner = dict(json.loads((folder / OWNER).read_text()))
-        check_like(owner, {"token": "", "host": "", "pid": 0}, OWNER)
-        check_like(owner.get("restarts", 0), 0, OWNER)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, TypeError, ValueError):
+        owner = json.loads((folder / OWNER).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
-    return owner
+    return owner if isinstance(owner, dict) and "token" in owner else {}
 
 
 def _taken_over(folder: Path, owner: dict[str, Any]) -> TakenOver:

@@ -30,7 +30,9 @@ from lightfed.runs.checkpoint import (
     MAKER,
     SHARDS,
     newest_file,
+    part_of,
     previous_of,
+    shard_file,
     shard_folder,
     tags_of,
 )
@@ -95,7 +97,7 @@ class Writing:
         main, tag, chain = self._main, self._tag, self._chain
         rows = self._rows.chosen() if isinstance(self._rows, Changes) else self._rows
         if rows is not None:
-            shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
+            shard = shard_file(main, tag, ranks.rank)
             _together(lambda: _write(rows, shard), main, tag, ranks)
         tags = [tag] if chain is None else [*chain.tags, tag]
         world = 0 if rows is None else ranks.world
@@ -148,7 +150,7 @@ def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: 
     """Write the main file and replace the old one; called only by rank 0."""
     if checkpoint[SHARDS]["ranks"]:
         flush_folder(shard_folder(main))  # the tag's own name
-    new = _part(main, tag)
+    new = part_of(main, tag)
     _write(checkpoint, new)
     run_lock.check(main)  # at the last moment
     previous = previous_of(main)
@@ -172,7 +174,7 @@ def _remove_new(main: Path, tag: str) -> None:
         return
     shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
     with suppress(OSError):  # it does not exist
-        _part(main, tag).unlink()
+        part_of(main, tag).unlink()
     with suppress(OSError):  # it holds other shards
         shard_folder(main).rmdir()
 
@@ -184,11 +186,6 @@ def _remove_leftovers(main: Path, keep: set[str]) -> None:
             shutil.rmtree(old, ignore_errors=True)
     for part in main.parent.glob(f"{main.name}.*.part"):
         part.unlink(missing_ok=True)
-
-
-def _part(main: Path, tag: str) -> Path:
-    """The main file before it takes its place."""
-    return main.with_name(f"{main.name}.{tag}.part")
 
 
 class Background:

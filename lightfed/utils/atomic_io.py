@@ -7,17 +7,15 @@ Here every read of a file that may have been on a bad disk checks it.
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 from uuid import uuid4
 
 import torch
-from torch import Tensor
 
-from lightfed.utils.errors import UserError, reason
+from lightfed.utils.errors import UserError
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
@@ -74,40 +72,6 @@ def read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a broken archive
         raise _unreadable(path, error) from error
-
-
-@contextmanager
-def checked(path: object) -> Iterator[None]:
-    """Report a value that the block cannot use as that of a damaged file.
-
-    A file may be edited, or be written by a program with a mistake: its checksums are then right. A
-    UserError names the file if the block raised another error.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        raise _unreadable(path, reason(e)) from e
-
-
-def check_like(found: Any, example: Any, name: str) -> None:
-    """Compare a value from a file with an example: keys, types, shapes; counts are 0 or more.
-
-    The value may have more keys; None in the example stands for anything. A ValueError names the
-    part of `name` that differs.
-    """
-    fits = example is None or type(found) is type(example) or isinstance(example, Mapping)
-    if isinstance(example, Mapping):
-        fits = isinstance(found, Mapping) and found.keys() >= example.keys()
-        for key, value in example.items() if fits else ():
-            check_like(found[key], value, f"{name}.{key}")
-    elif fits and isinstance(example, Tensor):
-        fits = found.shape == example.shape and found.dtype == example.dtype
-    elif fits and isinstance(example, int):
-        fits = found >= 0
-    if not fits:
-        raise ValueError(f"{name} is {shorten(repr(found), 60)}")
 
 
 def _unreadable(path: object, why: object) -> UserError:

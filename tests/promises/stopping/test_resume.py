@@ -16,6 +16,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.runs.checkpoint import load
+from lightfed.utils.errors import UserError
 from tests.engine.spy import Spy, data, federation, lr_schedule, state_of
 from tests.small import fit
 
@@ -236,3 +237,24 @@ def test_the_server_of_a_checkpoint_is_what_validate_tests(tmp_path: Path) -> No
     for run in (fresh.validate, fresh.test):
         (found,) = run(federation(), ckpt_path=path, datamodule=data(), verbose=False)
         assert {k: found[k] for k in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "clients.csv"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: bytes(range(128, 256)),
+        lambda text: text.partition(b"\n")[2],
+        lambda text: text.replace(b"\n1,", b"\nx,"),
+    ],
+    ids=["binary", "no header", "text"],
+)
+def test_a_damaged_table_is_named(
+    name: str, damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    fit(federation(), data(), tmp_path, rounds=2)
+    path = tmp_path / "run" / name
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError) as refused:
+        fit(federation(), data(), tmp_path, rounds=3, ckpt_path="last")
+    assert refused.value.key == str(path)
