@@ -13,6 +13,7 @@ it. A main file names several tags if each has only the clients that had changed
 
 import logging
 import shutil
+from collections.abc import Collection
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,16 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
     last shard that has it. Raises OtherFormat if another version of lightfed wrote it, and a
     UserError if it does not exist or is not complete.
     """
-    share, shares = (0, 1) if ranks is None else (ranks.rank, ranks.world)
+    if ranks is None:
+        return _load(path, share=slice(None))
     checkpoint: dict[str, Any] = {}
     failures: list[UserError] = []
     try:
-        checkpoint = _load(path, share=share, shares=shares)
+        checkpoint = _load(path, share=slice(ranks.rank, None, ranks.world))
     except UserError as error:
         failures = [error]
-    failures = failures if ranks is None else ranks.gather(failures)
-    if failures:
-        raise failures[0]
+    for failure in ranks.gather(failures):
+        raise failure
     return checkpoint
 
 
@@ -124,6 +125,15 @@ def remove(path: str | Path) -> None:
     shutil.rmtree(main.with_name(main.name + ".shards"), ignore_errors=True)
 
 
+def remove_leftovers(main: Path, keep: Collection[str]) -> None:
+    """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
+    for old in shard_folder(main).glob("*"):
+        if old.name not in keep:
+            shutil.rmtree(old, ignore_errors=True)
+    for part in main.parent.glob(part_of(main, "*").name):
+        part.unlink(missing_ok=True)
+
+
 def shard_folder(main: Path) -> Path:
     """The folder of a main file's shards, shared with the previous checkpoint."""
     return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
@@ -149,8 +159,8 @@ def tags_of(main: Path) -> list[str]:
         return []
 
 
-def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
-    """Read main file and shards; verify every `shares`-th shard's checksums, from `share`."""
+def _load(path: str | Path, *, share: slice) -> dict[str, Any]:
+    """Read main file and shards; verify the checksums of a share of the shards."""
     main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
     check(main)
     checkpoint = _read_main(main)
@@ -162,7 +172,7 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
         raise OtherFormat("ckpt_path", found, fix)
     tags, ranks = shards["tags"], range(shards["ranks"])
     files = [shard_file(main, tag, rank) for tag in tags for rank in ranks]
-    for file in files[share::shares]:
+    for file in files[share]:
         check(file)
     checkpoint[CLIENTS] = [read(file) for file in files]
     return checkpoint

@@ -32,6 +32,7 @@ from lightfed.runs.checkpoint import (
     newest_file,
     part_of,
     previous_of,
+    remove_leftovers,
     shard_file,
     shard_folder,
     tags_of,
@@ -94,23 +95,59 @@ class Writing:
         not write, and TakenOver if the run continues in another process. New files are then
         removed, and the old ones are unchanged.
         """
-        main, tag, chain = self._main, self._tag, self._chain
         rows = self._rows.chosen() if isinstance(self._rows, Changes) else self._rows
         if rows is not None:
-            shard = shard_file(main, tag, ranks.rank)
-            _together(lambda: _write(rows, shard), main, tag, ranks)
-        tags = [tag] if chain is None else [*chain.tags, tag]
+            shard = shard_file(self._main, self._tag, ranks.rank)
+            self._together(lambda: _write(rows, shard), ranks)
         world = 0 if rows is None else ranks.world
+        tags = [] if self._chain is None else self._chain.tags
         self._content["hyper_parameters"] = MAKER
-        self._content[SHARDS] = {"tags": tags, "ranks": world, "format": FORMAT}
+        self._content[SHARDS] = {"tags": [*tags, self._tag], "ranks": world, "format": FORMAT}
+        self._together(lambda: self._commit() if ranks.rank == 0 else None, ranks)
+        if self._chain is not None:
+            self._chain.extend(self._tag)
 
-        def commit() -> None:
-            if ranks.rank == 0:
-                _commit(self._content, main, tag, keep_previous=self._keep_previous)
+    def _together(self, step: Callable[[], None], ranks: Ranks) -> None:
+        """Run a writing step on every rank; if it fails on one, no rank waits for it."""
+        failures: list[tuple[int, str, OSError | run_lock.TakenOver]] = []
+        try:
+            step()
+        except (OSError, run_lock.TakenOver) as error:
+            failures = [(ranks.rank, socket.gethostname(), error)]
+        failures = ranks.gather(failures)
+        if not failures:
+            return
+        if ranks.rank == 0 and self._tag not in tags_of(self._main):
+            self._remove_new()
+        rank, host, failure = failures[0]
+        if isinstance(failure, run_lock.TakenOver):
+            raise failure
+        raise ranks.broadcast(_unwritable(self._main, rank, host, failure)) from failure
 
-        _together(commit, main, tag, ranks)
-        if chain is not None:
-            chain.extend(tag)
+    def _commit(self) -> None:
+        """Write the main file and replace the old one."""
+        main, shards = self._main, self._content[SHARDS]
+        if shards["ranks"]:
+            flush_folder(shard_folder(main))  # the tag's own name
+        part = part_of(main, self._tag)
+        _write(self._content, part)
+        run_lock.check(main)  # at the last moment
+        previous = previous_of(main)
+        old = tags_of(main) if self._keep_previous else []
+        if old:
+            os.replace(main, previous)
+        os.replace(part, main)
+        flush_folder(main.parent)
+        with suppress(OSError):  # the next checkpoint removes leftovers
+            remove_leftovers(main, {*shards["tags"], *(old or tags_of(previous))})
+
+    def _remove_new(self) -> None:
+        folder = shard_folder(self._main)
+        shutil.rmtree(folder / self._tag, ignore_errors=True)
+        with suppress(OSError):  # it does not exist
+            part_of(self._main, self._tag).unlink()
+        with suppress(OSError):  # it holds other shards
+            folder.rmdir()
 
 
 def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any) -> None:
@@ -118,74 +155,17 @@ def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any)
     Writing(checkpoint, path, ranks, **how).write(ranks)
 
 
-def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> None:
-    """Run a writing step on every rank; if it fails on one, no rank waits for it."""
-    failures: list[tuple[int, str, OSError | run_lock.TakenOver]] = []
-    try:
-        step()
-    except (OSError, run_lock.TakenOver) as error:
-        failures = [(ranks.rank, socket.gethostname(), error)]
-    failures = ranks.gather(failures)
-    if not failures:
-        return
-    if ranks.rank == 0:
-        _remove_new(main, tag)
-    rank, host, failure = failures[0]
-    if isinstance(failure, run_lock.TakenOver):
-        raise failure
-    raise ranks.broadcast(_unwritable(main, rank, host, failure)) from failure
-
-
 def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
-    reason = error.strerror or str(error)
-    found = f"checkpoint {main} cannot be written ({reason}) on rank {rank} ({host})"
+    found = f"checkpoint {main} cannot be written ({error.strerror or error})"
     whole = newest_file(main)
     kept = "" if whole is None else f"; {whole} is complete"
-    return DiskError(
-        "trainer.default_root_dir", found, f"{repair(error)} and run the same command again{kept}"
-    )
-
-
-def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: bool) -> None:
-    """Write the main file and replace the old one; called only by rank 0."""
-    if checkpoint[SHARDS]["ranks"]:
-        flush_folder(shard_folder(main))  # the tag's own name
-    new = part_of(main, tag)
-    _write(checkpoint, new)
-    run_lock.check(main)  # at the last moment
-    previous = previous_of(main)
-    old = tags_of(main) if keep_previous else []
-    if old:
-        os.replace(main, previous)
-    os.replace(new, main)
-    flush_folder(main.parent)
-    with suppress(OSError):  # the next checkpoint removes leftovers
-        _remove_leftovers(main, {*checkpoint[SHARDS]["tags"], *(old or tags_of(previous))})
+    fix = f"{repair(error)} and run the same command again{kept}"
+    return DiskError("trainer.default_root_dir", f"{found} on rank {rank} ({host})", fix)
 
 
 def _write(content: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: torch.save(content, file))
-
-
-def _remove_new(main: Path, tag: str) -> None:
-    """Remove the files of a failed checkpoint, unless it is already in place."""
-    if tag in tags_of(main):
-        return
-    shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
-    with suppress(OSError):  # it does not exist
-        part_of(main, tag).unlink()
-    with suppress(OSError):  # it holds other shards
-        shard_folder(main).rmdir()
-
-
-def _remove_leftovers(main: Path, keep: set[str]) -> None:
-    """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
-    for old in shard_folder(main).glob("*"):
-        if old.name not in keep:
-            shutil.rmtree(old, ignore_errors=True)
-    for part in main.parent.glob(f"{main.name}.*.part"):
-        part.unlink(missing_ok=True)
 
 
 class Background:
