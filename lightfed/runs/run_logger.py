@@ -27,6 +27,7 @@ from lightfed.utils.errors import FULL, DiskError, UserError, repair, require, t
 from lightfed.utils.keys import COLUMNS
 from lightfed.utils.stopwatch import Part
 
+_TABLES = ("metrics", "clients", "timings")
 _KEPT = " and run the same command again; a checkpoint that is there is complete"
 log = logging.getLogger(__name__)
 
@@ -135,20 +136,12 @@ class RunLogger(Logger):
     # Writing.
 
     @cached_property
-    def _metrics(self) -> RunTable:
-        return RunTable(self.folder / "metrics.csv")
-
-    @cached_property
-    def _clients(self) -> RunTable:
-        return RunTable(self.folder / "clients.csv")
-
-    @cached_property
-    def _timings(self) -> RunTable:
-        return RunTable(self.folder / "timings.csv")
+    def _tables(self) -> dict[str, RunTable]:
+        return {name: RunTable(self.folder / f"{name}.csv") for name in _TABLES}
 
     def check(self) -> None:
         """Read the tables of a run that resumes, before anything is written; on rank 0."""
-        for table in (self._metrics, self._clients, self._timings) if self.place.resumed else ():
+        for table in self._tables.values() if self.place.resumed else ():
             read_rows(table.path)
 
     @rank_zero_only
@@ -165,21 +158,21 @@ class RunLogger(Logger):
         """
         changes = self.place.changes(config or {}, finished_rounds)
         self.place.describe({**environment, **({"changes": changes} if changes else {})})
-        rounds = read_rows(self._metrics.path, finished_rounds)
-        self._rounds = {int(row["round"]): row for row in rounds}
-        expected = {self._metrics: 0, self._timings: 1}  # the last round has no timings yet
-        if any(name.startswith("personal/") for row in rounds for name in row):
-            expected[self._clients] = 0
-        for table, least in expected.items():
-            if self.place.resumed and finished_rounds > least and not table.path.is_file():
-                log.warning("%s is gone: it begins after round %d", table.path, finished_rounds)
-        self._metrics.columns = ["round"]
-        if rounds:
-            self._ended = max(self._rounds)
-            self._write_metrics()
-        for table in (self._clients, self._timings):
-            if rows := read_rows(table.path, finished_rounds):
+        for name, table in self._tables.items():
+            rows = read_rows(table.path, finished_rounds)
+            if name == "metrics":
+                self._rounds = {int(row["round"]): row for row in rows}
+                self._ended = max(self._rounds, default=0)
+                table.columns = ["round"]
+            if rows:
                 table.write(rows)
+            elif self.place.resumed and finished_rounds > (name == "timings") and self._has(name):
+                log.warning("%s is gone: it begins after round %d", table.path, finished_rounds)
+
+    def _has(self, name: str) -> bool:
+        """Whether the rounds up to now have rows in a table: clients are not always tested."""
+        keys = (key for row in self._rounds.values() for key in row)
+        return name != "clients" or any(key.startswith("personal/") for key in keys)
 
     @override
     @rank_zero_only
@@ -215,7 +208,7 @@ class RunLogger(Logger):
             require(plain[name] == row[name], "trainer.logger", found, fix)
         new = {k: v for k, v in plain.items() if k != "epoch" and row.get(k) != v}
         row.update(new)
-        self._metrics.add_columns(row)
+        self._tables["metrics"].add_columns(row)
         if new and number <= self._ended:  # a callback's metric, after the round was written
             self._write_metrics()
 
@@ -247,7 +240,7 @@ class RunLogger(Logger):
         """
         self.place.check()
         if rows:
-            self._clients.append(rows, self._clients.rows)
+            self._tables["clients"].append(rows, self._tables["clients"].rows)
 
     @rank_zero_only
     def log_timings(self, number: int, seconds: Mapping[Part, float], *, moved: int) -> None:
@@ -260,7 +253,7 @@ class RunLogger(Logger):
         with suppress(run_lock.TakenOver):  # the next round raises it
             self.place.check()
             row: Row = {"round": number, **{name: round(s, 6) for name, s in seconds.items()}}
-            self._timings.append([row | {"moved": moved}], self._timings.rows)
+            self._tables["timings"].append([row | {"moved": moved}], self._tables["timings"].rows)
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -279,11 +272,12 @@ class RunLogger(Logger):
         self.place.check()
         self._place(number)
         if number in self._rounds:
-            self._metrics.append([self._rounds[number]], lambda: self._rows_until(number - 1))
+            before = partial(self._rows_until, number - 1)
+            self._tables["metrics"].append([self._rounds[number]], before)
             self._ended = number
 
     def _rows_until(self, number: int) -> list[Row]:
         return [self._rounds[n] for n in sorted(self._rounds) if n <= number]
 
     def _write_metrics(self) -> None:
-        self._metrics.write(self._rows_until(self._ended))
+        self._tables["metrics"].write(self._rows_until(self._ended))
