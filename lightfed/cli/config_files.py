@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from math import isfinite
-from os.path import isfile
-from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, get_args
@@ -18,7 +16,7 @@ from typing import Any, get_args
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 
-from lightfed.cli.errors import annotations, base_of, class_hint
+from lightfed.cli.errors import annotations, base_of, class_hint, files_of, list_in_files
 from lightfed.utils.errors import UserError, require
 
 _ITEM = re.compile(r"--((?:\w+\.)+?\w+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)
@@ -30,7 +28,7 @@ def check_files(words: Sequence[str]) -> None:
 
     Also files that are nested too deeply. A UserError names the key and the lines, or the file.
     """
-    for path in _files(words):
+    for path in files_of(words):
         try:
             root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
             duplicates = list(_duplicates(root, ""))
@@ -58,27 +56,13 @@ def with_items(words: Sequence[str]) -> list[str]:
             left.append(word)
             continue
         key, position, inner, value = found.groups()
-        items = lists.setdefault(key, _list(words, key))
+        listed = json.dumps(list_in_files(words, key))
+        items = lists.setdefault(key, json.loads(listed))  # without aliases of YAML
         text = next(rest, "") if value is None else value
         whole = f"{key}.{position}.{inner}"
         require(int(position) < len(items), whole, f"{len(items)} items", "count from 0")
         _set(items[int(position)], inner.split("."), yaml.safe_load(text), whole)
     return left + [f"--{key}={json.dumps(items)}" for key, items in lists.items()]
-
-
-def _files(words: Sequence[str]) -> Iterator[Path]:
-    found = re.findall(r"(?:--config|-c)[\0=]([^\0]+)", "\0".join(words))
-    yield from map(Path, filter(isfile, found))
-
-
-def _list(words: Sequence[str], key: str) -> list[Any]:
-    found: Any = None
-    for path in _files(words):
-        value: Any = yaml.safe_load(path.read_text("utf-8"))
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        found = value if value is not None else found
-    return json.loads(json.dumps(found)) if isinstance(found, list) else []  # aliases: own copies
 
 
 def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from inspect import isabstract, isclass
+from os.path import isfile
 from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import shorten
@@ -211,28 +212,35 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
 
 
 def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
-    """Which item of a list is at fault, such as ".1"; or "".
-
-    The list is that of the command line, which has it whole, else of the last configuration file.
-    """
-    files = re.findall(r"(?:--config|-c)[\0=]([^\0]+)", "\0".join(argv))
+    """Which item of a list is at fault, such as ".1"; or ""."""
     given = [word.partition("=")[2] for word in argv if word.startswith(f"--{key}=")]
-    section, _, name = key.partition(".")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--items", type=wanted)
-    # No file, or not in it, or a list of lists without end.
-    with suppress(OSError, IndexError, TypeError, KeyError, RecursionError):
-        items = (
-            yaml.safe_load(given[-1])
-            if given
-            else yaml.safe_load(Path(files[-1]).read_text("utf-8"))[section][name]
-        )
+    with suppress(RecursionError, TypeError):  # a list of lists without end
+        items = yaml.safe_load(given[-1]) if given else list_in_files(argv, key)
         for position, item in enumerate(items if isinstance(items, list) else []):
             try:
                 parser.parse_object({"items": [item]})
             except ArgumentError:
                 return f".{position}"
     return ""
+
+
+def files_of(words: Sequence[str]) -> list[Path]:
+    """The configuration files that a command line names."""
+    found = re.findall(r"(?:--config|-c)[\0=]([^\0]+)", "\0".join(words))
+    return [Path(name) for name in found if isfile(name)]
+
+
+def list_in_files(words: Sequence[str], key: str) -> list[Any]:
+    """The list of the last configuration file that has it; empty without one."""
+    found: Any = None
+    for path in files_of(words):
+        value: Any = yaml.safe_load(path.read_text("utf-8"))
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        found = value if value is not None else found
+    return found if isinstance(found, list) else []
 
 
 def _plain(text: str) -> str:
