@@ -58,19 +58,6 @@ class Cloud:
         first, last = map(self.delay.quantile, shares)
         return first / last if last > 0 else math.nan
 
-    def drawn(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
-        """Values of tau_n, of this shape."""
-        return self.delay.draw(rng, (*shape, self.devices)).max(axis=-1)
-
-    def simulated(self, waits: Sequence[int], samples: int, rng: np.random.Generator) -> np.ndarray:
-        """r_{B,N} and its standard error for each B, (waits, 2), from so many rounds."""
-        order = np.sort(self.drawn(rng, samples, self.servers), axis=1)
-        first, last = order[:, [wait - 1 for wait in waits]], order[:, -1:]
-        ratio = first.mean(axis=0) / last.mean()
-        # of a ratio of means of pairs, to first order (delta method)
-        error = (first - ratio * last).std(axis=0, ddof=1) / (math.sqrt(samples) * last.mean())
-        return np.column_stack([ratio, error])
-
     def in_a_run(self, wait: int, rng: np.random.Generator) -> np.ndarray:
         """Mean virtual seconds of a round where late servers continue, and its error, (2,).
 
@@ -81,14 +68,14 @@ class Cloud:
         clock = VirtualClock(self.servers, wait)
         ends = []
         for _ in range((_BATCHES + 1) * _ROUNDS):
-            clock.advance(self.drawn(rng, len(clock.idle)))
+            clock.advance(self.delay.draw(rng, (len(clock.idle), self.devices)).max(axis=-1))
             ends.append(clock.now)
         means = np.diff(ends[_ROUNDS - 1 :: _ROUNDS]) / _ROUNDS
         return np.array([means.mean(), means.std(ddof=1) / math.sqrt(_BATCHES)])
 
 
-def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) -> pd.DataFrame:
-    """The analysis: four rows for each B (`wait`), each of a `kind`.
+def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
+    """The analysis: three rows for each B (`wait`), each of a `kind`.
 
     `duration` is that of a round relative to E[tau_(N)], NaN where (8) does not apply; `error` is
     its standard error, NaN if it is exact. B is part of the name of its draws.
@@ -96,13 +83,11 @@ def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) ->
     from lightfed.utils.rng import numpy_generator
 
     full = cloud.expected(cloud.servers)
-    simulated = cloud.simulated(waits, samples, numpy_generator(seed, "latency/independent"))
     rows: list[tuple[object, ...]] = []
-    for wait, ratio in zip(waits, simulated, strict=True):
+    for wait in waits:
         run = cloud.in_a_run(wait, numpy_generator(seed, "latency/run", round=wait)) / full
         rows += [
             (wait, "exact", cloud.expected(wait) / full, math.nan),
-            (wait, "simulated", *ratio),
             (wait, "asymptotic (8)", cloud.asymptotic(wait), math.nan),
             (wait, "in a run", *run),
         ]
@@ -114,7 +99,6 @@ def latency(
     servers: int = 10,
     devices: int = 1,
     waits: list[int] | None = None,
-    samples: int = 20_000,
     seed: int = 0,
     plot: Path | None = None,
 ) -> None:
@@ -127,14 +111,12 @@ def latency(
         servers: N.
         devices: active devices of a server in a round.
         waits: values of B to analyse, such as [3,5,7,10]; by default every tenth of N.
-        samples: rounds of the simulation.
-        seed: of the simulation.
+        seed: of the rounds in which late servers continue.
         plot: a .png, .svg or .pdf file for the curves.
     """
     from lightfed.simulation.clock import check_waits
 
-    asked = {"servers": (servers, 1), "devices": (devices, 1), "samples": (samples, 2)}
-    for name, (value, least) in {**asked, "seed": (seed, 0)}.items():
+    for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
     if waits is None:
         waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
@@ -143,11 +125,11 @@ def latency(
     possible = plot is None or (plot.parent.is_dir() and plot.suffix in (".png", ".svg", ".pdf"))
     fix = "name a file that ends in .png, .svg or .pdf, in a folder that exists"
     require(possible, "--plot", plot, fix)
-    draws = servers * devices * (samples + len(waits) * (_BATCHES + 1) * _ROUNDS)
-    fix = f"lower --servers, --devices or --samples for at most {_MOST:,}"
+    draws = servers * devices * len(waits) * (_BATCHES + 1) * _ROUNDS
+    fix = f"lower --servers or --devices for at most {_MOST:,}"
     require(draws <= _MOST, "--servers", f"{draws:,} delays to draw", fix)
     cloud = Cloud(delay, servers, devices)
-    table = latencies(cloud, waits, samples=samples, seed=seed)
+    table = latencies(cloud, waits, seed=seed)
     _print(cloud, table)
     if plot is not None:
         write_file(plot, picture(latency_figure(cloud, table), plot.suffix[1:]))

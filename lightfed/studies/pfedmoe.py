@@ -19,6 +19,7 @@ from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
 from lightfed.drawing.tidy import metric_axis_of, score_row, stacked
 from lightfed.results import units
+from lightfed.results.columns import base_name
 from lightfed.results.groups import (
     Group,
     final_text,
@@ -192,7 +193,7 @@ def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]
     """Differences by client and costs of each protocol, then robustness over protocols."""
     compared = protocols(runs)
     drawn = [figure for one in compared for figure in (*_differences(one), *_costs(one, target))]
-    return drawn + _robustness(compared)
+    return drawn + [figure for factor in FACTORS for figure in _robustness(compared, factor)]
 
 
 def _methods(groups: Sequence[Group]) -> list[Method]:
@@ -272,42 +273,32 @@ def _costs(protocol: Protocol, asked: float | None) -> list[Figure]:
     return figures_of("costs", protocol.name, title, charts, caption, protocol.groups)
 
 
-def _robustness(compared: Sequence[Protocol]) -> list[Figure]:
-    """A figure for protocols that differ only in a factor."""
+def _robustness(compared: Sequence[Protocol], factor: str) -> list[Figure]:
+    """A figure for protocols that differ only in a factor, if a method has two values of it."""
+    having = [one for one in compared if factor in one.options]
+    rest = [{name: text for name, text in one.options.items() if name != factor} for one in having]
+    names = conditions([one.groups[0].data for one in having], rest)
     found: list[Figure] = []
-    for factor in FACTORS:
-        having = [one for one in compared if factor in one.options]
-        rest = [
-            {name: text for name, text in one.options.items() if name != factor} for one in having
-        ]
-        names = conditions([one.groups[0].data for one in having], rest)
-        for name, own in gathered(zip(names, having, strict=True), lambda pair: pair[0]).items():
-            found += _robustness_figure(name, factor, [one for _, one in own])
+    for name, pairs in gathered(zip(names, having, strict=True), lambda pair: pair[0]).items():
+        column, members = pairs[0][1].column, [(one, m) for _, one in pairs for m in one.members]
+        scores = pd.DataFrame(
+            score_row(m.group, column, series=m.name, at=float(one.options[factor]))
+            for one, m in members
+        )
+        table = scores.dropna(subset="value").sort_values("at", kind="stable")
+        if table.empty or table["series"].value_counts().max() < 2:
+            continue
+        by = Series("series", {m.name: m.group.method_place for _, m in members}, "method")
+        axes = Axis("at", FACTORS[factor]), metric_axis_of(column, table)
+        title = f"Final {readable(column)}, mean over clients"
+        drawn = stacked([table], column)
+        chart = marks.points(drawn, *axes, by, connected=True, title=title)
+        title = f"{readable(base_name(column))} by {FACTORS[factor]}"
+        caption = "Along a line only the x-axis differs; bars are 95 % t intervals over seeds."
+        groups = [method.group for _, method in members]
+        kind = f"robustness-{factor.split()[-1]}"
+        found += figures_of(kind, name, title, [chart], caption, groups)
     return found
-
-
-def _robustness_figure(name: str, factor: str, compared: Sequence[Protocol]) -> list[Figure]:
-    """A line per method over the values of a factor; none unless a method has two."""
-    first, values = compared[0], {one: float(one.options[factor]) for one in compared}
-    members = [
-        (values[one], method)
-        for one in sorted(compared, key=values.__getitem__)
-        for method in one.members
-    ]
-    table = pd.DataFrame(
-        score_row(method.group, first.column, series=method.name, at=value)
-        for value, method in members
-    ).dropna(subset="value")
-    if table.empty or table["series"].value_counts().max() < 2:
-        return []
-    by = Series("series", {m.name: m.group.method_place for _, m in members}, "method")
-    axes = Axis("at", FACTORS[factor]), metric_axis_of(first.column, table)
-    title = f"Final {readable(first.column)}, mean over clients"
-    drawn = stacked([table], first.metric)
-    chart = marks.points(drawn, *axes, by, connected=True, title=title)
-    caption = "Along a line only the x-axis differs; bars are 95 % t intervals over seeds."
-    title, groups = f"{readable(first.metric)} by {FACTORS[factor]}", [m.group for _, m in members]
-    return figures_of(f"robustness-{factor.split()[-1]}", name, title, [chart], caption, groups)
 
 
 def gates_figure(run: Run) -> Figure | None:

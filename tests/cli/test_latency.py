@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,18 +59,6 @@ def test_uniform_clouds_in_closed_form(servers: int, devices: int, data: st.Data
     assert found == pytest.approx(low + width * math.exp(log), rel=1e-11)
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("name", DELAYS)
-def test_simulation_agrees_with_integration(name: str, devices: int) -> None:
-    """Within four standard errors, which are themselves small."""
-    cloud, waits = Cloud(DELAYS[name], 10, devices), [3, 5, 7]
-    found = cloud.simulated(waits, 40_000, numpy_generator(1, "test"))
-    exact = np.array([cloud.expected(wait) for wait in waits]) / cloud.expected(10)
-    assert np.all(np.diff(exact) > 0)
-    assert np.all((found[:, 1] > 0) & (found[:, 1] < 0.02 * exact))
-    assert np.all(np.abs(found[:, 0] - exact) < 4 * found[:, 1])
-
-
 @pytest.mark.parametrize(
     ("cloud", "waits"),
     [(Cloud(Exponential(2.0), 10, 1), (1, 3, 7, 10)), (Cloud(Uniform(0.0, 1.0), 4, 3), (4,))],
@@ -93,7 +80,7 @@ def test_in_a_run_of_equal_servers_half_the_servers_take_half_the_time() -> None
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*TABLE, "--servers", "4", "--devices", "2", "--waits", "[4,1]", "--samples", "500"]
+    words = [*TABLE, "--servers", "4", "--devices", "2", "--waits", "[4,1]"]
     with pytest.raises(SystemExit, match="0"):
         main(words)
     printed = capsys.readouterr().out.splitlines()
@@ -101,7 +88,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {line.split()[0]: line.split() for line in printed if line.split()[:1] in (["1"], ["4"])}
     assert list(rows) == ["4", "1"]
     full, first = (Cloud(Exponential(2.0), 4, 2).expected(wait) for wait in (4, 1))
-    assert rows["4"][1:8] == [f"{full:.2f}", "s", "1.0000", "1.0000", "+-", "0.0000", "-"]
+    assert rows["4"][1:5] == [f"{full:.2f}", "s", "1.0000", "-"]
     assert rows["1"][1:4] == [f"{first:.2f}", "s", f"{first / full:.4f}"]
 
 
@@ -111,11 +98,11 @@ def test_the_plot(
 ) -> None:
     path = tmp_path / f"latency.{end}"
     with pytest.raises(SystemExit, match="0"):
-        main([*TABLE, "--samples", "500", "--waits", "[5,10]", "--plot", str(path)])
+        main([*TABLE, "--waits", "[5,10]", "--plot", str(path)])
     assert capsys.readouterr().err == ""
     assert path.read_bytes().startswith(start)
     cloud = Cloud(Exponential(1.0), 10, 1)
-    (chart,) = latency_figure(cloud, latencies(cloud, [10, 5], samples=100, seed=0)).charts
+    (chart,) = latency_figure(cloud, latencies(cloud, [10, 5], seed=0)).charts
     assert [x for x, _ in drawn(chart)["exact"]] == [0.5, 1.0]
     assert drawn(chart)["asymptotic (8)"] == [(0.5, round(cloud.asymptotic(5), 6))]
 
@@ -140,7 +127,6 @@ MEAN = ["--delay", "Exponential", "--delay.mean"]
         ([*MEAN, "1", "--servers", "x"], "servers"),
         ([*MEAN, "1", "--servers", "0"], "--servers"),
         ([*MEAN, "1", "--devices", "0"], "--devices"),
-        ([*MEAN, "1", "--samples", "1"], "--samples"),
         ([*MEAN, "1", "--seed", "-1"], "--seed"),
         ([*MEAN, "1", "--servers", "1000000000"], "--servers"),
         ([*MEAN, "1", "--servers"], "--servers"),

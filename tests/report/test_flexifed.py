@@ -11,7 +11,7 @@ from lightfed.drawing.charts import Chart, Figure
 from lightfed.report import compare
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
-from lightfed.studies.flexifed import figures, notes, shown, strategy_table, studies
+from lightfed.studies.flexifed import figures, notes, shown, strategy_table
 from lightfed.utils.errors import UserError
 from tests.report.make_run import by_title, drawn, rows_of
 from tests.report.make_study import strategy_run
@@ -99,7 +99,6 @@ def test_the_best_of_a_setting_and_version_has_a_star(row: list[Run], tmp_path: 
         ({"partition": "Shards"}, "partition Shards"),
         ({"counts": 6}, "clients 24"),
         ({"versions": (16, 19), "counts": 4}, "versions 16 19"),
-        ({"counts": (5, 1, 1, 1)}, "shares 5:1:1:1"),
         ({"counts": (10, 2, 2, 2)}, "clients 16, shares 5:1:1:1"),
         ({"batch_size": 32}, "batch_size 32"),
         ({"options": {"max_common_layers": 4}}, "max_common_layers 4"),
@@ -125,10 +124,7 @@ def test_order_of_client_groups_and_seeds_are_no_settings(tmp_path: Path) -> Non
         )
     ]
     assert _names(runs) == {"": ["Clustered-FL", "Max-Common"]}
-    (((first, _),)) = studies(runs)
-    assert (first.options["versions"], first.options["shares"]) == ("9 17", "3:1")
-    run = strategy_run(tmp_path, "MaxCommon", FLAT, versions=(11, 13, 16), counts=(3, 3, 2))
-    assert studies([run])[0][0].options["shares"] == "even"  # as far as they can be divided
+    assert strategy_table(runs)["model"].tolist() == ["9", "17", ""] * 2
 
 
 def test_an_experiment_that_differs_in_what_has_no_name_is_a_setting_by_its_name(
