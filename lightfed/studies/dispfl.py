@@ -7,7 +7,6 @@ Decentralized Sparse Training", ICML 2022, arXiv:2206.00187.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,17 +128,13 @@ def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     """Cosine similarity of clients' class shares, and `mask_distances`: both (K, K).
 
     Clients are sorted by their most frequent class, then by its share, largest first. None without
-    a partition or three clients with masks. A UserError if a mask is damaged or of a client that
-    the partition does not know.
+    a partition or three clients with masks. A UserError if a mask is damaged.
     """
     if run.partition is None:
         return None
     masks, counts = mask_distances(run), run.partition.counts
     if len(masks) < FEWEST:
         return None
-    if unknown := [client for client in masks.index if client not in counts.index]:
-        text = f"it knows no client {unknown[0]}, who has a mask"
-        raise damaged(run.folder / "partition.npz", text)
     own = counts.loc[masks.index].to_numpy()
     share = own.max(axis=1) / np.maximum(1, own.sum(axis=1))
     order = masks.index[np.lexsort((-share, own.argmax(axis=1)))]
@@ -148,21 +143,15 @@ def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     return shares @ shares.T, masks.loc[order, order]
 
 
-def correlation(labels: pd.DataFrame, masks: pd.DataFrame) -> float:
-    """Pearson's correlation over the pairs; NaN if all labels or all masks are the same."""
-    upper = np.triu_indices(len(masks), k=1)
-    pairs = labels.to_numpy()[upper], masks.to_numpy()[upper]
-    if min(values.std() for values in pairs) < SMALLEST_STD:
-        return math.nan
-    return float(np.corrcoef(*pairs)[0, 1])
-
-
 def similarity_figure(run: Run) -> Figure | None:
     """Two heat maps after figure 5 of the paper, and their correlation in the title."""
     if (found := similarity(run)) is None:
         return None
     labels, masks = found
-    value, clients, total = correlation(labels, masks), len(masks), len(_mask_files(run))
+    upper = np.triu_indices(len(masks), k=1)
+    pairs = np.stack([values.to_numpy()[upper] for values in found])
+    alike = pairs.std(axis=1).min() < SMALLEST_STD
+    clients, total = len(masks), len(_mask_files(run))
     cosine = Axis("value", "cosine similarity", ends=(0.0, 1.0), format=".2f")
     charts = (
         _heat(labels, cosine, "Training labels of two clients"),
@@ -170,12 +159,11 @@ def similarity_figure(run: Run) -> Figure | None:
     )
     of = f" of {clients:,} of {total:,} clients" if clients < total else " of clients"
     text = f"Pearson correlation over {math.comb(clients, 2):,} pairs{of}: "
-    text += NOTHING if math.isnan(value) else f"{value:+.3f}"
-    drawn = f" {MOST_DRAWN} are drawn." if clients > MOST_DRAWN else ""
+    text += NOTHING if alike else f"{np.corrcoef(pairs)[0, 1]:+.3f}"
     caption = (
-        "Pairs of clients that have a mask, by their most frequent class, in the same order on all "
-        "axes. A distance is a share of the elements that are not in every mask. A negative "
-        f"correlation means that clients with similar data have similar masks.{drawn}"
+        "Clients with a mask, by their most frequent class; a distance is a share of the elements "
+        "that are not in every mask. A negative correlation means that clients with similar data "
+        "have similar masks."
     )
     return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, caption)
 
@@ -192,9 +180,8 @@ def _heat(values: pd.DataFrame, shade: Axis, title: str) -> Chart:
 
 def _mask_files(run: Run) -> dict[int, Path]:
     """By client."""
-    paths = run.folder.glob("masks/client*.safetensors")
-    named = {path: re.fullmatch(r"client(\d+)", path.stem) for path in paths}
-    return {int(name[1]): path for path, name in named.items() if name}
+    paths = run.folder.glob("masks/client[0-9]*.safetensors")
+    return {int(path.stem.removeprefix("client")): path for path in paths}
 
 
 def _words(path: Path) -> np.ndarray:
@@ -204,9 +191,7 @@ def _words(path: Path) -> np.ndarray:
 
     try:
         words = load_file(path)["mask"]
-    except KeyError as error:
-        raise damaged(path, "it holds no tensor mask") from error
-    except (OSError, SafetensorError) as error:
+    except (KeyError, OSError, SafetensorError) as error:
         raise damaged(path, str(error)) from error
     if words.dtype != np.int32 or words.ndim != 1:
         raise damaged(path, f"a mask of type {words.dtype} and shape {words.shape}")

@@ -48,19 +48,10 @@ def method_run(
     sent: float = 100.0,
     lr: float = 0.1,
 ) -> Run:
-    """A run as the command line writes it; up, down and FLOPs are `sent`, 2 and 10 of it a round.
+    """A run as the command line writes it: a round sends `sent` bytes up and 2 of it down.
 
-    Args:
-        root: the folder of the runs.
-        algorithm: its class.
-        course: mean over the clients, by round.
-        seed: of the run.
-        name: of the run.
-        classes: an option of the protocol.
-        clients: metric of each at the last evaluation; none is evaluated by default.
-        metric: that was measured.
-        sent: bytes up of a round.
-        lr: of the optimiser.
+    `course` is the mean over the clients by round, `clients` the metric of each at the end, and
+    `classes` an option of the protocol.
     """
     stem = f"{name or algorithm}-c{classes}-s{seed}"
     config: dict[str, Any] = {
