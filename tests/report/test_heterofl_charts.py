@@ -9,7 +9,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.drawing.charts import Figure
-from lightfed.results.groups import grouped
 from lightfed.results.run import Run, read
 from lightfed.studies.heterofl import figures
 from tests.report.make_run import by_title, drawn, write_run
@@ -90,10 +89,6 @@ def mixed(tmp_path: Path) -> list[Run]:
         _run(tmp_path, "a2e8", {"a": 2, "e": 8}, 0.7),
         _run(tmp_path, "e", {"e": 10}, 0.5),
     ]
-
-
-def test_a_comparison_calls_runs_by_their_combination(mixed: list[Run]) -> None:
-    assert {group.label for group in grouped(mixed)} == {"a", "a-e", "a2-e8", "e"}
 
 
 def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run]) -> None:
