@@ -260,11 +260,11 @@ def _factor_chart(study: Sequence[Trial], factor: str) -> Chart | None:
     metric = study[0].metric
     most = rest(usual([trial.options for trial in study]) | PLAIN)
     scored = [t for t in study if math.isfinite(t.group.score(t.columns[ALL])[0])]
+    scored.sort(key=lambda trial: ([*STRATEGIES].index(trial.group.algorithm), value(trial)))
     members = gathered(scored, lambda t: (t.strategy, frozenset(rest(t.options).items())))
-    lines = [sorted(own, key=value) for own in members.values() if len({*map(value, own)}) > 1]
+    lines = [own for own in members.values() if len({*map(value, own)}) > 1]
     if not lines:
         return None
-    lines.sort(key=lambda own: [*STRATEGIES.values()].index(own[0].strategy))
     values = sorted({value(trial) for own in lines for trial in own})
     texts = {x: "no limit" if math.isinf(x) else f"{x:g}" for x in values}
     rows, places = [], {}
