@@ -10,7 +10,7 @@ published code folds it to the rows of a test batch.
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -54,14 +54,9 @@ class Vocabulary:
 
     def encode(self, lines: Lines) -> np.ndarray:
         """(T,) int32: the words of all lines, and the end of each line."""
-        return np.fromiter(self._stream(lines), dtype=np.int32)
-
-    def _stream(self, lines: Lines) -> Iterator[int]:
         number = self._numbers.get
-        for words in lines:
-            for word in words:
-                yield number(word, 0)
-            yield 1
+        words = (word for line in lines for word in chain(line, ("<eos>",)))
+        return np.fromiter((number(word, 0) for word in words), dtype=np.int32)
 
 
 def fold(tokens: np.ndarray, *, rows: int, window: int) -> np.ndarray:

@@ -6,8 +6,6 @@ another version of numpy would draw differently.
 
 import hashlib
 import json
-import zipfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -26,9 +24,6 @@ from lightfed.utils.rng import numpy_generator
 
 PersonalTest = Literal["match", "disjoint", "random", "split", "labels"]
 Meta = dict[str, str | int | float | list[str]]
-_UNREADABLE = (
-    OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +120,7 @@ class Partition:
                 content = dict(stored)
             digest, meta = str(content.pop("digest")), json.loads(str(content.pop("meta")))
             partition = cls(**expand(content), meta=meta)
-        except _UNREADABLE as error:
+        except Exception as error:  # a damaged archive can raise anything
             raise UserError(str(path), f"not a partition ({reason(error)})", "remove it") from error
         matches = partition.digest == digest
         require(matches, str(path), "its content does not match its digest", "remove it")
