@@ -126,20 +126,17 @@ class Resident(ABC):
         return Plan(index[:count], sizes, draw)
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        """The batches of a plan as by `batch`; no two of them share memory."""
-        if not plan.sizes:
-            return iter(())
-        index = sent(torch.as_tensor(plan.index), self.home)
-        return self._gathers(index, plan.draw, plan.sizes, plan.sizes[0])
+        """The batches of a plan as by `batch`; no two of them share memory.
 
-    def _gathers(
-        self, index: Tensor, draw: Tensor | None, sizes: Sequence[int], batch_size: int
-    ) -> Iterator[Batch]:
-        """The batches of an epoch, as many gathered at once as `_GATHER_BYTES` allows."""
-        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
+        As many are gathered at once as `_GATHER_BYTES` allows.
+        """
+        if not plan.sizes:
+            return
+        index, draw = sent(torch.as_tensor(plan.index), self.home), plan.draw
+        together = max(1, self._gather_bytes // (plan.sizes[0] * self._sample_bytes))
         start = 0
-        for first in range(0, len(sizes), together):
-            group = sizes[first : first + together]
+        for first in range(0, len(plan.sizes), together):
+            group = plan.sizes[first : first + together]
             part = slice(start, start + sum(group))
             x, y = self.take(index[part], None if draw is None else draw[:, part])
             # Tensor.split does the same, ten times slower.

@@ -1,7 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,14 +30,10 @@ class Counted(Dataset):
     def __init__(self, *, train: int = 100, test: int = 40) -> None:
         self.sizes = {"train": train, "test": test}
         self.loads = 0
-        self.fetched = 0
 
     @property
     def transform(self) -> Transform:
         return Transform((0.0,), (1.0,))
-
-    def fetch(self) -> None:
-        self.fetched += 1
 
     def load(self, split: Split) -> Samples:
         self.loads += 1
@@ -243,19 +238,6 @@ def test_a_stored_partition_is_used_if_its_description_is_equal(tmp_path: Path) 
     (tmp_path / "partition.npz").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"partition\.npz: not a partition"):
         prepared(folder=tmp_path)
-
-
-def test_the_trainer_provides_the_number_of_clients() -> None:
-    data = FederatedDataModule(Counted(), Iid())
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        lightning_module=SimpleNamespace(num_clients=5, seed=3),
-        strategy=SimpleNamespace(root_device=CPU),
-    )
-    data.setup("fit")
-    assert data.partition_.clients == 5
-    assert data.partition_.digest == prepared(clients=5, seed=3).partition_.digest
-    data.prepare_data()
-    assert data.dataset.fetched == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
