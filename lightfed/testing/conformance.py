@@ -1,7 +1,6 @@
 """Checks lightfed's promises: the same bits on any number of ranks, and after a restart."""
 
 import json
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +11,8 @@ from torch import nn
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.testing.case import CLIENTS, Case, NormNet, digits
-from lightfed.testing.processes import run_module
-from lightfed.testing.worker import Digest, Plan
+from lightfed.testing.ranks import in_new_process
+from lightfed.testing.worker import Digest, Plan, run
 
 Digests = dict[str, dict[str, Digest]]
 """By kind of run and rank, such as straight-3-of-4; by case."""
@@ -34,10 +33,12 @@ def conformance(
 
     Server state, rows and other state of clients, metrics, metrics.csv and clients.csv must have
     the same bits in all runs. A run is stopped during its last round and resumed on another number
-    of ranks. Clients that keep rows move between ranks before every round but the first.
+    of ranks. Clients that keep rows move between ranks before every round but the first. They run
+    in another process: a script calls this under `if __name__ == "__main__":`.
 
     Args:
-        algorithm: a class, or a `functools.partial` of one: it is pickled.
+        algorithm: a class, or a `functools.partial` of one: it is pickled, so a notebook has to
+            import it.
         model: makes a client's network; pickled, too. It accepts `rate` if there are levels.
         levels: of the groups' widths, such as "abd"; empty for one group.
         clients: number of clients.
@@ -61,9 +62,8 @@ def conformance(
 
 
 def digests_of(plan: Plan, folder: Path) -> Digests:
-    """Run a plan in a separate process; an AssertionError has the end of what a run printed."""
-    (folder / "plan.pickle").write_bytes(pickle.dumps(plan))
-    run_module("lightfed.testing.worker", str(folder))
+    """Run a plan in a separate process; an AssertionError if a run failed."""
+    in_new_process(run, plan, folder)
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
@@ -80,7 +80,7 @@ def check_resumed(plan: Plan, name: str, digests: Digests) -> None:
 
 def _check(kind: str, plan: Plan, name: str, ranks: int, digests: Digests) -> None:
     expected = digests[f"straight-0-of-{plan.worlds[0]}"][name]
-    for run in [f"{kind}-{rank}-of-{ranks}" for rank in range(ranks)]:
-        found = digests[run][name]
+    for job in [f"{kind}-{rank}-of-{ranks}" for rank in range(ranks)]:
+        found = digests[job][name]
         different = [part for part in expected if found[part] != expected[part]]
-        assert not different, f"{name}, {run}: {', '.join(different)} have different bits"
+        assert not different, f"{name}, {job}: {', '.join(different)} have different bits"

@@ -1,4 +1,4 @@
-"""Jobs of several ranks, forked from one warm process: starting takes milliseconds, not an import.
+"""Jobs of several ranks, forked from one process: starting takes milliseconds, not an import.
 
 To Lightning these ranks look externally launched.
 """
@@ -11,10 +11,35 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import get_context
+from typing import Any
+
+import torch
 
 from lightfed.distributed.collectives import leave
+from lightfed.utils.process import LEAST
 
 _SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
+
+
+def in_new_process(function: Callable[..., int | None], *arguments: Any) -> None:
+    """Call a function in a new process, which can fork ranks; an AssertionError if it failed.
+
+    It is pickled with its arguments. What it prints appears where this process prints.
+    """
+    process = get_context("spawn").Process(target=_alone, args=(function, *arguments))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, f"{function.__module__}: see the end of what it has printed"
+
+
+def _alone(function: Callable[..., int | None], *arguments: Any) -> None:
+    """Call a function without other threads, and without the variables of a launcher of ranks."""
+    signal.alarm(_SECONDS)
+    torch.set_num_threads(1)
+    for name in ("MASTER_ADDR", *LEAST):  # Lightning leaves them even after a run of one rank
+        os.environ.pop(name, None)
+    sys.exit(function(*arguments))
 
 
 def kept_port() -> socket.socket:

@@ -1,13 +1,11 @@
 """Runs cases on several numbers of ranks, also resumed on another number from a suspended round.
 
-`python -m lightfed.testing.worker FOLDER` runs FOLDER/plan.pickle and writes the digests there, one
-file per rank of a job: `straight-1-of-2.json`, `resumed-0-of-4.json`. It is a separate process
-without threads, so that it can fork ranks.
+Digests are written to a folder, one file per rank of a job: `straight-1-of-2.json`,
+`resumed-0-of-4.json`.
 """
 
 import json
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable
@@ -136,10 +134,8 @@ def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> No
         sys.exit(f"{one.__name__} runs on {ranks} ranks failed")
 
 
-def main() -> None:
-    """Run the plan."""
-    folder = Path(sys.argv[1])
-    plan: Plan = pickle.loads((folder / "plan.pickle").read_bytes())
+def run(plan: Plan, folder: Path) -> None:
+    """Run a plan in a process without threads, which forks the ranks."""
     for split in ("train", "test"):
         read_digits(split)
     for ranks in plan.worlds:
@@ -147,7 +143,3 @@ def main() -> None:
     for ranks in sorted({later for _, later in plan.moves}):
         names = [name for name in plan.cases if plan.move(name)[1] == ranks]
         _job(resumed, plan, names, folder, ranks)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Runs of one and two ranks in a network of their own, and where they listen.
 
-`python -m tests.distributed.listening FOLDER` writes which addresses are listened on at every
+`main` writes which addresses are listened on at every
 round, and whatever Python has bound, however shortly. Or it writes `impossible`: why there is no
 such network.
 """
@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,7 @@ class Look(Callback):
         self.seen += listening()
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
     try:
         host = isolate()
     except (OSError, subprocess.CalledProcessError) as error:
@@ -83,7 +81,3 @@ def main() -> None:
             (folder / f"{name}-{rank}.json").write_text(json.dumps(report))
 
         assert wait(start_job(ranks, work))
-
-
-if __name__ == "__main__":
-    main()

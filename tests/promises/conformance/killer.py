@@ -1,6 +1,6 @@
 """Kill a job at random moments, resume it on another number of ranks, compare bits.
 
-`python -m tests.promises.conformance.killer FOLDER KILLS`. Deaths take turns: at a random moment;
+Deaths take turns: at a random moment;
 in the middle of writing a checkpoint, at a random byte of a random file of it; in the middle of the
 evaluation of a random round. Clients that keep rows move before every round but the first.
 """
@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,8 +119,8 @@ def one_kill(
     return {"ranks": [ranks, later], "digest": result, "rounds": len(rounds) - 1}
 
 
-def main() -> None:
-    folder, kills, draw = Path(sys.argv[1]), int(sys.argv[2]), random.Random(7)
+def main(folder: Path, kills: int) -> None:
+    draw = random.Random(7)
     results: dict[str, object] = {}
     for split in ("train", "test"):
         read_digits(split)
@@ -138,7 +137,3 @@ def main() -> None:
         kill = one_kill(draw, name, place, results[name]["seconds"], number % 3)  # type: ignore[index]
         results[name]["kills"].append(kill)  # type: ignore[index]
     (folder / "kills.json").write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """A federation whose sessions seem to take hours, so that it pays to move rows; on 1 to 3 ranks.
 
-`python -m tests.promises.conformance.moving FOLDER` leaves digests there, and how many rows
-have moved.
+`main` writes digests, and how many rows have moved.
 """
 
 import csv
@@ -41,8 +40,7 @@ def algorithm() -> LongSessions:
     return LongSessions(2)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
     for split in ("train", "test"):
         read_digits(split)
     for ranks in WORLDS:
@@ -56,7 +54,3 @@ def main() -> None:
 
         if not wait(start_job(ranks, work)):
             sys.exit(f"the job of {ranks} ranks failed")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.testing.processes import run_module
-from tests.promises.conformance.killer import ROUNDS
+from lightfed.testing.ranks import in_new_process
+from tests.promises.conformance.killer import ROUNDS, main
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(10, marks=pytest.mark.matrix)])
 def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(number: int, tmp_path: Path) -> None:
-    run_module("tests.promises.conformance.killer", str(tmp_path), str(number))
+    in_new_process(main, tmp_path, number)
     results = json.loads((tmp_path / "kills.json").read_text())
     kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
     assert len(kills) == number

@@ -9,7 +9,8 @@ import pytest
 
 from lightfed.local.pack_rules import SideBySide
 from lightfed.testing.conformance import check_ranks, check_resumed, digests_of
-from lightfed.testing.processes import run_module
+from lightfed.testing.ranks import in_new_process
+from tests.promises.conformance import packs
 from tests.promises.conformance.kit import plan_of
 
 
@@ -30,11 +31,6 @@ def test_every_case_on_every_number_of_ranks(
 @pytest.mark.matrix
 @pytest.mark.timeout(1500)
 def test_packs_of_any_size_on_any_ranks_survive_a_kill_within_one(tmp_path: Path) -> None:
-    run_module(
-        "tests.promises.conformance.packs",
-        "--cases",
-        "heterofl, conv, bn, one channel",
-        "--out",
-        str(tmp_path / "table.md"),
-    )
+    words = ["--cases", "heterofl, conv, bn, one channel", "--out", str(tmp_path / "table.md")]
+    in_new_process(packs.main, words)
     assert "same" in (tmp_path / "table.md").read_text()

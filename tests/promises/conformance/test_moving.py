@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from lightfed.testing.processes import run_module
-from tests.promises.conformance.moving import ROUNDS, WORLDS
+from lightfed.testing.ranks import in_new_process
+from tests.promises.conformance.moving import ROUNDS, WORLDS, main
 
 
 def test_rows_that_move_give_the_bits_of_one_rank(tmp_path: Path) -> None:
-    run_module("tests.promises.conformance.moving", str(tmp_path))
+    in_new_process(main, tmp_path)
     alone, none = json.loads((tmp_path / "0-of-1.json").read_text())
     assert none == [0] * ROUNDS
     for ranks in WORLDS[1:]:

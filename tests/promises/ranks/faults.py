@@ -1,7 +1,6 @@
 """Runs of several ranks in which something goes wrong, side by side.
 
-`python -m tests.promises.ranks.faults FOLDER`: one process that has imported everything
-forks the ranks of every run. It writes what each rank left with and said.
+One process forks the ranks of every run. It writes what each rank left with and said.
 """
 
 import json
@@ -98,8 +97,7 @@ def start(name: str, folder: Path) -> list[int]:
     return pids
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
     watch.GRACE = GRACE
     pids = {}
     for name in FAULTS:
@@ -117,7 +115,3 @@ def main() -> None:
         finished = any("finished" in json.loads(path.read_text()) for path in records)
         results[name] = {"statuses": exits, "said": said, "finished": finished}
     (folder / "faults.json").write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

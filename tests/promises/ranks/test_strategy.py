@@ -23,9 +23,9 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.saving import LastCheckpoint
-from lightfed.testing.processes import run_module
-from lightfed.testing.ranks import kept_port
+from lightfed.testing.ranks import in_new_process, kept_port
 from lightfed.utils.errors import UserError
+from tests.promises.ranks.faults import main
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 Faults = dict[str, dict[str, Any]]
@@ -34,7 +34,7 @@ Faults = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     folder = tmp_path_factory.mktemp("faults")
-    run_module("tests.promises.ranks.faults", str(folder))
+    in_new_process(main, folder)
     return json.loads((folder / "faults.json").read_text())  # type: ignore[no-any-return]
 
 

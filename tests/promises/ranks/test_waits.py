@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.testing.processes import run_module
-from tests.promises.ranks.waits import CASES, ROUNDS
+from lightfed.testing.ranks import in_new_process
+from tests.promises.ranks.waits import CASES, ROUNDS, main
 
 SESSIONS = "the end of the sessions of round {}"
 ADDED = "an all-reduce"
@@ -23,7 +23,7 @@ COLLECTIVES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("waits")
-    run_module("tests.promises.ranks.waits", str(made))
+    in_new_process(main, made)
     return made
 
 

@@ -1,11 +1,9 @@
 """Rounds on two ranks, and the collectives for which their main threads wait.
 
-`python -m tests.promises.ranks.waits FOLDER` writes a file for each case: those of
-every round, in order.
+`main` writes a file for each case: those of every round, in order.
 """
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,11 +73,6 @@ def play(rank: int, name: str, folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(rounds.found))
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
     jobs = [start_job(RANKS, partial(play, name=name, folder=folder)) for name in CASES]
     assert all(wait(job) for job in jobs), "a rank failed"
-
-
-if __name__ == "__main__":
-    main()

@@ -5,13 +5,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 
 from lightfed.cli.command_line import USAGE_ERROR, main
-from lightfed.testing.processes import start, status_of
 from lightfed.testing.ranks import kept_port
 from tests.promises.refusals.mistakes import PARTITION, Case, edit
 
@@ -85,20 +83,18 @@ def _ranks(words: list[str], folder: Path) -> tuple[list[str], list[int]]:
     """What two ranks of a launcher print to stderr, and their statuses."""
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "two-ranks"}
-    with TemporaryDirectory() as place, kept_port() as keeper:
+    with kept_port() as keeper:
         shared["MASTER_PORT"] = str(keeper.getsockname()[1])
-        errors = [Path(place) / str(rank) for rank in range(2)]
-        pids = []
-        for path in errors:
-            own = _environment(RANK=path.name, LOCAL_RANK=path.name, **shared)
-            pids.append(
-                start(
-                    "lightfed", *words, *TWO_RANKS, folder=str(folder), environment=own,
-                    printed="/dev/null", errors=str(path),
-                )
-            )  # fmt: skip
-        statuses = [status_of(pid, SECONDS) for pid in pids]
-        return [path.read_text() for path in errors], statuses
+        command = [sys.executable, "-m", "lightfed", *words, *TWO_RANKS]
+        processes = [
+            subprocess.Popen(
+                command, cwd=folder, env=_environment(RANK=rank, LOCAL_RANK=rank, **shared),
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in "01"
+        ]  # fmt: skip
+        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
+    return errors, [process.returncode for process in processes]
 
 
 def test_a_run_that_diverges_ends_all_ranks_and_leaves_what_it_has(tmp_path: Path) -> None:
