@@ -70,14 +70,6 @@ def check_numbers(
         require(fits, f"model.{name}", f"{value} {unit}", fix)
 
 
-def check_schedule(optimizer: Any, schedule: Any) -> None:
-    """Reject a schedule of the learning rate without an optimizer."""
-    if optimizer is None and schedule is not None:
-        found = "nothing to schedule: model.optimizer is not given"
-        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
-        raise UserError("model.lr_schedule", found, fix)
-
-
 def _refuse(bad: bool, flag: str, found: object, fix: str) -> None:
     if bad:
         raise UserError(f"trainer.{flag}", f"{found}", fix)
@@ -97,10 +89,13 @@ def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
     _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
 
 
-def check_at_least_one(flags: Mapping[str, int]) -> None:
-    """Reject counts below 1."""
+def check_counts(flags: Mapping[str, int]) -> None:
+    """Reject counts below 1, and more threads than could do anything but wait."""
     for flag, value in flags.items():
         _refuse(value < 1, flag, value, "give at least 1")
+    processors, threads = os.cpu_count() or 1, flags["num_threads"]
+    found, fix = f"{threads} for {processors} processors", f"give 1 to {_THREADS * processors}"
+    _refuse(threads > _THREADS * processors, "num_threads", found, fix)
 
 
 def last_checkpoint(
@@ -123,14 +118,6 @@ def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
         _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is not a share", fix)
     elif value is not None:
         _refuse(value < least, flag, f"{value} batches", f"give at least {least}")
-
-
-def check_threads(count: int) -> None:
-    """Reject threads that would be started and only wait for each other."""
-    processors = os.cpu_count() or 1
-    most = _THREADS * processors
-    found, fix = f"{count} for {processors} processors", f"give 1 to {most}"
-    _refuse(not 1 <= count <= most, "num_threads", found, fix)
 
 
 def check_clipping(value: float | None, algorithm: str) -> None:

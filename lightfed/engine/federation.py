@@ -26,7 +26,7 @@ from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.state.rows import Moment
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
@@ -115,7 +115,9 @@ class Federation(Recorded, L.LightningModule):
             seed: Seed of all draws.
         """
         super().__init__()
-        checks.check_schedule(optimizer, lr_schedule)
+        found = "nothing to schedule: model.optimizer is not given"
+        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
+        require(optimizer is not None or lr_schedule is None, "model.lr_schedule", found, fix)
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)

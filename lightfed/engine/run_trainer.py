@@ -136,18 +136,11 @@ class RunTrainer(Recorded, L.Trainer):
 
     def save_last(self) -> bool:
         """Write last.ckpt where resuming looks for it; False if the run keeps no checkpoints."""
-        path = self._last_path()
-        if path is not None:
-            self.save_checkpoint(path)
-        return path is not None
-
-    def _last_path(self) -> Path | None:
-        """Where resuming looks for last.ckpt; None if the run keeps no checkpoints."""
-        folders = [c.dirpath for c in self._model_checkpoints() if c.dirpath is not None]
-        if not folders:
-            return None
+        folders = [Path(c.dirpath) for c in self._model_checkpoints() if c.dirpath is not None]
         logger = self.run_logger
-        return (Path(folders[0]) if logger is None else logger.folder / "checkpoints") / NAME
+        if folders:
+            self.save_checkpoint((logger.folder / "checkpoints" if logger else folders[0]) / NAME)
+        return bool(folders)
 
     def rounds(self, finished: int) -> str:
         """The progress of the run, in words."""

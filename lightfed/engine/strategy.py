@@ -183,10 +183,12 @@ class FederatedStrategy(DDPStrategy):
             return
         assert self.cluster_environment is not None
         assert self._timeout is not None
-        meeting = self._address, self.cluster_environment.main_port
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return  # torchrun keeps the store
-        listener = self._taken(meeting[1])  # the store's from here on
+        meeting = self._address, self.cluster_environment.main_port
+        if self.global_rank == 0 and self._listener is None:
+            self.take_port(meeting[1])
+        listener, FederatedStrategy._listener = self._listener, None  # the store's from here on
         store = dist.TCPStore(
             *meeting,
             self.world_size,
@@ -218,13 +220,6 @@ class FederatedStrategy(DDPStrategy):
         ranks = self.num_nodes * self.num_processes
         listener = FederatedStrategy._listener = listen(self._interface(), port, backlog=ranks)
         return int(listener.getsockname()[1])
-
-    def _taken(self, port: int) -> socket.socket | None:
-        """What rank 0 listens by; None on other ranks."""
-        if self.global_rank == 0 and self._listener is None:
-            self.take_port(port)
-        found, FederatedStrategy._listener = self._listener, None
-        return found
 
     def _launched(self) -> list[subprocess.Popen[bytes]]:
         """Processes of other ranks started by this one."""

@@ -132,7 +132,7 @@ class FederatedTrainer(RunTrainer):
         if name is not None:
             check_name("trainer.name", name)
         checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
-        checks.check_at_least_one(
+        checks.check_counts(
             {
                 "num_threads": num_threads, "num_nodes": num_nodes,
                 "ranks_per_device": ranks_per_device,
@@ -147,7 +147,6 @@ class FederatedTrainer(RunTrainer):
         strategy = checks.federated(strategy)
         checks.check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
         strategy.ranks_per_device = ranks_per_device
-        checks.check_threads(num_threads)
         torch.set_num_threads(num_threads)
         # Otherwise Lightning's launcher sets another value.
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))

@@ -91,17 +91,13 @@ def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:
     @wraps(run)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
         sync = Metric.sync
-        Metric.sync = _leave_alone  # type: ignore[method-assign]
+        Metric.sync = lambda *_, **__: None  # type: ignore[method-assign]
         try:
             return run(*args, **kwargs)
         finally:
             Metric.sync = sync  # type: ignore[method-assign]
 
     return alone
-
-
-def _leave_alone(*_: Any, **__: Any) -> None:
-    """Replaces `Metric.sync`."""
 
 
 def numbers(means: Mapping[str, Tensor | float]) -> dict[str, float]:

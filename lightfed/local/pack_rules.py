@@ -144,14 +144,11 @@ class Packs:
         known, most = not unknown(module), min(int(self.side_by_side), state.group.count)
         if not known and (why := differs(module, state, fleet.data, context)):
             return why
-        self._check_memory(most, client_bytes(module, state, fleet.data))
-        return Packing(most, even=even, known=known)
-
-    def _check_memory(self, most: int, one: float) -> None:
-        fits = int(self.memory * _MEBI / one)
+        fits = int(self.memory * _MEBI / client_bytes(module, state, fleet.data))
         found = f"{most}, and {fits} clients fit model.pack_memory, {self.memory} MiB"
         fix = "lower it" if fits > 1 else "set it to off"
         require(most <= fits, "model.side_by_side", found, f"{fix}, or raise model.pack_memory")
+        return Packing(most, even=even, known=known)
 
 
 def unknown(module: L.LightningModule) -> str:
