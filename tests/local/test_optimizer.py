@@ -54,15 +54,17 @@ CLIPS = {
 @pytest.mark.parametrize("unused", [False, True])
 @pytest.mark.parametrize("algorithm", CLIPS)
 def test_clipping_is_torchs(algorithm: str, unused: bool, build: Callable[..., Optimizer]) -> None:
-    net, twin, free = net_of(), net_of(), net_of()
-    stepper = make(build(net.parameters(), lr=0.05), clipping=Clipping(0.7, algorithm))
-    reset(stepper, net)
-    run_stepper(net, stepper, 4, unused=unused)
+    net, small, twin, free = (net_of() for _ in range(4))
+    for model, limit in ((net, 0.7), (small, 1e6)):
+        stepper = make(build(model.parameters(), lr=0.05), clipping=Clipping(limit, algorithm))
+        reset(stepper, model)
+        run_stepper(model, stepper, 4, unused=unused)
     clip = partial(CLIPS[algorithm], twin)
     run_torch(twin, build(twin.parameters(), lr=0.05), 4, clip=clip, unused=unused)
     assert_equal(net, twin)
     run_torch(free, build(free.parameters(), lr=0.05), 4, unused=unused)
     assert not torch.equal(free.head.weight, net.head.weight)  # the limit was reached
+    assert_equal(small, free)  # gradients below the limit are left alone
 
 
 class Summed(nn.Module):
