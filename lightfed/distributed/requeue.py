@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from signal import Signals
 from time import monotonic, sleep
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lightfed.distributed.slurm import Job, job_of
 from lightfed.utils import signals
@@ -53,17 +53,10 @@ def requeue(
     was finished since the job was started; `why_not` is the message for a job that has been
     restarted too often without. `run` is as subprocess.run.
     """
-    try:
-        return _unless_refused(job, progressed=progressed, why_not=why_not, run=run)
-    except _Refused as error:
-        return Outcome(False, f"job {job.name} is not requeued: {error}")
-
-
-def _unless_refused(job: Job, *, progressed: bool, why_not: str, run: Run) -> Outcome:
     name = f"job {job.name}"
     shown = _scontrol(run, "show", "job", "-o", job.name)
     if shown.returncode:
-        raise _Refused(_words(shown))
+        return Outcome(False, f"{name} is not requeued: {_words(shown)}")
     fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
     state = fields.get("JobState", "")
     if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
@@ -74,26 +67,25 @@ def _unless_refused(job: Job, *, progressed: bool, why_not: str, run: Run) -> Ou
     if state != "RUNNING" and not ending:
         return Outcome(False, f"{name} is being cancelled")
     if not progressed and job.restarts >= _RESTARTS:
-        found = f"no session has finished since restart {job.restarts}"
-        raise _Refused(f"{found}, {why_not}")
+        found = f"no session has finished since restart {job.restarts}, {why_not}"
+        return Outcome(False, f"{name} is not requeued: {found}")
     done = _scontrol(run, "requeue", job.name)
     if done.returncode and "pending" not in _words(done):
-        raise _Refused(f"{_words(done)}; submit with --requeue")
+        fix = "; submit with --requeue" if done.returncode > 0 else ""
+        return Outcome(False, f"{name} is not requeued: {_words(done)}{fix}")
     return Outcome(True, f"{name} is requeued", kills=True)
 
 
-class _Refused(Exception):
-    """A job is not requeued; says why."""
-
-
 def _scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
-    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    """What scontrol answers; a process of status -1, with the reason, if it does not."""
+    command = ["scontrol", *words]
     try:
-        return run(["scontrol", *words], timeout=_PATIENCE, **options)
+        return run(command, timeout=_PATIENCE, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise _Refused(f"scontrol cannot be run ({error.strerror})") from error
-    except subprocess.TimeoutExpired as error:
-        raise _Refused("scontrol does not answer") from error
+        failure = f"scontrol cannot be run ({error.strerror})"
+    except subprocess.TimeoutExpired:
+        failure = "scontrol does not answer"
+    return subprocess.CompletedProcess(command, -1, failure, "")
 
 
 def _words(done: "subprocess.CompletedProcess[str]") -> str:

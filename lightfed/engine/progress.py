@@ -75,17 +75,11 @@ class RoundProgressBar(ProgressBar):
 
     @override
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._progress is not None:
-            self._progress.update(
-                self._task, sessions=f"wave {batch_idx + 1}/{trainer.num_training_batches}"
-            )
+            waves = f"wave {batch_idx + 1}/{trainer.num_training_batches}"
+            self._progress.update(self._task, sessions=waves)
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -95,20 +89,16 @@ class RoundProgressBar(ProgressBar):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._progress is not None:
             self._progress.update(self._task, advance=1, metrics=self._metrics(trainer))
-        elif self._enabled and trainer.is_global_zero and self._due(trainer):
-            self._printed = time.monotonic()
-            self._console.print(
-                f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {self._metrics(trainer)}",
-                highlight=False,
-            )
-
-    def _due(self, trainer: L.Trainer) -> bool:
-        last = trainer.current_epoch + 1 == trainer.max_epochs
-        return last or time.monotonic() - self._printed >= self._seconds
+        elif self._enabled and trainer.is_global_zero:
+            finished, now = trainer.current_epoch + 1, time.monotonic()
+            if finished == trainer.max_epochs or now - self._printed >= self._seconds:
+                self._printed = now
+                line = f"round {finished}/{trainer.max_epochs}  {self._metrics(trainer)}"
+                self._console.print(line, highlight=False)
 
     def _metrics(self, trainer: L.Trainer) -> str:
         """Metrics of the round; those of an earlier evaluation show the number of its round."""
-        shown = self.get_metrics(trainer, trainer.lightning_module)
+        shown = trainer.progress_bar_metrics
         texts = {k: f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float)}
         tested = [texts.pop(k) for k in list(texts) if k.partition("/")[0] in KINDS]
         if tested and self._tested != trainer.global_step:
@@ -116,22 +106,11 @@ class RoundProgressBar(ProgressBar):
         return "  ".join([*texts.values(), *tested])
 
     @override
-    def get_metrics(
-        self, trainer: L.Trainer, pl_module: L.LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
-        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
-
-    @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop()
-
-    @override
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def on_train_end(self, *_: Any) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+    @override
+    def on_exception(self, *_: Any) -> None:
+        self.on_train_end()
