@@ -13,7 +13,7 @@ import pandas as pd
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.tidy import course_table, score_row, stacked
-from lightfed.report.run_figures import DRAG, scaled_axis
+from lightfed.report.run_figures import DRAG, SENT, against
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group
@@ -22,10 +22,10 @@ from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
 
 COSTS = {
-    "sent": ("sent by all clients and the server", "B", "bytes sent"),
-    "flops": ("computed by all clients", "FLOPs", "computation"),
-    "stored_bytes": ("kept by a client", "B", "bytes kept"),
-    "seconds": ("time of the run", "s", "time"),
+    "sent": (SENT, "bytes sent"),
+    "flops": (("computed by all clients", "FLOPs"), "computation"),
+    "stored_bytes": (("kept by a client", "B"), "bytes kept"),
+    "seconds": (("time of the run", "s"), "time"),
 }
 Draw = Callable[[Sequence[Group], str, Series, str], list[Chart]]
 
@@ -76,13 +76,10 @@ def _courses(groups: Sequence[Group], column: str, by: Series, begin: str) -> li
         return []
     y = metric_axis("mean", base_name(column), table["mean"])
     title = f"{begin}{sentence(column)}"
-    charts = [marks.lines(table, Axis("round"), y, by, title=title)]
+    over_rounds = marks.lines(table, Axis("round"), y, by, title=title)
     sent = table[table["sent"] > 0]
-    if sent["sent"].nunique() > 1:
-        x, scaled = scaled_axis("sent", *COSTS["sent"][:2], sent["sent"])
-        named = f"{title} for the bytes sent"
-        charts.append(marks.lines(sent.assign(sent=scaled), x, y, by, title=named))
-    return charts
+    named = f"{title} for the bytes sent"
+    return [over_rounds, *against(sent, "sent", SENT, y, by, marks.lines, named)]
 
 
 def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
@@ -112,13 +109,10 @@ def _costs(groups: Sequence[Group], column: str, by: Series, begin: str) -> list
     ]
     table = pd.DataFrame(rows).replace(math.inf, math.nan)
     y = metric_axis("value", column, table["value"], title=readable(column))
-    charts = []
-    for name, (title, unit, short) in COSTS.items():
-        known = table[table[name] > 0]
-        if known[name].nunique() > 1:
-            x, scaled = scaled_axis(name, title, unit, known[name])
-            heading = f"{begin}{sentence(base_name(column))} and {short}"
-            charts.append(marks.points(known.assign(**{name: scaled}), x, y, by, title=heading))
+    charts: list[Chart] = []
+    for name, (quantity, short) in COSTS.items():
+        title = f"{begin}{sentence(base_name(column))} and {short}"
+        charts += against(table[table[name] > 0], name, quantity, y, by, marks.points, title)
     return charts
 
 

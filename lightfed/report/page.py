@@ -25,7 +25,7 @@ from lightfed.results.tables import (
     rounds_table,
     rounds_text,
 )
-from lightfed.results.units import time_left_text
+from lightfed.results.units import seconds_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.keys import flat
 
@@ -111,10 +111,10 @@ def _state(run: Run, *, live: bool) -> str:
 
 
 def _progress(run: Run) -> str:
-    """`12 of 30 rounds, about 4 min left. Written at 12:30:05`."""
+    """`12 of 30 rounds, about 4.0 min left. Written at 12:30:05`."""
     rest = (run.planned or run.last_round) - run.last_round
     seconds = rest * totals(run)["per_round"]
-    left = f", about {time_left_text(seconds)} left" if rest else ""
+    left = f", about {seconds_text(seconds)} left" if rest else ""
     return f"{rounds_text(run)} rounds{left}. Written at {datetime.now():%H:%M:%S}"
 
 

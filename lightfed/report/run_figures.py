@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ DOTS = 250  # clients in a picture of points
 CELLS = 2000  # of a heat map
 TIMES = 120  # points of the picture of seconds
 MOST_PANELS = 9
-# by the column of clients.csv: what the axis is called and its unit
+# by the column of clients.csv: the quantity and its unit
 BESIDE = {
     "samples": ("training samples", ""),
     "parameters": ("parameters of the client's model", ""),
@@ -29,14 +29,14 @@ BESIDE = {
     "flops": ("computed by the client", "FLOPs"),
     "stored_bytes": ("kept by the client", "B"),
 }
+SENT = ("sent by all clients and the server", "B")
 TRAINING = "training"
 DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
 
 
 def run_figures(run: Run) -> list[Figure]:
     """Those that the files of the run allow."""
-    made = (course(run), clients(run), partition(run), times(run))
-    return [figure for figure in made if figure is not None]
+    return [*filter(None, (course(run), clients(run), partition(run), times(run)))]
 
 
 def course(run: Run) -> Figure | None:
@@ -47,20 +47,24 @@ def course(run: Run) -> Figure | None:
     kinds = _kinds(primary)
     by = Series.of("series", [*kinds.values(), TRAINING], "model")
     by_round = _lines(run, kinds, primary)
+    by_bytes = by_round.merge(traffic(run).rename("sent"), on="round").drop(columns=["low", "high"])
+    y = metric_axis("value", primary, by_round["value"])
+    title = f"{sentence(primary)} for the bytes sent"
     loss = {"train_loss": TRAINING}
     for name in losses:
         loss |= {f"global/{name}": "global", f"personal/{name}": "personal, mean"}
     charts = [
-        _against_rounds(by_round, primary, by),
-        _against_rounds(_lines(run, loss, "loss"), "loss", by),
-        _against_bytes(run, by_round, primary, by),
-        *(_against_rounds(_lines(run, _kinds(name), name), name, by) for name in others),
+        *_against_rounds(by_round, primary, by),
+        *_against_rounds(_lines(run, loss, "loss"), "loss", by),
+        *against(by_bytes[by_bytes["sent"] > 0], "sent", SENT, y, by, marks.lines, title),
     ]
-    drawn = tuple(chart for chart in charts if chart is not None)[:MOST_PANELS]
+    for name in others:
+        charts += _against_rounds(_lines(run, _kinds(name), name), name, by)
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         "over the clients. Bytes are those the algorithm sends, for all clients. " + DRAG
     )
+    drawn = tuple(charts[:MOST_PANELS])
     return Figure("curves", "Course of the run", drawn, caption) if drawn else None
 
 
@@ -73,14 +77,17 @@ def clients(run: Run) -> Figure | None:
     by = Series.of("group", run.client_groups, "client group")
     axis = metric_axis(metric, metric, table[metric])
     group = Axis("group", "client group", names=run.client_groups)
-    title = f"{sentence(metric)} of each client"
-    spread: Chart | None = marks.spread(table, axis, group, by, title=title)
+    title = sentence(metric)
+    charts = [marks.spread(table, axis, group, by, title=f"{title} of each client")]
     columns = {f"personal/{metric}/{name}": name for name in run.client_groups}
-    groups = _lines(run, columns, metric).rename(columns={"series": "group"})
-    charts = [spread, *(_scatter(_beside(run), name, metric, by) for name in BESIDE)]
     if len(columns) > 1:
-        title = f"{sentence(metric)} by client group"
-        charts.insert(1, _against_rounds(groups, metric, by, title))
+        groups = _lines(run, columns, metric).rename(columns={"series": "group"})
+        charts += _against_rounds(groups, metric, by, f"{title} by client group")
+    beside = _beside(run)
+    for name, quantity in BESIDE.items():
+        if name in beside:
+            heading = f"{title} and {readable(name)}"
+            charts += against(beside, name, quantity, axis, by, marks.points, heading)
     scores = run.evaluation[metric]
     worst = metric_text(metric, worst_tenth(scores, metric))
     mean = metric_text(metric, float(scores.mean()))
@@ -92,8 +99,7 @@ def clients(run: Run) -> Figure | None:
     if len(table) > DOTS:
         most = f"{marks.MOST_SHOWN:,} in all, and {DOTS} in the other pictures"
         caption += f" Clients of evenly spaced ranks are drawn: {most}."
-    drawn = tuple(chart for chart in charts if chart is not None)
-    return Figure("clients", "Clients: who suffers", drawn, caption)
+    return Figure("clients", "Clients: who suffers", tuple(charts), caption)
 
 
 def partition(run: Run) -> Figure | None:
@@ -168,56 +174,44 @@ def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
     return stacked(parts, metric)
 
 
-def _against_rounds(table: pd.DataFrame, metric: str, by: Series, title: str = "") -> Chart | None:
-    """None below two evaluations."""
+def _against_rounds(table: pd.DataFrame, metric: str, by: Series, title: str = "") -> list[Chart]:
+    """A chart of lines; none below two evaluations."""
     if table["round"].nunique() < 2:
-        return None
+        return []
     y = metric_axis("value", metric, table["value"])
-    return marks.lines(table, Axis("round"), y, by, title=title or sentence(metric))
+    return [marks.lines(table, Axis("round"), y, by, title=title or sentence(metric))]
 
 
-def _against_bytes(run: Run, by_round: pd.DataFrame, metric: str, by: Series) -> Chart | None:
-    table = by_round.drop(columns=["low", "high"]).merge(traffic(run).rename("sent"), on="round")
-    table = table[table["sent"] > 0]
-    if table["sent"].nunique() < 2:
-        return None
-    x, scaled = scaled_axis("sent", "sent by all clients and the server", "B", table["sent"])
-    y = metric_axis("value", metric, table["value"])
-    title = f"{sentence(metric)} for the bytes sent"
-    return marks.lines(table.assign(sent=scaled), x, y, by, title=title)
+def against(
+    table: pd.DataFrame,
+    column: str,
+    quantity: tuple[str, str],
+    y: Axis,
+    by: Series,
+    draw: Callable[..., Chart],
+    title: str,
+) -> list[Chart]:
+    """A chart of y against a column, a quantity with its unit; none if rows do not differ in it.
 
-
-def scaled_axis(
-    column: str, title: str, unit: str, values: pd.Series[float]
-) -> tuple[Axis, pd.Series[float]]:
-    """An axis in a unit with short numbers, and the values in it; in log over decades."""
-    largest, positive = float(values.max()), values[values > 0]
-    factor, name = unit_of(largest, unit) if unit else (1.0, "")
-    log = len(positive) == len(values) and largest > 20 * float(positive.min())
-    text = f"{title} ({name}{', log' * log})" if name else title + ", log" * log
-    return Axis(column, text, log=log), values / factor
+    The axis has a unit with short numbers, and is logarithmic over decades.
+    """
+    known = table.dropna(subset=[column])
+    values = known[column]
+    if values.nunique() < 2:
+        return []
+    said, unit = quantity
+    factor, name = unit_of(float(values.max()), unit) if unit else (1.0, "")
+    log = bool(0 < 20 * values.min() < values.max())
+    words = [name] * bool(name) + ["log"] * log
+    x = Axis(column, f"{said} ({', '.join(words)})" if words else said, log=log)
+    return [draw(known.assign(**{column: values / factor}), x, y, by, title=title)]
 
 
 def _beside(run: Run) -> pd.DataFrame:
     """The clients with what they hold and spend, a sample of them if they are many."""
     table = finite(run.evaluation)
     table = table.iloc[marks.evenly_spaced(len(table), most=DOTS)]
-    stated = run.environment.get("parameters")
-    size = table["group"].map(stated) if isinstance(stated, dict) else np.nan
+    sizes = table["group"].map(run.environment.get("parameters", {})).astype(float)
     sent = table.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
-    table = table.assign(parameters=pd.to_numeric(size, errors="coerce"), bytes=sent)
-    if run.partition is None:
-        return table.drop(columns="samples", errors="ignore")
-    return table.assign(samples=run.partition.counts.sum(axis=1).reindex(table.index))
-
-
-def _scatter(table: pd.DataFrame, name: str, metric: str, by: Series) -> Chart | None:
-    """The metric against a quantity in which clients differ."""
-    if name not in table or table[name].nunique() < 2:
-        return None
-    title, unit = BESIDE[name]
-    known = table.dropna(subset=[name])
-    axis, scaled = scaled_axis(name, title, unit, known[name])
-    y = metric_axis(metric, metric, known[metric])
-    heading = f"{sentence(metric)} and {readable(name)}"
-    return marks.points(known.assign(**{name: scaled}), axis, y, by, title=heading)
+    held = np.nan if run.partition is None else run.partition.counts.sum(axis=1)
+    return table.assign(samples=held, parameters=sizes, bytes=sent)

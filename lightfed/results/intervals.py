@@ -58,9 +58,8 @@ class Paired:
         """`1.20 to 3.80`, empty below two seeds."""
         if math.isnan(self.low):
             return ""
-        return " to ".join(
-            _signed(self.metric, end).removeprefix("+") for end in (self.low, self.high)
-        )
+        ends = [_signed(self.metric, end).removeprefix("+") for end in (self.low, self.high)]
+        return " to ".join(ends)
 
     @property
     def gain(self) -> str:
@@ -69,11 +68,9 @@ class Paired:
 
     @property
     def seeds_label(self) -> str:
-        """`3 seeds (0-2)`; says so if they are not the first seeds."""
+        """`3 seeds (0-2)`."""
         count = len(self.seeds)
-        first = seeds_text(range(count))
-        others = "" if self.seeds == tuple(range(count)) else f", not {first}"
-        return f"{count} seed{'s' * (count != 1)} ({seeds_text(self.seeds)}{others})"
+        return f"{count} seed{'s' * (count != 1)} ({seeds_text(self.seeds)})"
 
     def lacking(self, own: str, rival: str) -> str:
         """`FML lacks seed 2`; empty if both have all seeds."""

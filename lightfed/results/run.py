@@ -36,7 +36,7 @@ T = TypeVar("T")
 Known = dict[Path, tuple[tuple[int, ...], Any]]  # what has been read of which state of a file
 
 # what numpy raises for a truncated file or one of another format
-UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
+UNREADABLE = (KeyError, ValueError, TypeError, EOFError, zlib.error, BadZipFile)
 CLIENT_KEYS = ("round", "client", "group")
 
 
@@ -123,8 +123,8 @@ class Run:
     @property
     def group_sizes(self) -> dict[str, int]:
         """Clients of each group, in the order of the configuration; empty if not recorded."""
-        stated = self.environment.get("groups")
-        return stated if isinstance(stated, dict) else {}
+        sizes: dict[str, int] = self.environment.get("groups", {})
+        return sizes
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
@@ -161,7 +161,8 @@ class Run:
     @property
     def planned(self) -> int | None:
         """Number of rounds configured; None if unknown or unlimited."""
-        return max(0, whole_number(self.environment.get("rounds")) or 0) or None
+        rounds = whole_number(self.environment.get("rounds"))
+        return rounds if rounds and rounds > 0 else None
 
     @property
     def finished(self) -> bool:
@@ -175,8 +176,7 @@ class Run:
 
     @property
     def synthetic(self) -> bool:
-        meta = self.partition.meta if self.partition else {}
-        return self.environment.get("synthetic") is True or meta.get("synthetic") is True
+        return self.environment.get("synthetic") is True
 
     @property
     def note(self) -> str:
@@ -246,8 +246,8 @@ def read(folder: Path | str, known: Known | None = None) -> Run:
             evaluation=evaluation,
             timings=once("timings.csv", lambda path: finite(_by_round(path))),
             partition=once("partition.npz", lambda path: _arrays(path, _partition)),
-            gates=once("gate.npz", lambda path: _arrays(path, _gates)),
-            costs=once("costs.npz", lambda path: _arrays(path, _costs)),
+            gates=once("gate.npz", lambda path: _of_round(path, "personal", Gates)),
+            costs=once("costs.npz", lambda path: _of_round(path, "sums", lambda *read: read)),
             environment=environment,
             config=config,
             settings=settings | {f"data.{name}.digest": text for name, text in digests.items()},
@@ -264,10 +264,6 @@ def _config(path: Path) -> tuple[str | None, dict[str, str]]:
     """The text, and the settings in it."""
     text = path.read_text("utf-8", "replace") if path.is_file() else None
     return text, read_settings(text or "", path)
-
-
-def _costs(file: Mapping[str, np.ndarray]) -> tuple[int, Floats]:
-    return int(file["round"]), file["sums"].astype(np.float64)
 
 
 def _rounds(path: Path) -> tuple[DataFrame, frozenset[str]]:
@@ -325,17 +321,14 @@ def _partition(file: Mapping[str, np.ndarray]) -> Partition:
     return Partition(pd.DataFrame(counts, columns=classes), meta)
 
 
-def _gates(file: Mapping[str, np.ndarray]) -> Gates:
-    personal = file["personal"].astype(np.float64)
-    _clients, _classes = personal.shape
-    return Gates(int(file["round"]), personal)
+def _of_round(path: Path, name: str, made: Callable[[int, Floats], T]) -> T | None:
+    """The number of the round and one of the arrays of an npz file; None without it."""
+    return _arrays(path, lambda file: made(int(file["round"]), file[name].astype(np.float64)))
 
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
-        environment = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        environment: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise damaged(path, str(error)) from error
-    if not isinstance(environment, dict):
-        raise damaged(path, f"a {type(environment).__name__} instead of a mapping")
     return environment

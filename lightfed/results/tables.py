@@ -16,7 +16,7 @@ from lightfed.results.outcome import (
     totals,
     worst_tenth,
 )
-from lightfed.results.run import Run, whole_number
+from lightfed.results.run import Run
 from lightfed.results.units import (
     NOTHING,
     bytes_text,
@@ -58,14 +58,13 @@ def without_empty_columns(table: DataFrame) -> DataFrame:
 def headline(run: Run) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
     stated = run.environment
-    tested, ranks = whole_number(stated.get("evaluated_clients")), whole_number(stated.get("ranks"))
+    tested, ranks = stated.get("evaluated_clients"), stated.get("ranks")
     parts = [" on ".join(str(stated[key]) for key in ("algorithm", "dataset") if stated.get(key))]
     if run.num_clients is not None:
         groups = f" in {len(run.client_groups)} groups" if len(run.client_groups) > 1 else ""
         parts.append(_counted(run.num_clients, "client") + groups)
         if tested and tested < run.num_clients:
-            of = f"{count_text(tested)} of {count_text(run.num_clients)}"
-            parts.append(f"personal metrics of {of} clients")
+            parts.append(f"personal metrics of {tested:,} of {run.num_clients:,} clients")
     parts.append(f"{rounds_text(run)} round{'s' * (run.last_round != 1)}")
     if run.seed is not None:
         parts.append(f"seed {run.seed}")

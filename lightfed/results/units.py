@@ -62,13 +62,6 @@ def seconds_text(value: float) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
-def time_left_text(seconds: float) -> str:
-    """In whole seconds or minutes, or in hours: `9 s`, `4 min`, `2.5 h`."""
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def virtual_text(mean: float, half: float) -> str:
     """Virtual seconds, never converted to minutes or hours, with half their interval if known."""
     if math.isnan(mean):

@@ -125,7 +125,7 @@ def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
     assert rows["x"][head] == "3, 1 of 2 seeds"
     assert rows["y"][head].startswith("7.5 ")
     assert rows["z"][head] == "not finite"
-    assert "x +5 over y, the next best, 1 seed (1, not 0), x lacks seed 2" in " ".join(
+    assert "x +5 over y, the next best, 1 seed (1), x lacks seed 2" in " ".join(
         capsys.readouterr().out.split()
     )
 

@@ -98,11 +98,7 @@ def test_without_a_common_seed_there_is_nothing_to_tell(tmp_path: Path) -> None:
     assert found.sentence("A", "B") == "over B: no seed in common"
 
 
-def test_seeds_that_are_not_the_first_ones_are_said_not_to_be(tmp_path: Path) -> None:
-    finals = dict.fromkeys((0, 1, 13, 14), 0.5)
-    found = _paired(tmp_path, finals, finals)
-    assert found.seeds_label == "4 seeds (0-1 13-14, not 0-3)"
-    assert _paired(tmp_path, {3: 0.1}, {3: 0.1}).seeds_label == "1 seed (3, not 0)"
+def test_stretches_of_seeds_are_short() -> None:
     assert seeds_text(()) == ""
     assert seeds_text((4, 5, 6, 8, 10, 11)) == "4-6 8 10-11"
 

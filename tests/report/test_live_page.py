@@ -28,7 +28,7 @@ def test_a_page_reloads_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.M
     callback.on_train_epoch_start(_trainer(folder, 3), module)
     text = page.read_text()
     assert REFRESH in text
-    assert "3 of 9 rounds, about 9 s left" in text
+    assert "3 of 9 rounds, about 9.00 s left" in text
     assert 'data-written="' in text
     assert ">running<" in (tmp_path / "index.html").read_text()
     callback.on_exception(_trainer(folder, 3), module, KeyboardInterrupt())

@@ -134,7 +134,6 @@ def test_a_file_is_read_again_only_after_it_has_changed(
 
 
 FLAT = {"train_counts": np.arange(3), "meta": np.array("{}")}
-NO_META = {"train_counts": np.ones((2, 2), int), "meta": np.array(json.dumps([1, 2]))}
 
 
 @pytest.mark.parametrize(
@@ -150,10 +149,8 @@ NO_META = {"train_counts": np.ones((2, 2), int), "meta": np.array(json.dumps([1,
         ("clients.csv", f"{CLIENTS}\n\ufffd\n", "clients.csv cannot be read: line 2"),
         ("config.yaml", "model: {a: 1", "config.yaml cannot be read"),
         ("environment.json", '{"seed": ', "environment.json cannot be read"),
-        ("environment.json", "[1, 2]", "a list instead of a mapping"),
         ("partition.npz", "", "partition.npz cannot be read"),
         ("partition.npz", FLAT, "partition.npz cannot be read"),
-        ("partition.npz", NO_META, "partition.npz cannot be read"),
     ],
 )
 def test_damage_is_one_error_that_names_the_file(
