@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightfed.results.run import read
-from lightfed.results.tables import client_group_table, figure_table, headline, measured
+from lightfed.results.tables import client_group_table, headline, key_figures, measured
 
 WIDTH_OF_A_FILE = 240
 CLIENT_GROUP_SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
@@ -24,7 +24,7 @@ def print_summary(run: Path) -> None:
     print_line(console, f"{files.name}: {headline(files)}")
     if files.synthetic:
         print_line(console, "synthetic data")
-    print_table(console, figure_table(files), left=(0, 2), spare=("note",))
+    print_table(console, key_figures(files), left=(0, 2), spare=("note",))
     if text := measured(files):
         print_line(console, text)
     if len(groups := client_group_table(files)):

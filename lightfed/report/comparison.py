@@ -59,14 +59,9 @@ STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv
 class Comparison:
     """What is compared.
 
-    Attributes:
-        rows: of the table of final values.
-        finals: this table, without columns in which all rows are alike.
-        settings: the table of those settings in which rows differ.
-        studies: the tables of single papers.
-        contests: the metrics in which experiments are compared seed by seed.
-        target: as requested.
-        notes: what intervals are of, what all runs share, and which are left out.
+    `finals` has a row for each of `rows`, and `settings` the keys in which they differ; neither has
+    what all share. `contests` are seed by seed. `notes` say what intervals are of, what all runs
+    share, and which are left out.
     """
 
     rows: Sequence[Group]
@@ -127,7 +122,7 @@ def compare(
     column = common_metric(ended)
     _check_target(target, column)
     finals, settings, shared = _tables(rows, column, target)
-    common = [seeds_note(rows), f"all runs: {shared}" if shared else "", _synthetic(rows)]
+    common = [seeds_note(rows), f"all runs: {shared}" if shared else ""]
     found = Comparison(
         rows=rows,
         finals=finals,
@@ -171,11 +166,16 @@ def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
             said.setdefault(what, []).append(f"{name} ({rounds_text(run)} rounds)")
         elif out:
             said.setdefault("of a seed that counts already, left out", []).append(name)
+        if not out and run.synthetic:
+            said.setdefault("synthetic data", []).append(name)
         if not out and (failed := failures_text(run)) != NOTHING:
             said.setdefault("sessions left out", []).append(f"{name} ({failed})")
         if not out and run.environment.get("reconfigured"):
             said.setdefault("other settings in some rounds", []).append(name)
-    return [f"{what}: {', '.join(names)}" for what, names in said.items()]
+    return [
+        f"{what}: {', '.join(names) if len(names) <= MOST_NAMED else f'{len(names)} runs'}"
+        for what, names in said.items()
+    ]
 
 
 def common_metric(runs: Sequence[Run]) -> str:
@@ -250,12 +250,6 @@ def _write(
         write_table(clients, folder / "clients", "csv")
         write_file(folder / "clients.parquet", clients.to_parquet(index=False))
     return page
-
-
-def _synthetic(rows: Sequence[Group]) -> str:
-    names = [run.name for run in runs_of(rows) if run.synthetic]
-    text = ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs"
-    return f"synthetic data: {text}" if names else ""
 
 
 def _print(found: Comparison) -> None:

@@ -18,7 +18,6 @@ from lightfed.results.outcome import totals
 from lightfed.results.run import Run, read
 from lightfed.results.tables import (
     client_group_table,
-    figure_table,
     headline,
     key_figures,
     measured,
@@ -60,7 +59,7 @@ def build(
     figures = [*run_figures(files), *figures_of_run(files)]
     write_figures(figures, run / FILES, formats)
     for table in tables:
-        write_table(figure_table(files), run / FILES / "final", table)
+        write_table(key_figures(files), run / FILES / "final", table)
         write_table(client_group_table(files), run / FILES / "client-groups", table)
         for figure in figures:
             write_table(figure.table, run / FILES / figure.name, table)

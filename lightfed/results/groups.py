@@ -44,7 +44,6 @@ class Group:
     Attributes:
         name: that of the only run, or of the first without its seed; says so if no run is finished.
         runs: one of each seed; the finished ones, or of all if none is.
-        left_out: the others, whose last metrics are from an earlier round, or of a seed again.
         label: its method, and in what that differs from others; the name if nothing is known.
         condition: its data set, and in what the data differ from those of others.
         place: of its colour and dash, the same for equal labels; the first label of each method
@@ -54,7 +53,6 @@ class Group:
 
     name: str
     runs: tuple[Run, ...]
-    left_out: tuple[Run, ...] = ()
     label: str = field(default="", compare=False)
     condition: str = field(default="", compare=False)
     place: int = field(default=0, compare=False)
@@ -160,8 +158,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 def _group(name: str, runs: Sequence[Run]) -> Group:
     counted = each_seed_once([run for run in runs if run.finished] or runs)
-    others = tuple(run for run in runs if run not in counted)
-    return Group(name + RUNNING * (not counted[0].finished), tuple(counted), others)
+    return Group(name + RUNNING * (not counted[0].finished), tuple(counted))
 
 
 def _described(groups: Sequence[Group], further: Sequence[dict[str, str]]) -> list[Group]:

@@ -322,8 +322,13 @@ def _partition(file: Mapping[str, np.ndarray]) -> Partition:
 
 
 def _of_round(path: Path, name: str, made: Callable[[int, Floats], T]) -> T | None:
-    """The number of the round and one of the arrays of an npz file; None without it."""
-    return _arrays(path, lambda file: made(int(file["round"]), file[name].astype(np.float64)))
+    """The number of the round and a matrix of an npz file; None without it."""
+
+    def values(file: Mapping[str, np.ndarray]) -> T:
+        _rows, _columns = file[name].shape
+        return made(int(file["round"]), file[name].astype(np.float64))
+
+    return _arrays(path, values)
 
 
 def _environment(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightfed.results.columns import OF_CLIENTS, base_name
@@ -31,15 +30,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 TEXTS = {"B": bytes_text, "FLOPs": flops_text, "s": seconds_text, "": count_text}  # by unit
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A key figure: its name, its value, and an explanation (may be empty)."""
-
-    label: str
-    value: str
-    note: str = ""
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
@@ -81,8 +71,8 @@ def measured(run: Run) -> str:
     return text if run.has(f"personal/{base_name(primary_metric(run))}") else ""
 
 
-def key_figures(run: Run) -> list[Figure]:
-    """The final values that were measured."""
+def key_figures(run: Run) -> DataFrame:
+    """The final values that were measured: `figure`, `final`, and a `note` that may be empty."""
     primary, total = primary_metric(run), totals(run)
     metric, (most, best_round) = base_name(primary), best(run, primary)
     losses = run.series("train_loss").dropna()
@@ -128,13 +118,8 @@ def key_figures(run: Run) -> list[Figure]:
             f"{seconds_text(total['seconds'])} in all",
         ),
     )
-    return [Figure(*figure) for figure in figures if figure[1] != NOTHING]
-
-
-def figure_table(run: Run) -> DataFrame:
-    """The key figures as a table: `figure`, `final` and `note`."""
-    figures = key_figures(run)
-    return text_table([{"figure": f.label, "final": f.value, "note": f.note} for f in figures])
+    head = ("figure", "final", "note")
+    return text_table([dict(zip(head, f, strict=True)) for f in figures if f[1] != NOTHING])
 
 
 def rounds_text(run: Run) -> str:

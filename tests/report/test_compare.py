@@ -161,7 +161,7 @@ def test_the_page_of_a_comparison_escapes(tmp_path: Path) -> None:
     page = ReadPage(compare(runs, output=tmp_path / "new" / "folder"))
     assert "b" not in page.tags
     assert "<b>&" in page.table("run")
-    assert "Synthetic data: <b>&." in page.texts["p"]
+    assert "Synthetic data: evil." in page.texts["p"]
     assert page.resources == []
 
 
@@ -183,7 +183,7 @@ def test_unfinished_runs_are_compared_if_there_are_no_others_and_say_so(tmp_path
     assert list(page.table("run")) == ["x (not finished)", "y (not finished)"]
     ended = {"finished": {"rounds": 2, "limits": {}}}  # stopped early
     stopped = [read(_write(tmp_path, "z", seed, rounds=9, stated=ended)) for seed in (1, 2)]
-    assert [(row.label, row.left_out) for row in grouped(stopped)] == [("z", ())]
+    assert [(row.label, len(row.runs)) for row in grouped(stopped)] == [("z", 2)]
 
 
 @pytest.mark.parametrize(
