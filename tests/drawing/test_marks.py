@@ -136,12 +136,14 @@ def test_a_loss_over_decades_has_a_log_axis_and_a_share_per_cent() -> None:
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_tables_escape_names_and_shorten_numbers(kind: str) -> None:
-    text = table_text(
-        pd.DataFrame({"run": ["a|b_1", "50 % & $x$"], "n": [1.23456789, np.nan]}), kind
-    )
+    names = ["a|b_1", r"[*] 50 % & $x$ #{~^\} <>", "1 +- 2"]
+    text = table_text(pd.DataFrame({"run": names, "n": [1.23456789, np.nan, 1.0]}), kind)
     expected = {
         "csv": "a|b_1,1.23456789",
-        "latex": r"50 \% \& \$x\$ &  \\",
+        "latex": r"a\textbar{}b\_1 & 1.2346 \\" + "\n" + r"{[}{*}{]} 50 \% \& \$x\$ \#\{"
+        r"\textasciitilde{}\textasciicircum{}\textbackslash{}\} \textless{}\textgreater{} &  \\"
+        + "\n"
+        + r"1 $\pm$ 2",
         "markdown": r"| a\|b_1 | 1.2346 |",
     }
     assert expected[kind] in text

@@ -112,13 +112,6 @@ def test_equal_runs_differ_by_nothing_and_warn_of_nothing(tmp_path: Path) -> Non
     np.testing.assert_allclose((alike.low, alike.high), (0.1, 0.1))
 
 
-def test_each_side_has_a_column_of_its_own(tmp_path: Path) -> None:
-    own = _group(tmp_path, "own", {0: 0.5})
-    rival = _group(tmp_path, "rival", {0: 0.75}, "finetuned/accuracy")
-    found = paired(own, rival, "accuracy", (COLUMN, "finetuned/accuracy"))
-    assert found.difference == -0.25
-
-
 def test_a_run_that_is_not_over_has_no_final_figure(tmp_path: Path) -> None:
     own = _group(tmp_path, "own", {0: 0.5, 1: 0.6})
     over = _run(tmp_path, "rival", 0, (0.1, 0.4))

@@ -1,31 +1,15 @@
-"""Tables in LaTeX: names stay text, and what a comparison writes compiles."""
+"""What a comparison writes in LaTeX compiles."""
 
 import subprocess
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from lightfed.drawing.files import table_text
 from lightfed.report.command import main
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 HARSH = r"[*] a_1 50 % & $x$ #{~^\} <|>"
 DOCUMENT = r"\documentclass{article}\begin{document}%s\end{document}"
-
-
-def _rows(text: str) -> list[str]:
-    return [line.removesuffix(r" \\") for line in text.splitlines() if "&" in line]
-
-
-def test_every_letter_of_a_name_stays_text() -> None:
-    text = table_text(pd.DataFrame({HARSH: [HARSH], "n": ["1 +- 2"]}), "latex")
-    escaped = (
-        r"{[}{*}{]} a\_1 50 \% \& \$x\$ \#\{\textasciitilde{}\textasciicircum{}"
-        r"\textbackslash{}\} \textless{}\textbar{}\textgreater{}"
-    )
-    assert text.count(escaped) == 2
-    assert r"1 $\pm$ 2" in text
 
 
 @pytest.mark.browser

@@ -24,14 +24,7 @@ def test_the_summary_holds_the_final_figures(
     print_summary(write_run(tmp_path / "run"))
     rows = _cells(capsys.readouterr().out)
     assert "known: HeteroFL on Digits, 4 clients in 2 groups, 3 rounds, seed 7, 2 ranks" in rows
-    assert rows["rounds"] == ["3"]
     assert rows["global accuracy"] == ["75.00 %", "best 75.00 % in round 3"]
-    assert rows["personal accuracy"][0] == "65.00 %"
-    assert rows["worst 10 % accuracy"][0] == "30.00 %"
-    assert rows["sent up"] == ["3.00 kB", "750 B per client"]
-    assert rows["sent down"] == ["6.00 kB", "1.50 kB per client"]
-    assert rows["compute"][0] == "12.0 GFLOPs"
-    assert rows["time per round"][0] == "1.50 s"
     assert rows["a"] == ["2", "90.00 %", "10.00 %", "80.00 %", "1.00 kB", "2.00 kB", "4.00 GFLOPs"]
     assert rows["b"] == ["2", "40.00 %", "10.00 %", "30.00 %", "500 B", "1.00 kB", "2.00 GFLOPs"]
 
