@@ -1,6 +1,6 @@
 """Which groups share which layers, as text: the trie of a federation (`lightfed groups`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import lightning.pytorch as L
 
@@ -8,7 +8,6 @@ from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
 from lightfed.local.client_group import ClientGroup, group_names
 from lightfed.models.build import DataSpec, blank
-from lightfed.previews.columns import aligned
 
 _HEAD = ("layers", "clients", "parameters", "groups", "first layer", "last layer")
 
@@ -77,3 +76,15 @@ def _continues(chain: list[Node], other: list[Node]) -> bool:
 
 def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
+
+
+def aligned(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Cells in aligned columns, to the left at positions `left`; the first row is the header."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.engine.session_setup import OptimizerFactory, make_optimizer
-from lightfed.previews.columns import aligned
 from lightfed.previews.dry_run import DryFleet
+from lightfed.previews.layer_groups import aligned
 
 _TABLE = 16  # ranks; more are summarised
 _WHY = {

@@ -132,10 +132,8 @@ class RunFolder:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            # This job may have died in it before its first checkpoint, or before its first file.
-            unused = folder.is_dir() and all(path.suffix == ".part" for path in folder.glob("*"))
-            again = self._job is not None and self._job.restarts > 0
-            return (again and unused) or (self._is_own(folder) and not _resumable(folder))
+            # This job may have died in it before its first checkpoint.
+            return self._is_own(folder) and not _resumable(folder)
         except OSError as error:
             found = f"{folder} cannot be made ({error.strerror})"
             fix = "name a writable folder"
@@ -216,12 +214,8 @@ class RunFolder:
     def _candidates(self) -> list[Path]:
         """Folders of this name that hold a checkpoint."""
         folders = self.save_dir.glob(f"{glob.escape(self.base)}*")
-        return [f for f in folders if self._is_of_this_name(f) and _resumable(f)]
-
-    def _is_of_this_name(self, folder: Path) -> bool:
-        name = read_environment(folder).get("name")
-        rest = folder.name.removeprefix(self.base)
-        return re.fullmatch(r"(-\d+)?", rest) is not None if name is None else name == self.base
+        alike = (f for f in folders if read_environment(f).get("name") == self.base)
+        return [folder for folder in alike if _resumable(folder)]
 
     def _is_own(self, folder: Path) -> bool:
         """Whether this job created or resumed it, with this configuration."""

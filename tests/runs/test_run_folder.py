@@ -55,20 +55,6 @@ def start(folder: Path, *, config: str | None = "c", name: str = "run") -> RunLo
     return logger
 
 
-@pytest.mark.parametrize(("restarts", "name"), [(1, "run-7"), (0, "run-7-2")])
-def test_a_job_that_died_before_its_first_file_was_complete_uses_its_folder(
-    restarts: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run-7").mkdir()
-    (tmp_path / "run-7" / "environment.json.1a2b.part").write_text('{"na')
-    job(monkeypatch, 7, restarts=restarts)
-    assert start(tmp_path).folder.name == name
-    (tmp_path / "run-8").mkdir()
-    (tmp_path / "run-8" / "notes").touch()  # somebody's
-    job(monkeypatch, 8, restarts=1)
-    assert start(tmp_path).folder.name == "run-8-2"
-
-
 def saved(logger: RunLogger, name: str = "last.ckpt") -> Path:
     path = logger.folder / "checkpoints" / name
     path.parent.mkdir(exist_ok=True)
