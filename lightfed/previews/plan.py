@@ -57,9 +57,9 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
     one_of_each = int(row_bytes(fleet).sum())
     return {
         "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
-        "two rows of every group, the others in host memory or on disk": 2
-        * one_of_each
-        * fleet.host_rows,
+        "two rows of every group, the others in host memory or on disk": (
+            2 * one_of_each if fleet.host_rows else 0
+        ),
         "live modules, one per group": one_of_each,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),
@@ -68,11 +68,16 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
 
 
 def state_slots(factory: OptimizerFactory | None) -> float:
-    """Number of values that an optimiser keeps per parameter, measured on a small one."""
+    """Number of values that an optimiser keeps per parameter, measured on a small one.
+
+    One that has its own stepper in a session keeps the iterate.
+    """
     if factory is None:
         return 0.0
     parameter = nn.Parameter(torch.zeros(8, 8))
     optimizer = make_optimizer(factory, [parameter])
+    if hasattr(optimizer, "stepper"):
+        return 1.0
     parameter.grad = torch.ones_like(parameter)
     optimizer.step(lambda: 0.0)
     kept = [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
