@@ -20,7 +20,8 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.finished import Suspended
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.rank_sessions import Pending, RunClient
-from lightfed.runs import checkpoint, journal
+from lightfed.runs import checkpoint, saving
+from lightfed.runs.checkpoint import JOURNAL
 from lightfed.utils import lightning_private
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _call_callback_hooks, call_overridden, overriding
@@ -86,7 +87,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
             self._first = t
             plan = self._unfinished(t, plan)
             if last is not None:  # of any round
-                self._journal = last.path.with_name(journal.FILE)
+                self._journal = last.path.with_name(JOURNAL)
         return plan
 
     def _unfinished(self, t: int, plan: RoundPlan) -> RoundPlan:
@@ -96,7 +97,8 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
             return plan
         ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
         try:
-            found = journal.read(Path(path).with_name(journal.FILE), ranks, t=t, identity=identity)
+            path = Path(path).with_name(JOURNAL)
+            found = saving.load_journal(path, ranks, t=t, identity=identity)
         except UserError as error:
             federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
             return plan
@@ -119,8 +121,8 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         assert last is not None, "a round is suspended only if its start is on disk"
         self.trainer.strategy.checkpoints.finish()
         ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
-        path = last.path.with_name(journal.FILE)
-        journal.write(suspended, path, ranks, t=t, identity=identity)
+        path = last.path.with_name(JOURNAL)
+        saving.save_journal(suspended, path, ranks, t=t, identity=identity)
         saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
         progressed = suspended.new > 0 or t != self._first
         raise Interrupted(self.messages.asked(), saved, resumable=True, progressed=progressed)

@@ -3,6 +3,7 @@
     last.ckpt                      server state, counters, callbacks: tensors and primitives only
     last.previous.ckpt             the one before it, in case the newest gets corrupted
     last.ckpt.shards/<tag>/rank0.pt   states of the stateful clients of rank 0
+    sessions.ckpt                  the journal: finished sessions of an interrupted round, as shards
 
 A reader sees the old checkpoint or the new one, never a mixture. The shards of a new tag and the
 main file that names the tag are written and flushed under temporary names. Then the old main file
@@ -26,6 +27,7 @@ from lightfed.utils.lightning_private import may_make_modules
 SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number of each, the format
 FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
+JOURNAL = "sessions.ckpt"
 _PREVIOUS = ".previous"
 log = logging.getLogger(__name__)
 

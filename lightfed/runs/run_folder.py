@@ -17,8 +17,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
-from lightfed.runs import journal, run_lock
-from lightfed.runs.checkpoint import newest_file
+from lightfed.runs import run_lock
+from lightfed.runs.checkpoint import JOURNAL, newest_file
 from lightfed.runs.federation_state import changed
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, require
@@ -142,7 +142,7 @@ class RunFolder:
 
     def give_up(self) -> None:
         """Remove the folder that this run made, unless it holds sessions of its first round."""
-        if not self._created or _last(self.path).with_name(journal.FILE).is_file():
+        if not self._created or _last(self.path).with_name(JOURNAL).is_file():
             return
         try:
             run_lock.check(self.path)

@@ -9,7 +9,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
+from lightfed.local.finished import Suspended
 from lightfed.runs import checkpoint, run_lock
 from lightfed.runs.checkpoint import (
     CLIENTS,
@@ -153,6 +154,36 @@ class Writing:
 def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any) -> None:
     """Write a checkpoint; called by every rank, with arguments and errors of `Writing`."""
     Writing(checkpoint, path, ranks, **how).write(ranks)
+
+
+def save_journal(
+    suspended: Suspended, path: Path, ranks: Ranks, *, t: int, identity: Mapping[str, Any]
+) -> None:
+    """Save the finished sessions of round t, so that they are not trained twice.
+
+    A session is atomic and its draws are named: a round that restarts from its checkpoint has the
+    same sessions. Called by every rank, with the errors of `save`. `identity` has properties that a
+    run that resumes from it must share.
+    """
+    rows = {client: done.state_dict() for client, done in suspended.finished.items()}
+    content = {"round": t, "call": suspended.call, "identity": dict(identity), CLIENTS: rows}
+    save(content, path, ranks, keep_previous=False)
+
+
+def load_journal(
+    path: Path, ranks: Ranks, *, t: int, identity: Mapping[str, Any]
+) -> tuple[int, dict[int, dict[str, Any]]] | None:
+    """The journal of round t, read by all ranks together: call of `train`, sessions by client.
+
+    None if there is no journal of this round and this federation: one of a finished round is stale.
+    A UserError if it cannot be read.
+    """
+    if not ranks.any(path.is_file()):
+        return None
+    content = checkpoint.load(path, ranks)
+    if content["round"] != t or content["identity"] != dict(identity):
+        return None
+    return content["call"], {k: s for shard in content[CLIENTS] for k, s in shard.items()}
 
 
 def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:

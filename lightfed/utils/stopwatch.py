@@ -19,13 +19,10 @@ class Stopwatch:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._times: list[float] = []
         self._events: list[torch.cuda.Event] = []
-        self._mark()
+        self.stop()  # a begin and an end are marked alike
 
     def stop(self) -> None:
         """Stop timing when the device reaches this point."""
-        self._mark()
-
-    def _mark(self) -> None:
         if self._stream is None:
             self._times.append(time.perf_counter())
         else:

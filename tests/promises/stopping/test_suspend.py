@@ -26,7 +26,8 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.rank_sessions import Training
 from lightfed.models.networks.mlp import MLP
-from lightfed.runs import checkpoint, journal
+from lightfed.runs import checkpoint, saving
+from lightfed.runs.checkpoint import JOURNAL
 from lightfed.runs.run_logger import RunLogger
 from lightfed.simulation.delays import Exponential
 from lightfed.state.client_state import by_client
@@ -117,24 +118,24 @@ def test_a_suspended_round_goes_on_to_the_same_bits_and_trains_nobody_twice(
     sessions.count = 0
     for n in (2, 1, 3):  # in round 0 twice, and in another one
         assert stopped(tmp_path / "other", n, name, ckpt_path="last") == 128 + signal.SIGUSR1
-    assert (tmp_path / "other/run/checkpoints" / journal.FILE).is_file()
+    assert (tmp_path / "other/run/checkpoints" / JOURNAL).is_file()
     assert run(tmp_path / "other", name, ckpt_path="last") == whole
     assert sessions.count == all_of_them
-    assert not (tmp_path / "other/run/checkpoints" / journal.FILE).exists()
+    assert not (tmp_path / "other/run/checkpoints" / JOURNAL).exists()
 
 
 def test_what_is_in_the_journal_is_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped(tmp_path, 2)
-    path = tmp_path / "run/checkpoints" / journal.FILE
+    path = tmp_path / "run/checkpoints" / JOURNAL
     (shard,) = path.with_name(path.name + ".shards").glob("*/rank0.pt")
     rows = checkpoint.load(path)[checkpoint.CLIENTS][0]
     assert sorted(rows) == [0, 1]
     assert shard.is_file()
     changed = rows[0]["tensors"]["floats"].clone().add_(1.0)
 
-    read = journal.read
+    read = saving.load_journal
 
     def changing(*args: Any, **how: Any) -> Any:
         found = read(*args, **how)
@@ -143,19 +144,19 @@ def test_what_is_in_the_journal_is_believed(
         return found
 
     whole = run(tmp_path / "whole")
-    monkeypatch.setattr(journal, "read", changing)
+    monkeypatch.setattr(saving, "load_journal", changing)
     assert run(tmp_path, ckpt_path="last") != whole
 
 
 def test_a_journal_of_another_round_or_learning_rate_is_not_read(tmp_path: Path) -> None:
     stopped(tmp_path, 2)
-    path = tmp_path / "run/checkpoints" / journal.FILE
+    path = tmp_path / "run/checkpoints" / JOURNAL
     found = checkpoint.load(path)
     identity, alone = found["identity"], Ranks(CPU)
-    assert journal.read(path, alone, t=0, identity=identity) is not None
-    assert journal.read(path, alone, t=1, identity=identity) is None
-    assert journal.read(path, alone, t=0, identity=identity | {"lr": 0.3}) is None
-    assert journal.read(path.with_name("none"), alone, t=0, identity=identity) is None
+    assert saving.load_journal(path, alone, t=0, identity=identity) is not None
+    assert saving.load_journal(path, alone, t=1, identity=identity) is None
+    assert saving.load_journal(path, alone, t=0, identity=identity | {"lr": 0.3}) is None
+    assert saving.load_journal(path.with_name("none"), alone, t=0, identity=identity) is None
 
 
 @pytest.mark.parametrize(("config", "kept"), [("this", 2), ("another", 0)])
@@ -178,9 +179,9 @@ def test_a_run_that_goes_back_forgets_what_was_in_the_journal(tmp_path: Path) ->
     keep = ModelCheckpoint(filename="{epoch}", save_top_k=-1)
     stopped(tmp_path, 2 * len(SIZES) + 2, callbacks=[keep])
     folder = tmp_path / "run/checkpoints"
-    assert (folder / journal.FILE).is_file()
+    assert (folder / JOURNAL).is_file()
     stopped(tmp_path, len(SIZES), ckpt_path=folder / "epoch=0.ckpt")
-    assert not (folder / journal.FILE).exists()
+    assert not (folder / JOURNAL).exists()
 
 
 def test_a_journal_of_another_runs_folder_stays_there(
@@ -199,7 +200,7 @@ def test_a_broken_journal_costs_its_sessions_only(
 ) -> None:
     whole = run(tmp_path / "whole")
     stopped(tmp_path, 2)
-    path = tmp_path / "run/checkpoints" / journal.FILE
+    path = tmp_path / "run/checkpoints" / JOURNAL
     path.write_bytes(path.read_bytes()[:100])
     sessions = Sessions(monkeypatch)
     assert run(tmp_path, ckpt_path="last") == whole
