@@ -11,6 +11,8 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
+from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.engine.session_setup import template
 from lightfed.local.optimizer import Stepper
 from tests.local.steps import (
     Net,
@@ -174,3 +176,8 @@ def test_every_session_has_a_fresh_scaler_and_skips_steps_that_overflow() -> Non
     stepper.step(loss_of(net, 0) * torch.inf, None)
     assert_equal(net, before)
     assert made[-1].get_scale() == 2.0**9
+
+
+def test_an_optimiser_that_steps_in_sessions_alone_has_a_schedule() -> None:
+    made = template(partial(ASPG, lr=0.1), partial(StepLR, step_size=1), rounds=3)
+    assert made[0][0].param_groups[0]["lr"] == 0.1
