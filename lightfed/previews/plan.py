@@ -68,16 +68,11 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
 
 
 def state_slots(factory: OptimizerFactory | None) -> float:
-    """Number of values that an optimiser keeps per parameter, measured on a small one.
-
-    One that has its own stepper in a session keeps the iterate.
-    """
+    """Number of values that an optimiser keeps per parameter, measured on a small one."""
     if factory is None:
         return 0.0
     parameter = nn.Parameter(torch.zeros(8, 8))
     optimizer = make_optimizer(factory, [parameter])
-    if hasattr(optimizer, "stepper"):
-        return 1.0
     parameter.grad = torch.ones_like(parameter)
     optimizer.step(lambda: 0.0)
     kept = [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]

@@ -62,10 +62,6 @@ class ASPG(Optimizer):
         """What takes these steps in the sessions of several clients at once."""
         return StackedASPG(optimizer, parameters, rate)
 
-    @override
-    def step(self, closure: Any = None) -> Any:
-        """Do nothing: sessions take the steps; a schedule's template calls this one."""
-
     def stepper(self, clipping: Clipping | None) -> "AspgStepper":
         """The stepper that takes these steps in a session."""
         return AspgStepper(self, clipping)
