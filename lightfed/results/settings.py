@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 # of settings whose values explain themselves in a label
-NAMELESS = ("levels", "method", "optimizer", "partition")
+NAMELESS = ("levels", "optimizer", "partition")
 NOTHING_ELSE = re.compile(r"(?!)")
 
 

@@ -311,17 +311,18 @@ def _study(groups: Sequence[Group]) -> list[Trial]:
 
 def _versions(run: Run) -> dict[str, str]:
     """The client group of each version; none for other algorithms or without distinct versions."""
+    sizes = run.group_sizes or {}
     names = [
         run.settings.get(f"model.clients.{place}.model.init_args.{name}")
-        for place in range(len(run.group_sizes))
+        for place in range(len(sizes))
         for name in VERSION_SETTINGS
     ]
     versions = [name for name in names if name is not None]
     if run.algorithm not in STRATEGIES or {*map(versions.count, versions)} != {1}:
         return {}
-    if len(versions) != len(run.group_sizes):
+    if len(versions) != len(sizes):
         return {}
-    pairs = zip(versions, run.group_sizes, strict=True)
+    pairs = zip(versions, sizes, strict=True)
     return dict(sorted(pairs, key=lambda pair: natural_order(pair[0])))
 
 
