@@ -311,7 +311,7 @@ def _study(groups: Sequence[Group]) -> list[Trial]:
 
 def _versions(run: Run) -> dict[str, str]:
     """The client group of each version; none for other algorithms or without distinct versions."""
-    sizes = run.group_sizes or {}
+    sizes = run.group_sizes
     names = [
         run.settings.get(f"model.clients.{place}.model.init_args.{name}")
         for place in range(len(sizes))

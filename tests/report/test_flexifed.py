@@ -169,7 +169,7 @@ def test_one_family_has_one_row_of_versions_over_all_data(tmp_path: Path) -> Non
 def test_what_is_no_study(tmp_path: Path) -> None:
     alone = strategy_run(tmp_path, "Standalone", FLAT)
     fedavg = strategy_run(tmp_path, "FedAvg", FLAT)
-    silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", stated={"groups": None})
+    silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", stated={"groups": {}})
     other = strategy_run(tmp_path, "MaxCommon", FLAT, name="no config", config=None)
     alike = strategy_run(tmp_path, "MaxCommon", FLAT, name="alike", versions=(2, 2))
     unknown = strategy_run(tmp_path, "MaxCommon", FLAT, name="unknown", setting="size")

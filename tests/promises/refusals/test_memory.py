@@ -34,7 +34,7 @@ def test_the_estimate_is_compared_with_the_machine() -> None:
     assert refused.value.key == "key"
 
 
-@pytest.mark.parametrize("flag", ["--samples", "--servers", "--devices"])
+@pytest.mark.parametrize("flag", ["--servers", "--devices"])
 def test_delays_of_a_simulation(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["latency", *DELAY, flag, "1000000000000"])

@@ -155,6 +155,7 @@ def folder_of(path: Path) -> RunLogger:
     last = logger.folder / "checkpoints" / "last.ckpt"
     last.parent.mkdir()
     last.touch()
+    (logger.folder / "environment.json").write_text('{"name": "run"}')
     return logger
 
 
