@@ -61,7 +61,7 @@ def _known(folder: Path) -> dict[str, dict[str, Any]] | None:
 def _row(run: Run, time: float, state: str = "") -> dict[str, Any]:
     column = primary_metric(run)
     cells = {
-        "run": run.name,
+        "run": run.folder.absolute().name,
         "algorithm": run.algorithm,
         "data": f"{run.data}{run.note}",
         "seed": NOTHING if run.seed is None else str(run.seed),

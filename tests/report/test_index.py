@@ -21,7 +21,7 @@ def test_the_runs_of_a_folder_are_listed_with_their_pages(tmp_path: Path) -> Non
     page = ReadPage(tmp_path / "index.html")
     rows = page.table("run")
     assert {name: row["state"] for name, row in rows.items()} == {
-        "a run": "finished", "b": "running", "known": "finished"
+        "a run": "finished", "b": "running", "no page": "finished"
     }  # fmt: skip
     del rows["b"]["changed"]
     assert rows["b"] == {
