@@ -18,7 +18,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
 from lightfed.engine.session_setup import step_schedule
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.results.run import Known, Run, read
+from lightfed.results.run import ReadFiles, Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
@@ -47,7 +47,7 @@ class RunTrainer(Recorded, L.Trainer):
     clipping: Clips
     in_round: bool = False
     _config: dict[str, Any] | None = None
-    _tables: Known
+    _tables: ReadFiles
     _limits: dict[str, Any]
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 

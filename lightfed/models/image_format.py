@@ -30,7 +30,7 @@ def suits_channels_last(network: nn.Module) -> bool:
     layers = list(network.modules())
     images = max((i for i, layer in enumerate(layers) if isinstance(layer, _OF_IMAGES)), default=0)
     drops = any(isinstance(layer, nn.Dropout) for layer in layers[:images])
-    slow = any(_together(layer) < _VECTOR for layer in layers)
+    slow = any(_normalised_channels(layer) < _VECTOR for layer in layers)
     return not (drops or slow or crashing(network))
 
 
@@ -49,8 +49,8 @@ def crashing(network: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _together(layer: nn.Module) -> int:
-    """Channels that a layer normalises together; enough for layers that normalise no images."""
+def _normalised_channels(layer: nn.Module) -> int:
+    """Channels that a layer normalises as one; enough for layers that normalise no images."""
     if isinstance(layer, nn.BatchNorm2d):
         return layer.num_features
     if isinstance(layer, nn.GroupNorm):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 T = TypeVar("T")
-Known = dict[Path, tuple[tuple[int, ...], Any]]  # what has been read of which state of a file
+ReadFiles = dict[Path, tuple[tuple[int, ...], Any]]  # what has been read of which state of a file
 
 # what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, TypeError, EOFError, zlib.error, BadZipFile)
@@ -204,7 +204,7 @@ class Run:
         return not math.isnan(self.final(name))
 
 
-def read(folder: Path | str, known: Known | None = None) -> Run:
+def read(folder: Path | str, known: ReadFiles | None = None) -> Run:
     """Read a run folder.
 
     Args:

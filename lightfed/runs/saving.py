@@ -99,16 +99,16 @@ class Writing:
         rows = self._rows.chosen() if isinstance(self._rows, Changes) else self._rows
         if rows is not None:
             shard = shard_file(self._main, self._tag, ranks.rank)
-            self._together(lambda: _write(rows, shard), ranks)
+            self._on_all_ranks(lambda: _write(rows, shard), ranks)
         world = 0 if rows is None else ranks.world
         tags = [] if self._chain is None else self._chain.tags
         self._content["hyper_parameters"] = MAKER
         self._content[SHARDS] = {"tags": [*tags, self._tag], "ranks": world, "format": FORMAT}
-        self._together(lambda: self._commit() if ranks.rank == 0 else None, ranks)
+        self._on_all_ranks(lambda: self._commit() if ranks.rank == 0 else None, ranks)
         if self._chain is not None:
             self._chain.extend(self._tag)
 
-    def _together(self, step: Callable[[], None], ranks: Ranks) -> None:
+    def _on_all_ranks(self, step: Callable[[], None], ranks: Ranks) -> None:
         """Run a writing step on every rank; if it fails on one, no rank waits for it."""
         failures: list[tuple[int, str, OSError | run_lock.TakenOver]] = []
         try:

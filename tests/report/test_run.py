@@ -11,7 +11,7 @@ from lightfed.results import run as run_module
 from lightfed.results.columns import natural_order
 from lightfed.results.csvfile import read_csv
 from lightfed.results.outcome import base_names
-from lightfed.results.run import Known, read
+from lightfed.results.run import ReadFiles, read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
 
@@ -120,7 +120,7 @@ def test_a_file_is_read_again_only_after_it_has_changed(
         return read_csv(path, **options)
 
     monkeypatch.setattr(run_module, "read_csv", noted)
-    known: Known = {}
+    known: ReadFiles = {}
     folder = write_run(tmp_path / "run")
     for _ in range(3):  # what a user does to a table stays his own
         read(folder, known).rounds.pop("train_loss")
