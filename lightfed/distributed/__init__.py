@@ -1,1 +1,1 @@
-"""Ranks: collectives, placement of clients, liveness, SLURM."""
+"""Ranks: collectives, placement of clients, watch over ranks, SLURM."""
