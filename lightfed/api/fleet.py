@@ -31,6 +31,7 @@ from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
+from lightfed.state.base import Base
 from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept, KeptStates, by_client
 from lightfed.state.costs import Ledger
@@ -77,6 +78,7 @@ class Fleet:
     Attributes:
         clients: number of clients.
         groups: the groups' modules and row stores.
+        base: the frozen parameters of all groups, which are in no row.
         places: where clients are.
         client_rows: of this rank's clients.
         kept: what these keep besides their rows.
@@ -115,8 +117,10 @@ class Fleet:
         self.accumulate, self.exchange_buffer = accumulate, exchange_buffer
         self.rounds, self.max_failed = rounds, max_failed
         data.reserve(algorithm.hold_out)
+        self.base = Base()
         build = partial(
             GroupState,
+            base=self.base,
             seed=seed,
             device=self.device,
             host_rows=host_rows,
@@ -161,6 +165,8 @@ class Fleet:
         self.plan = RoundPlan()
         self.session: SessionContext | None = None
         self.training = Training(self)
+        unlike = self.base.unlike([state.name for state in self.groups])
+        self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         algorithm.setup(self)
         own = "models" in {**vars(algorithm), **algorithm._modules}
         found = f"{type(algorithm).__name__} has an attribute `models`"
@@ -208,8 +214,8 @@ class Fleet:
             self.client_rows.open(clients)
 
     def warn(self, text: str | None) -> None:
-        """Log a warning on one rank; does nothing for None."""
-        if text is not None and self.ranks.rank == 0:
+        """Log a warning on one rank; does nothing without a text."""
+        if text and self.ranks.rank == 0:
             log.warning("%s", text)
 
     def one_layout(self, fix: str) -> ModelLayout:
@@ -260,6 +266,16 @@ class Fleet:
         for group in range(len(self.groups)):
             self.check_nested(model, group)
         return model
+
+    def base_model(self) -> ServerModel:
+        """The frozen parameters of all clients as server state, for a method that changes them.
+
+        The clients' models have views of its row: a change is theirs at once, and no message.
+
+        Raises:
+            UserError: the groups have no frozen parameters, or unlike ones.
+        """
+        return self.base.server_model([state.name for state in self.groups])
 
     def keep(self, name: str, *, durable: bool = True) -> Kept:
         """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
@@ -363,7 +379,11 @@ class Fleet:
         )
         self.metrics |= tallies
         trained = [report.client for report in reports]
-        flops = [3 * report.flops * report.samples + report.besides for report in reports]
+        passes = [self.state(report.client).passes for report in reports]
+        flops = [
+            n * report.flops * report.samples + report.besides
+            for n, report in zip(passes, reports, strict=True)
+        ]
         self.ledger.computed(trained, flops)
         for report in reports:
             group = self.group_of(report.client)

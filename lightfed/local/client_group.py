@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.models.client_module import ClientModule, MaskedLanguageClient, NetworkClient
-from lightfed.state.costs import forward_flops
+from lightfed.state.base import Base
+from lightfed.state.costs import forward_flops, passes
 from lightfed.state.disk_rows import DiskRows
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
@@ -204,6 +205,7 @@ class GroupState:
     Args:
         group: as configured.
         data: number of classes and shape of a sample.
+        base: frozen parameters of the groups before it.
         name: in metrics and reports.
         position: among the groups; seeds the initial values.
         seed: of the run.
@@ -219,6 +221,7 @@ class GroupState:
         store: rows of the group's clients on this rank.
         staging: copies rows to the device if they are kept on the host.
         flops: forward FLOPs of a sample.
+        passes: FLOPs of a sample's training, as forward passes: 3, or fewer with frozen layers.
         session: trains and evaluates; attached before the first round.
         takes_lr: whether its optimiser uses the round's learning rate.
         packing: how its clients train side by side; set before they get their ranks.
@@ -233,6 +236,7 @@ class GroupState:
         group: ClientGroup,
         data: DataSpec,
         *,
+        base: Base,
         name: str,
         position: int,
         seed: int,
@@ -249,10 +253,12 @@ class GroupState:
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
         self.flops = _flops(module, data, position)
+        self.passes = passes(module, blank(data, samples=2), self.flops) if live.frozen else 3.0
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
+        base.share(self.live)
         self.store = (
             RowStore(self.layout, device=device, host=host_rows)
             if row_folder is None
@@ -312,4 +318,4 @@ class GroupState:
                 found = tuple(
                     f"{name}.{part}" for part, _ in module.named_parameters(recurse=False)
                 )
-        return found
+        return tuple(name for name in found if name not in self.live.frozen)

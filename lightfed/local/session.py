@@ -18,7 +18,9 @@ from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, r
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.attributes import attributes, warn_of_changed
 from lightfed.models.image_format import ChannelsLast
+from lightfed.state.base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
+from lightfed.utils.errors import require
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch
 
@@ -156,6 +158,7 @@ class LocalSession:
         reset_metrics(module)
         seed_default_generators(work.seed, row.floats.device)
         left = None if self._watched else attributes(module)
+        frozen = {} if self._watched else digests(self._live.frozen)
         layout, trainable = self._live.layout, self._live.trainable
         parameters = row.floats[: layout.parameter_size]
         losses: list[Tensor] = []
@@ -188,6 +191,11 @@ class LocalSession:
         if left is not None:  # of the first session
             self._watched = True
             warn_of_changed(module, left)
+            for name, before in frozen.items():
+                found = f"a step writes {name}, which is frozen and the same for all clients"
+                fix = "name it in `written` of its module, or make it a buffer"
+                same = before == digest(self._live.frozen[name])
+                require(same, "model.clients", found, fix)
         stopwatch.stop()
         # A dot product detects non-finite values as well as a maximum, ten times as fast.
         square = torch.dot(row.floats, row.floats)

@@ -61,6 +61,7 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
             2 * one_of_each if fleet.host_rows else 0
         ),
         "live modules, one per group": one_of_each,
+        "frozen parameters, held once": fleet.base.bytes,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),
         "rows of other ranks, at most": fleet.others,

@@ -46,6 +46,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "clients": fleet.clients,
             "groups": {s.name: s.group.count for s in fleet.groups},
             "parameters": {s.name: s.layout.parameter_numel for s in fleet.groups},
+            "frozen_bytes": fleet.base.bytes,
             "rounds": trainer.max_epochs,
             "seed": fleet.seed,
             "ranks": fleet.ranks.world,

@@ -22,7 +22,10 @@ def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -
 
     Tensors to which `module` gives several names have all of them.
     """
-    named = layout.floats.views(row.floats) | layout.integers.views(row.integers)
+    return _named(layout.floats.views(row.floats) | layout.integers.views(row.integers), module)
+
+
+def _named(named: dict[str, Tensor], module: nn.Module | None) -> dict[str, Tensor]:
     tied: dict[int, list[str]] = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items() if module else ():
         tied[id(tensor)].append(name)
@@ -44,7 +47,19 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
-    """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`."""
+    """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`.
+
+    They have what is in rows. Frozen parameters are written once, as `base.safetensors`, or as
+    `base-<group>.safetensors` for each group if they differ.
+    """
+    base = fleet.base
+    if kinds and fleet.ranks.rank == 0 and base.bytes:
+        one = not base.unlike([state.name for state in fleet.groups])
+        for state in fleet.groups[:1] if one else fleet.groups:
+            tensors = _named({n: p.data for n, p in state.live.frozen.items()}, state.module)
+            _save(
+                tensors, folder / ("base.safetensors" if one else f"base-{state.name}.safetensors")
+            )
     if "server" in kinds and fleet.ranks.rank == 0:
         for name, module in fleet.algorithm.named_modules():
             if isinstance(module, ServerModel):

@@ -43,6 +43,11 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
         "algorithm": type(fleet.algorithm).__name__,
         "groups": [[s.name, s.group.count] for s in fleet.groups],
         "architectures": [_digest(s.layout.signature()) for s in fleet.groups],
+        **{
+            f"frozen {name} of {state.name}": text
+            for state, own in zip(fleet.groups, fleet.base.digests, strict=True)
+            for name, text in own.items()
+        },
         "seed": fleet.seed,
         "model.side_by_side": [state.side_by_side for state in fleet.groups],
         "partition": partition,

@@ -7,6 +7,7 @@ placement and are not counted here.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,6 +94,30 @@ def forward_flops(
     with evaluating(module), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         (call or module)(batch)
     return counter.get_total_flops() / len(batch)
+
+
+def passes(module: nn.Module, batch: torch.Tensor, forward: float) -> float:
+    """FLOPs of a step on a sample with frozen layers, in forward passes; 3 if they are unknown.
+
+    A frozen layer has no gradient of its weights, and below the first trained one there is no
+    backward pass. Counted by torch, as `forward`, the FLOPs of a forward pass of a sample.
+
+    Args:
+        module: put into eval mode and back.
+        batch: (2, ...) zeros.
+        forward: FLOPs of a forward pass of a sample.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    with evaluating(module), sdpa_kernel(SDPBackend.MATH), counter, suppress(NotImplementedError):
+        output = module(batch)
+        if forward and isinstance(output, torch.Tensor) and output.requires_grad:
+            trained = [p for p in module.parameters() if p.requires_grad]
+            torch.autograd.grad(output.sum(), trained, allow_unused=True)
+            return counter.get_total_flops() / len(batch) / forward
+    return 3.0
 
 
 def activation_bytes(module: nn.Module, batch: torch.Tensor) -> float:

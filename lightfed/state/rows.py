@@ -1,8 +1,9 @@
 """Flat rows, their stores, and the live modules bound to them.
 
-A client's whole float state is one row: parameters first, then float buffers. So the parameters are
-the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) have a separate int64
-row. There is one live module per group and rank. A session binds it to a client's row, which takes
+A client's float state is one row: the parameters that sessions train, then float buffers. So the
+parameters are the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) have a
+separate int64 row. Frozen parameters are in no row, but in the base (`lightfed.state.base`). There
+is one live module per group and rank. A session binds it to a client's row, which takes
 microseconds; building a module takes a hundred milliseconds.
 """
 
@@ -47,12 +48,22 @@ class ModelLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModelLayout":
-        """The layout of a module's parameters and persistent buffers.
+        """The layout of a module's trained parameters and persistent buffers.
 
         A module may declare how narrower models slice it: `slice_groups` (parameter name -> groups
-        of every dimension) and `label_rows` (names of parameters).
+        of every dimension) and `label_rows` (names of parameters). Its `written` names frozen
+        parameters, or parts, that its steps write themselves: clients have their own.
         """
-        parameters = list(module.named_parameters())
+        written = tuple(
+            f"{path}.{name}.".lstrip(".")
+            for path, part in module.named_modules()
+            for name in getattr(part, "written", ())
+        )
+        parameters = [
+            (name, p)
+            for name, p in module.named_parameters()
+            if p.requires_grad or f"{name}.".startswith(written)
+        ]
         persistent = set(module.state_dict(keep_vars=True))
         buffers = [(n, b) for n, b in module.named_buffers() if n in persistent]
         floating = [(n, b) for n, b in buffers if b.is_floating_point()]
@@ -140,10 +151,14 @@ class Row:
 class LiveModule:
     """The one module of a group on this rank; `bind` points it at a row.
 
-    Parameters and float buffers become views of the row. Views of recently bound rows are cached:
-    a rank has few rows and they live long. `bind` copies integer buffers in and `unbind` copies
-    them out. A step may assign others in their place, `self.mean = ...` or `weight.data = ...`:
-    their values are copied into the row, and its views take their place again.
+    Trained parameters and float buffers become views of the row. Views of recently bound rows are
+    cached: a rank has few rows and they live long. `bind` copies integer buffers in and `unbind`
+    copies them out. A step may assign others in their place, `self.mean = ...` or
+    `weight.data = ...`: their values are copied into the row, and its views take their place again.
+
+    Attributes:
+        frozen: parameters that are in no row, by name.
+        trainable: parameters that sessions train.
     """
 
     def __init__(self, module: nn.Module, layout: ModelLayout) -> None:
@@ -156,7 +171,10 @@ class LiveModule:
         self.row: Row | None = None
         kept = {entry.name: tensors.pop(entry.name) for entry in [*layout.floats, *layout.integers]}
         self._homes = [(name, *self._home(name), tensor) for name, tensor in kept.items()]
-        self._loose = [(*self._home(name), b, b.clone()) for name, b in tensors.items()]
+        named = dict(module.named_parameters())
+        self.frozen = {name: named[name] for name in tensors if name in named}
+        buffers = {name: b for name, b in tensors.items() if name not in named}
+        self._loose = [(*self._home(name), b, b.clone()) for name, b in buffers.items()]
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self.trainable = [p for p in module.parameters() if p.requires_grad]
 
@@ -195,7 +213,17 @@ class LiveModule:
         self._views.clear()
 
     def bind(self, row: Row) -> nn.Module:
-        """Point the module at `row`: training writes into it."""
+        """Point the module at `row`: training writes into it.
+
+        A UserError if a frozen parameter, which is in no row, is to be trained now.
+        """
+        for path, parameter in self.frozen.items():
+            if parameter.requires_grad:
+                found, fix = (
+                    f"{path} was frozen when the run began",
+                    "freeze it later, by a callback",
+                )
+                raise UserError("model.clients", f"{found}, and is to be trained now", fix)
         for _, home, name, tensor in self._homes:
             if home[name] is not tensor:
                 home[name] = tensor

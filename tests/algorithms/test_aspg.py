@@ -212,6 +212,7 @@ def test_frozen_parameters_are_not_pulled_or_projected_and_unused_ones_are() -> 
         last=torch.zeros(1),
     )  # fmt: skip
     module.frozen.requires_grad_(False)  # type: ignore[union-attr, operator]
+    module.written = ["frozen"]  # type: ignore[assignment]
     trained = Trained(module, partial(ASPG, lr=0.25, momentum=0.0))
     anchor = trained.row_of(frozen=torch.full((40,), 5.0))
     trained.run([0], Proximal(anchor, 1.0))
@@ -232,6 +233,7 @@ def test_clipping_acts_on_the_pulled_gradient(algorithm: str, expected: list[flo
 
     module = Module(loss, frozen=torch.ones(1), x=torch.zeros(2))
     module.frozen.requires_grad_(False)  # type: ignore[union-attr, operator]
+    module.written = ["frozen"]  # type: ignore[assignment]
     aspg = partial(ASPG, lr=1.0, momentum=0.5, box=(-100.0, 100.0))
     trained = Trained(module, aspg, Clipping(1.0, algorithm))
     anchor = trained.row_of(x=torch.tensor([-1.0, -2.0]))

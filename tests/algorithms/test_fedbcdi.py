@@ -122,6 +122,7 @@ def test_frozen_parameters_are_not_projected_by_the_pull() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.frozen = torch.nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
+            self.written = ["frozen"]  # in the row, as a step may write it
 
     algorithm = FedBCDI(1, 1, 1, gamma=0.5, steps=(2, 2))
     fed = fleet_of([ClientGroup(1, Half)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1))

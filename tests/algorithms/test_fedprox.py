@@ -78,6 +78,7 @@ def test_a_frozen_parameter_has_no_anchor() -> None:
         def __init__(self) -> None:
             super().__init__((1.0, 1.0))
             self.frozen = nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
+            self.written = ["frozen"]  # in the row, as a step may write it
 
     data = data_of(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), [[0]])
     fleet = fleet_of([ClientGroup(1, Half)], FedProx(mu=1.0), data, epochs=2)

@@ -75,7 +75,7 @@ def clamp(net: Any, _: Tensor) -> None:
 
 
 def teacher(net: Any) -> None:
-    net.teacher = copy.deepcopy(net.layer).requires_grad_(False)
+    net.teacher, net.written = copy.deepcopy(net.layer).requires_grad_(False), ["teacher"]
 
 
 def average(net: Any, hidden: Tensor) -> None:
@@ -221,6 +221,15 @@ def test_an_assigned_buffer_of_another_kind_is_refused(step: Any) -> None:
 def test_parameters_that_come_to_share_memory_are_refused() -> None:
     with pytest.raises(UserError, match=r"model\.clients: .*share memory"):
         run_round(fleet(partial(Net, teacher, alias)), 0)
+
+
+def test_a_step_that_writes_what_is_frozen_for_all_clients_is_refused() -> None:
+    def frozen(net: Any) -> None:
+        teacher(net)
+        net.written = []
+
+    with pytest.raises(UserError, match=r"model\.clients: .*net\.teacher\.weight"):
+        run_round(fleet(partial(Net, frozen, average)), 0)
 
 
 def transposed(net: Any) -> None:

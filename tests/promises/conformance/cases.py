@@ -53,6 +53,23 @@ class DeepNet(NormNet):
             self.layers = nn.Sequential(*first, *deeper, *rest)
 
 
+class FrozenNet(nn.Module):
+    """A frozen convolution below a trained one, a frozen layer above it, and statistics."""
+
+    def __init__(self, num_classes: int = 10, rate: float = 1.0) -> None:
+        super().__init__()
+        width = int(8 * rate)
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3).requires_grad_(False), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.Conv2d(4, width, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+            nn.Linear(4 * width, 16).requires_grad_(False), nn.Linear(16, num_classes),
+        )  # fmt: skip
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def dropped(num_classes: int = 10) -> nn.Module:
     """BatchNorm behind dropout: its statistics are drawn."""
     return nn.Sequential(nn.Dropout(0.2), NormNet(num_classes))
@@ -125,6 +142,9 @@ CASES = {
         partial(DisPFL, **_sparse, density=[0.3, 0.6]), _mlp, federation=_everyone,
         trainer={"gradient_clip_val": 10.0},
     ),
+    "dispfl_frozen": Case(
+        partial(DisPFL, **_sparse, density=0.5, buffers="average"), FrozenNet, federation=_everyone
+    ),
     "dispfl_statistics": Case(
         partial(DisPFL, **_sparse, regrow="gradient", active=0.7, buffers="average"),
         federation=_everyone | {"store": "host", "exchange_buffer": 1},
@@ -137,6 +157,7 @@ CASES = {
         partial(FedAPEN, NormNet, share_lr=0.5, learn="aggregated"), _mlp, data=joined
     ),
     "fedavg": Case(FedAvg),
+    "fedavg_frozen": Case(FedAvg, FrozenNet),
     "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
     "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
@@ -173,6 +194,7 @@ CASES = {
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
     "heterofl_drawn_statistics": Case(HeteroFL, dropped),
+    "heterofl_frozen": Case(HeteroFL, FrozenNet, "ab"),
     "heterofl_resnet": Case(HeteroFL, _resnet, "abd"),
     "heterofl_transformer": Case(
         HeteroFL, _transformer, "abd", data=prose, trainer={"limit_train_batches": 2}
@@ -190,5 +212,6 @@ CASES = {
         federation={"optimizer": partial(SGD, lr=0.1)},
         trainer={"gradient_clip_val": 0.5, "gradient_clip_algorithm": "network"},
     ),
+    "standalone_frozen": Case(Standalone, FrozenNet),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

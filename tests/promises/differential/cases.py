@@ -307,7 +307,7 @@ STATE = {
     "attribute_count": Case(lambda: Net(warmed_up, warmth=0), counts="warmth"),
     "attribute_dict": Case(lambda: Net(centred, drift={"centre": 0.0}), counts="drift"),
     "moving_teacher": Case(
-        lambda: Losses(plain, loss=taught, t=linear(FEATURES).requires_grad_(False))
+        lambda: Losses(plain, loss=taught, t=linear(FEATURES).requires_grad_(False), written=["t"])
     ),
     "hook_of_gradient": Case(lambda: each_parameter(lambda p: p.register_hook(lambda g: g / 2))),
     "hook_of_accumulation": Case(

@@ -1,0 +1,84 @@
+"""The base: frozen parameters, held once on a rank for all clients and groups that have them.
+
+A row holds what sessions train. All other parameters are the base. They are never sent, merged or
+saved with a client. A checkpoint has their digests only, unless a method changes them.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from lightfed_kernels import Layout
+from torch import Tensor
+
+from lightfed.state.rows import LiveModule, ModelLayout, Row
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import require
+
+
+def digest(tensor: Tensor) -> str:
+    """16 hexadecimal digits of a tensor's shape, type and bytes."""
+    state = hashlib.blake2b(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=8)
+    values = tensor.detach().cpu().contiguous()
+    state.update(values.flatten().view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Those of several tensors, by name."""
+    return {name: digest(tensor) for name, tensor in tensors.items()}
+
+
+class Base:
+    """The frozen parameters of a rank's groups.
+
+    Attributes:
+        digests: of each group's tensors by name, as they were built.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], Tensor] = {}  # by name and digest
+        self._modules: list[LiveModule] = []
+        self.digests: list[dict[str, str]] = []
+
+    def share(self, live: LiveModule) -> None:
+        """Give the next group's module the tensors that an earlier one has already."""
+        self._modules.append(live)
+        self.digests.append(digests(live.frozen))
+        for name, parameter in live.frozen.items():
+            key = name, self.digests[-1][name]
+            parameter.data = self._held.setdefault(key, parameter.data)
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors, each counted once."""
+        return sum(tensor.nbytes for tensor in self._held.values())
+
+    def unlike(self, names: Sequence[str]) -> str:
+        """What differs in the bases of two groups, which have these names; empty if nothing."""
+        for group, own in enumerate(self.digests[1:], 1):
+            differ = [name for name, text in self.digests[0].items() if own.get(name) != text]
+            differ += [name for name in own if name not in self.digests[0]]
+            if differ:
+                return f"groups {names[0]} and {names[group]} have other values of {differ[0]}"
+        return ""
+
+    def server_model(self, names: Sequence[str]) -> ServerModel:
+        """The base as a state of the server: a change of its row changes all clients' models.
+
+        A UserError if there is none, or it differs between the groups, which have these names.
+        """
+        unlike, fix = self.unlike(names), "freeze the same tensors of the same values in all groups"
+        require(not unlike, "model.clients", f"{unlike}, which the method changes", fix)
+        frozen = self._modules[0].frozen
+        found, fix = "no frozen parameters, which the method changes", "freeze the base"
+        require(bool(frozen), "model.clients", found, fix)
+        layout = Layout.build((name, tuple(p.shape)) for name, p in frozen.items())
+        whole = ModelLayout(layout, Layout.build([]), parameters=len(frozen))
+        row = Row.zeros(whole, next(iter(frozen.values())).device)
+        for name, place in layout.views(row.floats).items():
+            place.copy_(frozen[name].detach())
+            for live in self._modules:
+                live.frozen[name].data = place
+        self._held = {(name, ""): p.data for name, p in frozen.items()}
+        return ServerModel(whole, row)
