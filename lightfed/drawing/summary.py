@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -55,26 +55,17 @@ def print_table(
     `left` are positions of left-aligned columns; `spare` names columns in the order in which they
     are dropped. Brackets in cells are not markup.
     """
-    for header in spare:
-        if fits(console, content):
+    for further in (*spare, None):
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+        for number, header in enumerate(content.columns):
+            widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
+            table.add_column(
+                Text(header), justify="left" if number in left else "right", min_width=widest
+            )
+        for row in content.itertuples(index=False, name=None):
+            table.add_row(*map(Text, row))
+        needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
+        if further is None or needed <= console.width:
             break
-        content = content.drop(columns=header, errors="ignore")
-    console.print(_table(content, left))
-
-
-def fits(console: Console, content: DataFrame) -> bool:
-    """Whether the console is wide enough not to break cells."""
-    needed = Measurement.get(console, console.options.update(width=10_000), _table(content))
-    return needed.minimum <= console.width
-
-
-def _table(content: DataFrame, left: Sequence[int] = (0,)) -> Table:
-    """Cells stay whole, and words of headers."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for number, header in enumerate(content.columns):
-        widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
-        side: JustifyMethod = "left" if number in left else "right"
-        table.add_column(Text(header), justify=side, overflow="fold", min_width=widest)
-    for row in content.itertuples(index=False, name=None):
-        table.add_row(*map(Text, row))
-    return table
+        content = content.drop(columns=further, errors="ignore")
+    console.print(table)

@@ -6,7 +6,7 @@ Experiments on different data are never drawn in one chart: each condition has c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from lightfed.report.run_figures import DRAG, SENT, against
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group
-from lightfed.results.outcome import client_metric, totals
+from lightfed.results.outcome import totals
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
 
@@ -27,7 +27,6 @@ COSTS = {
     "stored_bytes": (("kept by a client", "B"), "bytes kept"),
     "seconds": (("time of the run", "s"), "time"),
 }
-Draw = Callable[[Sequence[Group], str, Series, str], list[Chart]]
 
 
 def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
@@ -39,19 +38,14 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
         "The clients of all runs of an experiment at their last evaluation. Boxes: quartiles; "
         "lines: 5 % to 95 %; bars: median (thick) and mean (thin)."
     )
-    kinds: tuple[tuple[str, str, str, Draw], ...] = (
-        ("comparison", f"Course of the {readable(column)}", f"Lines: {note}. {DRAG}", _courses),
-        ("comparison-finals", f"Final {metric}", f"Points: {note}.", _finals),
-        (
-            "comparison-costs",
-            "Costs",
-            f"A point is a run, at its final {readable(column)}.",
-            _costs,
-        ),
-        ("comparison-clients", f"Spread of the {metric} over clients", spread, _clients),
-    )
+    course, costs = f"Lines: {note}. {DRAG}", f"A point is a run, at its final {readable(column)}."
     figures = []
-    for name, title, caption, draw in kinds:
+    for name, title, caption, draw in (
+        ("comparison", f"Course of the {readable(column)}", course, _courses),
+        ("comparison-finals", f"Final {metric}", f"Points: {note}.", _finals),
+        ("comparison-costs", "Costs", costs, _costs),
+        ("comparison-clients", f"Spread of the {metric} over clients", spread, _clients),
+    ):
         charts: list[Chart] = []
         for condition, own in conditions.items():
             charts += draw(own, column, by, f"{condition}: " if len(conditions) > 1 else "")
@@ -63,10 +57,8 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
 def seeds_note(groups: Sequence[Group]) -> str:
     """`mean and 95 % t interval over 5 seeds`; empty if every row is one run."""
     counts = sorted({len(group.runs) for group in groups})
-    if counts[-1] == 1:
-        return ""
-    ends = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    return f"mean and 95 % t interval over {ends} seeds"
+    ends = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
+    return f"mean and 95 % t interval over {ends} seeds" if counts[-1] > 1 else ""
 
 
 def _courses(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
@@ -122,7 +114,7 @@ def _clients(groups: Sequence[Group], column: str, by: Series, begin: str) -> li
         finite(run.evaluation[[metric]]).assign(label=group.label)
         for group in groups
         for run in group.runs
-        if client_metric(run, metric) == metric and metric in run.evaluation
+        if metric in run.evaluation
     ]
     if not parts:
         return []

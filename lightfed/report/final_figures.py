@@ -35,23 +35,34 @@ def comparison_table(
     metric = base_name(column)
     name = readable(metric)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    kinds = {} if staged else {f"{text} {name}": kind for kind, (text, _) in OF_CLIENTS.items()}
+    goal = common_target(rows, column) if target is None else target
 
     def cells(row: Group) -> dict[str, str]:
         stages = stage_columns(row, metric) if staged else {}
+        others = {} if staged else {f"{OF_CLIENTS[kind][0]} {name}": kind for kind in OF_CLIENTS}
         finals = {
             f"global {name}": f"global/{metric}",
             **{f"{name} {stage}": stages.get(stage, "") for stage in STAGES},
             f"personal {name}": f"personal/{metric}",
             "worst 10 %": f"personal/{metric}_worst10",
-            **{text: f"{kind}/{metric}" for text, kind in kinds.items()},
+            **{text: f"{kind}/{metric}" for text, kind in others.items()},
             "train loss": "train_loss",
         }
+        each = [totals(run) for run in row.runs]
         return {
-            **_about(row),
+            "run": row.label,
+            "n": str(len(row.runs)),
+            "seed": seeds_text(sorted(run.seed for run in row.runs if run.seed is not None)),
+            "algorithm": row.algorithm,
+            "data": row.condition,
+            "clients": units.count_text(row.runs[0].num_clients or math.nan),
+            "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
             **{final_heading(head, rows): final_text(row, own) for head, own in finals.items()},
-            **_spent(row),
-            **_until(row, column, target, common_target(rows, column)),
+            **{
+                head: text(mean_and_std([spent[cost] for spent in each])[0])
+                for head, (cost, text) in COSTS.items()
+            },
+            **_until(row, column, goal, asked=target is not None),
         }
 
     table = without_empty_columns(text_table([cells(row) for row in rows]))
@@ -59,41 +70,17 @@ def comparison_table(
     return table.drop(columns="algorithm", errors="ignore") if named else table
 
 
-def _about(row: Group) -> dict[str, str]:
-    seeds = sorted(run.seed for run in row.runs if run.seed is not None)
-    clients = [run.num_clients or math.nan for run in row.runs]
-    return {
-        "run": row.label,
-        "n": str(len(row.runs)),
-        "seed": seeds_text(seeds) or units.NOTHING,
-        "algorithm": row.algorithm,
-        "data": row.condition,
-        "clients": units.count_text(mean_and_std(clients)[0]),
-        "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
-    }
-
-
-def _spent(row: Group) -> dict[str, str]:
-    """Means over the seeds."""
-    each = [totals(run) for run in row.runs]
-    return {
-        head: text(mean_and_std([spent[name] for spent in each])[0])
-        for head, (name, text) in COSTS.items()
-    }
-
-
-def _until(row: Group, column: str, target: float | None, common: float) -> dict[str, str]:
+def _until(row: Group, column: str, goal: float, *, asked: bool) -> dict[str, str]:
     """What a target cost: means over the seeds, if all reached it."""
-    goal = common if target is None else target
     rounds, sent, flops = costs_to(goal, row.runs, column)
-    asked = {
+    spent = {
         f"rounds to {goal_text(column, goal)}": units.metric_text("", rounds),
         "sent until then": units.bytes_text(sent),
         "compute until then": units.flops_text(flops),
     }
     time = time_to(row, column, goal)
-    reached = math.isfinite(time[0]) or (target is not None and math.isfinite(rounds))
-    return (asked if target is not None else {}) | {
+    reached = math.isfinite(time[0]) or (asked and math.isfinite(rounds))
+    return (spent if asked else {}) | {
         f"virtual time to {goal_text(column, goal)}": units.virtual_text(*time),
         "its resolution": resolution_text(row.runs, column) if reached else units.NOTHING,
     }

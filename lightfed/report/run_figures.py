@@ -21,7 +21,7 @@ DOTS = 250  # clients in a picture of points
 CELLS = 2000  # of a heat map
 TIMES = 120  # points of the picture of seconds
 MOST_PANELS = 9
-# by the column of clients.csv: the quantity and its unit
+# by what clients hold and spend: the quantity and its unit
 BESIDE = {
     "samples": ("training samples", ""),
     "parameters": ("parameters of the client's model", ""),
@@ -30,8 +30,8 @@ BESIDE = {
     "stored_bytes": ("kept by the client", "B"),
 }
 SENT = ("sent by all clients and the server", "B")
-TRAINING = "training"
 DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
+TRAINING = {"train_loss": "training"}
 
 
 def run_figures(run: Run) -> list[Figure]:
@@ -41,25 +41,20 @@ def run_figures(run: Run) -> list[Figure]:
 
 def course(run: Run) -> Figure | None:
     """Metrics, losses and the metric for the bytes sent; None below two evaluations."""
-    primary, every = base_name(primary_metric(run)), base_names(run)
-    losses = [name for name in every if "loss" in name.lower()]
-    others = [name for name in every if name != primary and name not in losses]
+    primary = base_name(primary_metric(run))
     kinds = _kinds(primary)
-    by = Series.of("series", [*kinds.values(), TRAINING], "model")
-    by_round = _lines(run, kinds, primary)
-    by_bytes = by_round.merge(traffic(run).rename("sent"), on="round").drop(columns=["low", "high"])
-    y = metric_axis("value", primary, by_round["value"])
+    by = Series.of("series", [*kinds.values(), *TRAINING.values()], "model")
+    by_bytes = _lines(run, kinds, primary).merge(traffic(run).rename("sent"), on="round")
+    by_bytes = by_bytes[by_bytes["sent"] > 0].drop(columns=["low", "high"])
+    y = metric_axis("value", primary, by_bytes["value"])
     title = f"{sentence(primary)} for the bytes sent"
-    loss = {"train_loss": TRAINING}
-    for name in losses:
-        loss |= {f"global/{name}": "global", f"personal/{name}": "personal, mean"}
+    others = [name for name in base_names(run) if name not in (primary, "loss")]
     charts = [
-        *_against_rounds(by_round, primary, by),
-        *_against_rounds(_lines(run, loss, "loss"), "loss", by),
-        *against(by_bytes[by_bytes["sent"] > 0], "sent", SENT, y, by, marks.lines, title),
+        *_against_rounds(run, kinds, primary, by),
+        *_against_rounds(run, TRAINING | _kinds("loss"), "loss", by),
+        *against(by_bytes, "sent", SENT, y, by, marks.lines, title),
+        *(chart for name in others for chart in _against_rounds(run, _kinds(name), name, by)),
     ]
-    for name in others:
-        charts += _against_rounds(_lines(run, _kinds(name), name), name, by)
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         "over the clients. Bytes are those the algorithm sends, for all clients. " + DRAG
@@ -72,7 +67,7 @@ def clients(run: Run) -> Figure | None:
     """How the clients fare, by group, data, model and cost; None without their evaluation."""
     metric = client_metric(run, base_name(primary_metric(run)))
     table = finite(run.evaluation)
-    if metric is None or metric not in table or not table[metric].notna().any():
+    if metric is None or table[metric].isna().all():
         return None
     by = Series.of("group", run.client_groups, "client group")
     axis = metric_axis(metric, metric, table[metric])
@@ -81,18 +76,16 @@ def clients(run: Run) -> Figure | None:
     charts = [marks.spread(table, axis, group, by, title=f"{title} of each client")]
     columns = {f"personal/{metric}/{name}": name for name in run.client_groups}
     if len(columns) > 1:
-        groups = _lines(run, columns, metric).rename(columns={"series": "group"})
-        charts += _against_rounds(groups, metric, by, f"{title} by client group")
+        names = Series("series", by.places, by.title)
+        charts += _against_rounds(run, columns, metric, names, f"{title} by client group")
     beside = _beside(run)
-    for name, quantity in BESIDE.items():
-        if name in beside:
-            heading = f"{title} and {readable(name)}"
-            charts += against(beside, name, quantity, axis, by, marks.points, heading)
+    for name in filter(beside.__contains__, BESIDE):
+        heading = f"{title} and {readable(name)}"
+        charts += against(beside, name, BESIDE[name], axis, by, marks.points, heading)
     scores = run.evaluation[metric]
-    worst = metric_text(metric, worst_tenth(scores, metric))
-    mean = metric_text(metric, float(scores.mean()))
     caption = (
-        f"After round {int(table['round'].iloc[0])}: mean {mean}, worst tenth {worst}, "
+        f"After round {int(table['round'].iloc[0])}: mean {metric_text(metric, scores.mean())}, "
+        f"worst tenth {metric_text(metric, worst_tenth(scores, metric))}, "
         f"{table[metric].count():,} clients{run.note}. Boxes: quartiles; lines: 5 % to 95 %; bars: "
         "median (thick) and mean (thin)."
     )
@@ -104,27 +97,26 @@ def clients(run: Run) -> Figure | None:
 
 def partition(run: Run) -> Figure | None:
     """Training samples by class and client; None without a partition."""
-    if run.partition is None or not run.partition.counts.to_numpy().any():
+    if run.partition is None:
         return None
     counts = run.partition.counts
     held = counts.sum(axis=1).sort_values(ascending=False)
-    most = max(2, min(200, CELLS // max(1, counts.shape[1])))
+    most = max(2, min(200, CELLS // counts.shape[1]))
     shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
     shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
     cells = shown.rename_axis(index="client").reset_index()
-    names = tuple(map(str, shown.columns))
     heat = marks.heat(
         cells.melt("client", var_name="label", value_name="samples"),
         Axis("client"),
-        Axis("label", "class", names=names),
+        Axis("label", "class", names=tuple(map(str, shown.columns))),
         Axis("samples"),
         title="Training samples by class and client",
     )
     ranks = marks.evenly_spaced(len(held), most=200)
     sizes = pd.DataFrame({"rank": ranks + 1, "samples": held.to_numpy()[ranks], "of": "clients"})
     x, y = Axis("rank", "clients, by their samples"), Axis("samples", zero=True)
-    by = Series.of("of", ["clients"])
-    ordered = marks.lines(sizes, x, y, by, title="Training samples of each client")
+    by, title = Series.of("of", ["clients"]), "Training samples of each client"
+    ordered = marks.lines(sizes, x, y, by, title=title)
     classes = (counts > 0).sum(axis=1)
     ends = " to ".join(dict.fromkeys((str(classes.min()), str(classes.max()))))
     caption = (
@@ -138,10 +130,12 @@ def partition(run: Run) -> Figure | None:
 
 def times(run: Run) -> Figure | None:
     """The parts of every round's time; None below two rounds."""
-    if len(run.timings) < 2:
+    rounds = len(run.timings)
+    if rounds < 2:
         return None
-    bins = np.arange(len(run.timings)) * min(TIMES, len(run.timings)) // len(run.timings)
-    means = run.timings.reset_index().groupby(bins).mean()
+    means = (
+        run.timings.reset_index().groupby(np.arange(rounds) * min(TIMES, rounds) // rounds).mean()
+    )
     parts = [name for name in means.columns[1:] if name != "moved" and means[name].any()]
     table = means.melt("round", parts, var_name="part", value_name="seconds")
     by = Series.of("part", parts, "part")
@@ -151,35 +145,6 @@ def times(run: Run) -> Figure | None:
         "beside its sessions. Waiting is for other ranks. Checkpoint is what training waits for."
     )
     return Figure("timings", "Time of a round", (chart,), caption)
-
-
-def _kinds(metric: str) -> dict[str, str]:
-    """Columns of one metric and their names in a legend."""
-    return {
-        f"global/{metric}": "global",
-        f"personal/{metric}": "personal, mean",
-        f"personal/{metric}_worst10": "personal, worst 10 %",
-        **{f"{kind}/{metric}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
-    }
-
-
-def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
-    """A row for each measured round and column: `round`, `series`, `value`, `low`, `high`."""
-    parts = []
-    for column, name in columns.items():
-        values = run.series(column).dropna()
-        std = run.series(f"{column}_std").reindex(values.index)
-        own = {"value": values, "low": values - std, "high": values + std, "series": name}
-        parts.append(pd.DataFrame(own).rename_axis("round").reset_index())
-    return stacked(parts, metric)
-
-
-def _against_rounds(table: pd.DataFrame, metric: str, by: Series, title: str = "") -> list[Chart]:
-    """A chart of lines; none below two evaluations."""
-    if table["round"].nunique() < 2:
-        return []
-    y = metric_axis("value", metric, table["value"])
-    return [marks.lines(table, Axis("round"), y, by, title=title or sentence(metric))]
 
 
 def against(
@@ -202,9 +167,40 @@ def against(
     said, unit = quantity
     factor, name = unit_of(float(values.max()), unit) if unit else (1.0, "")
     log = bool(0 < 20 * values.min() < values.max())
-    words = [name] * bool(name) + ["log"] * log
-    x = Axis(column, f"{said} ({', '.join(words)})" if words else said, log=log)
+    words = ", ".join(filter(None, (name, "log" * log)))
+    x = Axis(column, f"{said} ({words})" if words else said, log=log)
     return [draw(known.assign(**{column: values / factor}), x, y, by, title=title)]
+
+
+def _kinds(metric: str) -> dict[str, str]:
+    """Columns of one metric and their names in a legend."""
+    return {
+        f"global/{metric}": "global",
+        f"personal/{metric}": "personal, mean",
+        f"personal/{metric}_worst10": "personal, worst 10 %",
+        **{f"{kind}/{metric}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
+    }
+
+
+def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
+    """A row for each measured round and column: `round`, `series`, `value`, `low`, `high`."""
+    parts = []
+    for column, name in columns.items():
+        values, std = run.series(column), run.series(f"{column}_std")
+        own = {"value": values, "low": values - std, "high": values + std, "series": name}
+        parts.append(pd.DataFrame(own).dropna(subset=["value"]).reset_index(names="round"))
+    return stacked(parts, metric)
+
+
+def _against_rounds(
+    run: Run, columns: Mapping[str, str], metric: str, by: Series, title: str = ""
+) -> list[Chart]:
+    """A chart of lines; none below two evaluations."""
+    table = _lines(run, columns, metric)
+    if table["round"].nunique() < 2:
+        return []
+    y = metric_axis("value", metric, table["value"])
+    return [marks.lines(table, Axis("round"), y, by, title=title or sentence(metric))]
 
 
 def _beside(run: Run) -> pd.DataFrame:

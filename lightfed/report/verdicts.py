@@ -72,28 +72,30 @@ class Contest:
 
     def table(self) -> DataFrame:
         """A row per experiment, against the best of the others."""
-        return text_table([self._row(group) for group in self.columns])
-
-    def _row(self, group: Group) -> dict[str, str]:
-        rival = self.best_other(group)
-        found = self.paired(group, rival)
+        rows = []
         unit = "points" if is_share(self.metric) else readable(self.metric)
-        seeds = (found.seeds_label, found.lacking(group.label, rival.label))
-        return {
-            "experiment": group.label,
-            final_heading(self.name, self.columns): final_text(group, self.columns[group]),
-            "against": rival.label,
-            f"difference, {unit}": found.gain if found.seeds else NOTHING,
-            INTERVAL: found.interval or NOTHING,
-            "seeds": ", ".join(text for text in seeds if text),
-            "verdict": found.verdict,
-        }
+        for group, column in self.columns.items():
+            rival = self.best_other(group)
+            found = self.paired(group, rival)
+            seeds = (found.seeds_label, found.lacking(group.label, rival.label))
+            rows.append(
+                {
+                    "experiment": group.label,
+                    final_heading(self.name, self.columns): final_text(group, column),
+                    "against": rival.label,
+                    f"difference, {unit}": found.gain if found.seeds else NOTHING,
+                    INTERVAL: found.interval or NOTHING,
+                    "seeds": ", ".join(filter(None, seeds)),
+                    "verdict": found.verdict,
+                }
+            )
+        return text_table(rows)
 
 
 def contests(runs: Sequence[Run]) -> list[Contest]:
     """All metrics that at least two experiments on the same data have."""
     met = gathered(grouped(runs), lambda group: frozenset(data_terms(group).items()))
-    return [contest for groups in met.values() if len(groups) > 1 for contest in _contests(groups)]
+    return [contest for groups in met.values() for contest in _contests(groups)]
 
 
 def verdicts_csv(found: Sequence[Contest]) -> str:
@@ -131,13 +133,9 @@ def _contests(groups: Sequence[Group]) -> list[Contest]:
         for stage in (AGGREGATED, TRAINED):
             own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
             found[f"{name} {stage}"] = own
-    every = [
-        Contest(
-            groups[0].condition,
-            metric,
-            shown,
-            {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])},
-        )
-        for shown, own in found.items()
-    ]
-    return [contest for contest in every if len(contest.columns) > 1]
+    contests = []
+    for shown, columns in found.items():
+        known = {g: c for g, c in columns.items() if math.isfinite(g.score(c)[0])}
+        if len(known) > 1:
+            contests.append(Contest(groups[0].condition, metric, shown, known))
+    return contests

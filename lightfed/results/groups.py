@@ -34,7 +34,6 @@ NO_LABEL = re.compile(
     r"|data\.(dataset|partition)\b"
 )
 NO_DATA = re.compile(r"(?!data\.(dataset|partition)\b)|data\.dataset(\.class_path)?$")
-RUNNING = " (not finished)"
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Group:
     """One row of a comparison: one run, or several of different seeds.
 
     Attributes:
-        name: that of the only run, or of the first without its seed; says so if no run is finished.
+        name: folder of the only run, or of the first without its seed; says so if no run is
+            finished.
         runs: one of each seed; the finished ones, or of all if none is.
         label: its method, and in what that differs from others; the name if nothing is known.
         condition: its data set, and in what the data differ from those of others.
@@ -58,10 +58,6 @@ class Group:
     place: int = field(default=0, compare=False)
     method_place: int = field(default=0, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or self.name)
-        object.__setattr__(self, "condition", self.condition or self.data)
-
     @property
     def data(self) -> str:
         return self.runs[0].data
@@ -76,10 +72,10 @@ class Group:
 
     def interval(self, column: str) -> tuple[float, float, float, int]:
         """Of the runs whose last value is finite: mean, 95 % t interval (NaN below two), number."""
-        known = [value for run in self.runs if math.isfinite(value := run.final(column))]
-        mean, std = mean_and_std(known)
-        half = t_half_width(std, len(known))
-        return mean, mean - half, mean + half, len(known)
+        known = sum(math.isfinite(run.final(column)) for run in self.runs)
+        mean, std = self.score(column)
+        half = t_half_width(std, known)
+        return mean, mean - half, mean + half, known
 
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.
@@ -133,67 +129,76 @@ def final_heading(name: str, groups: Iterable[Group]) -> str:
 
 
 def singles(runs: Sequence[Run]) -> list[Group]:
-    """A row per run, named by its name, or by its path if two runs have the same name."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        parent = common_parent(runs)
-        names = [os.path.relpath(run.folder.absolute(), parent) for run in runs]
-    groups = [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
-    return _described(groups, [{"seed": str(run.seed)} for run in runs])
+    """A row per run."""
+    return _described([[run] for run in runs], seeds=True)
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """A row per experiment, in the order of their first runs."""
-    found = [*gathered(runs, lambda run: run.experiment["digest"]).values()]
-    names, times = [_name(own) for own in found], Counter[str]()
-    groups = []
-    for name, own in zip(names, found, strict=True):
-        times[name] += 1
-        groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, own))
-    return [
-        replace(group, name=group.label) if times[name] > 1 else group
-        for name, group in zip(names, _described(groups, [{}] * len(groups)), strict=True)
-    ]
+    return _described([*gathered(runs, lambda run: run.experiment["digest"]).values()])
 
 
-def _group(name: str, runs: Sequence[Run]) -> Group:
-    counted = each_seed_once([run for run in runs if run.finished] or runs)
-    return Group(name + RUNNING * (not counted[0].finished), tuple(counted))
-
-
-def _described(groups: Sequence[Group], further: Sequence[dict[str, str]]) -> list[Group]:
-    """With conditions, labels and places.
+def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Group]:
+    """With names, conditions, labels and places.
 
     If some of an algorithm on the same data do not differ, all of this algorithm keep their names.
+    With `seeds`, labels may name the seed.
     """
-    found = [replace(g, condition=c) for g, c in zip(groups, _conditions(groups), strict=True)]
-    methods = gathered(range(len(found)), lambda i: found[i].algorithm)
-    elsewhere = len({group.condition for group in found}) > 1
+    ended = [[run for run in own if run.finished] or own for own in rows]
+    groups = [Group("", tuple(each_seed_once(own))) for own in ended]
+    names, conditions = _names(groups), _conditions(groups)
+    methods = gathered(range(len(groups)), lambda i: groups[i].algorithm)
+    labels = list(names)
     for method, places in methods.items():
-        texts = told_apart([terms_of(found[i]) | further[i] for i in places])
-        named = len(methods) > 1 or (elsewhere and not all(texts))
-        labels = [", ".join(filter(None, (method * named, text))) for text in texts]
-        unlike = {(found[i].condition, label) for i, label in zip(places, labels, strict=True)}
-        if all(labels) and len(unlike) == len(places):
-            for i, label in zip(places, labels, strict=True):
-                end = RUNNING * found[i].name.endswith(RUNNING)
-                found[i] = replace(found[i], label=label + end)
-    first = {group.algorithm: group.label for group in found[::-1]}
-    every = [*dict.fromkeys([*(first[name] for name in methods), *(g.label for g in found)])]
+        own = [groups[i] for i in places]
+        seed = [{"seed": str(group.runs[0].seed)} if seeds else {} for group in own]
+        texts = told_apart([terms_of(g) | also for g, also in zip(own, seed, strict=True)])
+        whole = len(methods) > 1 or not all(texts)
+        found = {
+            i: ", ".join(filter(None, (method * whole, text)))
+            for i, text in zip(places, texts, strict=True)
+        }
+        if len({(conditions[i], label) for i, label in found.items()}) == len(own):
+            for i, label in found.items():
+                labels[i] = label + _running(groups[i].runs)
+    first = {method: labels[places[0]] for method, places in methods.items()}
+    every = [*dict.fromkeys([*first.values(), *labels])]
     return [
-        replace(g, place=every.index(g.label), method_place=every.index(first[g.algorithm]))
-        for g in found
+        replace(
+            group,
+            name=name,
+            label=label,
+            condition=condition,
+            place=every.index(label),
+            method_place=every.index(first[group.algorithm]),
+        )
+        for group, name, label, condition in zip(groups, names, labels, conditions, strict=True)
     ]
+
+
+def _names(groups: Sequence[Group]) -> list[str]:
+    """The folder of the only run, or of the first without its seed where that is unique."""
+    parent = common_parent(runs_of(groups))
+    paths = [os.path.relpath(group.runs[0].folder.absolute(), parent) for group in groups]
+    short = [
+        SEED_SUFFIX.sub("", path).rstrip("/") or path if len(group.runs) > 1 else path
+        for group, path in zip(groups, paths, strict=True)
+    ]
+    names = [s if short.count(s) == 1 else path for s, path in zip(short, paths, strict=True)]
+    return [name + _running(group.runs) for name, group in zip(names, groups, strict=True)]
+
+
+def _running(runs: Sequence[Run]) -> str:
+    return "" if runs[0].finished else " (not finished)"
 
 
 def _conditions(groups: Sequence[Group]) -> list[str]:
     """What each was trained on: `Digits, alpha 0.3`, with no more than tells them apart."""
-    settings = [data_terms(group) for group in groups]
-    texts = told_apart([{k: v for k, v in one.items() if k != "data"} for one in settings])
-    shorter = [text.replace("partition ", "") for text in texts]
+    settings = [{k: v for k, v in data_terms(group).items() if k != "data"} for group in groups]
+    texts = [text.replace("partition ", "") for text in told_apart(settings)]
     return [
-        ", ".join(filter(None, pair))
-        for pair in zip((g.data for g in groups), shorter, strict=True)
+        ", ".join(filter(None, (group.data, text)))
+        for group, text in zip(groups, texts, strict=True)
     ]
 
 
@@ -216,9 +221,3 @@ def common_parent(runs: Sequence[Run]) -> Path:
     """The deepest folder that holds all the runs; relative if it is below the current one."""
     parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
-
-
-def _name(runs: Sequence[Run]) -> str:
-    """The name of the only run, or that of the first without its seed."""
-    name = runs[0].name
-    return (SEED_SUFFIX.sub("", name) or name) if len(runs) > 1 else name

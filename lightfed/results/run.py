@@ -1,43 +1,32 @@
 """A run folder as tables.
 
-Its files are metrics.csv, clients.csv, timings.csv, partition.npz, gate.npz, costs.npz,
-environment.json and config.yaml. Only metrics.csv must exist. Masks of sparse clients are read by
-`studies.dispfl`. The run may still be writing: a last line without a line end is ignored, and the
-evaluation that it belongs to counts only if there is no earlier one.
+Only metrics.csv must exist. Masks of sparse clients are read by `studies.dispfl`. The run may still
+be writing: a last line without a line end is ignored, and the evaluation that it belongs to counts
+only if there is no earlier one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from zipfile import BadZipFile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lightfed.results.columns import is_metric, natural_order
-from lightfed.results.csvfile import damaged, finite, read_csv
+from lightfed.results.csvfile import finite, read_csv, reading
 from lightfed.results.settings import read_settings
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.keys import COLUMNS, experiment
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-T = TypeVar("T")
-ReadFiles = dict[Path, tuple[tuple[int, ...], Any]]  # what has been read of which state of a file
-
-# what numpy raises for a truncated file or one of another format
-UNREADABLE = (KeyError, ValueError, TypeError, EOFError, zlib.error, BadZipFile)
-CLIENT_KEYS = ("round", "client", "group")
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,7 @@ class Gates:
     personal: Floats
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """One run folder.
 
@@ -85,17 +74,17 @@ class Run:
     """
 
     folder: Path
-    rounds: DataFrame = field(repr=False)
-    diverged: frozenset[str] = field(repr=False)
-    clients: DataFrame = field(repr=False)
-    evaluation: DataFrame = field(repr=False)
-    timings: DataFrame = field(repr=False)
-    partition: Partition | None = field(repr=False)
-    gates: Gates | None = field(repr=False)
-    costs: tuple[int, Floats] | None = field(repr=False)
-    environment: dict[str, Any] = field(repr=False)
-    config: str | None = field(repr=False)
-    settings: dict[str, str] = field(repr=False)
+    rounds: DataFrame
+    diverged: frozenset[str]
+    clients: DataFrame
+    evaluation: DataFrame
+    timings: DataFrame
+    partition: Partition | None
+    gates: Gates | None
+    costs: tuple[int, Floats] | None
+    environment: dict[str, Any]
+    config: str | None
+    settings: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -107,7 +96,8 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        return whole_number(self.environment.get("seed"))
+        seed: int | None = self.environment.get("seed")
+        return seed
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
@@ -122,15 +112,14 @@ class Run:
 
     @property
     def group_sizes(self) -> dict[str, int]:
-        """Clients of each group, in the order of the configuration; empty if not recorded."""
+        """Clients of each group, in the order of the configuration."""
         sizes: dict[str, int] = self.environment.get("groups", {})
         return sizes
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
-        """As the run recorded them, in natural order; the position gives the colour."""
-        found = {*self.evaluation["group"], *self.group_sizes}
-        return tuple(sorted(found, key=natural_order))
+        """Names in natural order; the position gives the colour."""
+        return tuple(sorted({*self.evaluation["group"], *self.group_sizes}, key=natural_order))
 
     @cached_property
     def client_group_columns(self) -> frozenset[str]:
@@ -153,16 +142,14 @@ class Run:
 
     @property
     def num_clients(self) -> int | None:
-        """From the partition, else from the environment, else from the last evaluation."""
-        if self.partition is not None:
-            return len(self.partition.counts)
-        return whole_number(self.environment.get("clients")) or len(self.evaluation) or None
+        clients: int | None = self.environment.get("clients")
+        return clients
 
     @property
     def planned(self) -> int | None:
         """Number of rounds configured; None if unknown or unlimited."""
-        rounds = whole_number(self.environment.get("rounds"))
-        return rounds if rounds and rounds > 0 else None
+        rounds = self.environment.get("rounds") or 0
+        return rounds if rounds > 0 else None
 
     @property
     def finished(self) -> bool:
@@ -204,136 +191,70 @@ class Run:
         return not math.isnan(self.final(name))
 
 
-def read(folder: Path | str, known: ReadFiles | None = None) -> Run:
+def read(folder: Path | str) -> Run:
     """Read a run folder.
 
-    Args:
-        folder: its path.
-        known: what earlier calls have read, to which this one adds: only files that have changed
-            since then are read again.
-
     Raises:
-        UserError: the folder does not exist, has no metrics.csv or no finished round, a file is
-            damaged, or it was written by a newer version.
+        UserError: the folder does not exist, has no metrics.csv or no finished round, or a file is
+            damaged.
     """
-    folder, known = Path(folder), {} if known is None else known
-    if not folder.is_dir():
-        raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
-    if not (folder / "metrics.csv").is_file():
-        fix = "name the folder of a run, such as runs/NAME"
-        raise UserError("report", f"{folder} holds no metrics.csv", fix)
+    import pandas as pd
 
-    def once(name: str, reader: Callable[[Path], T]) -> T:
-        path = folder / name
-        found = path.stat() if path.is_file() else None
-        state = () if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
-        if path not in known or known[path][0] != state:
-            known[path] = (state, reader(path))
-        value: T = known[path][1]
-        return value
-
-    try:
-        environment = once("environment.json", _environment)
-        clients, evaluation = once("clients.csv", _clients)
-        config, settings = once("config.yaml", _config)
-        rounds, diverged = once("metrics.csv", _rounds)
-        digests: dict[str, str] = environment.get("digests", {})
-        return Run(
-            folder=folder,
-            rounds=rounds.copy(),  # a caller may change its own
-            diverged=diverged,
-            clients=clients.copy(),
-            evaluation=evaluation,
-            timings=once("timings.csv", lambda path: finite(_by_round(path))),
-            partition=once("partition.npz", lambda path: _arrays(path, _partition)),
-            gates=once("gate.npz", lambda path: _of_round(path, "personal", Gates)),
-            costs=once("costs.npz", lambda path: _of_round(path, "sums", lambda *read: read)),
-            environment=environment,
-            config=config,
-            settings=settings | {f"data.{name}.digest": text for name, text in digests.items()},
-        )
-    except OSError as error:
-        raise damaged(Path(str(error.filename)), str(error.strerror)) from error
-
-
-def whole_number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _config(path: Path) -> tuple[str | None, dict[str, str]]:
-    """The text, and the settings in it."""
-    text = path.read_text("utf-8", "replace") if path.is_file() else None
-    return text, read_settings(text or "", path)
-
-
-def _rounds(path: Path) -> tuple[DataFrame, frozenset[str]]:
-    """The finite values, and the columns whose last one is not."""
-    table = _by_round(path)
-    if table.empty:
-        fix = "wait for the first round to end"
-        raise UserError("report", f"{path} holds no finished round yet", fix)
-    return finite(table), frozenset(table.columns[np.isinf(table.ffill().iloc[-1])])
+    folder = Path(folder)
+    fix = "name the folder of a run, such as runs/NAME"
+    require(folder.is_dir(), "report", f"there is no folder {folder}", fix)
+    require((folder / "metrics.csv").is_file(), "report", f"{folder} holds no metrics.csv", fix)
+    rounds = _by_round(folder / "metrics.csv")
+    found, fix = f"{folder}/metrics.csv holds no finished round yet", "wait for the first to end"
+    require(len(rounds) > 0, "report", found, fix)
+    clients, growing = read_csv(folder / "clients.csv")
+    if clients.empty:
+        clients = pd.DataFrame(columns=pd.Index(["round", "client", "group"]))
+    at = clients["round"].unique()[-2:]
+    last = clients[clients["round"] == at[0 if growing else -1]] if len(at) else clients
+    arrays = _arrays(folder / "partition.npz")
+    partition = None
+    if arrays:
+        meta = json.loads(str(arrays["meta"]))
+        classes = pd.Index(meta["classes"]).astype(str)
+        counts = pd.DataFrame(arrays["train_counts"].astype(np.int64), columns=classes)
+        partition = Partition(counts, meta)
+    gates, costs = (_arrays(folder / f"{name}.npz") for name in ("gate", "costs"))
+    stated, config = (_text(folder / name) for name in ("environment.json", "config.yaml"))
+    with reading(folder / "environment.json"):
+        environment = json.loads(stated or "{}")
+    digests = environment.get("digests", {}).items()
+    return Run(
+        folder=folder,
+        rounds=finite(rounds),
+        diverged=frozenset(rounds.columns[np.isinf(rounds.ffill().iloc[-1])]),
+        clients=finite(clients),
+        evaluation=last.set_index("client").sort_index(),
+        timings=finite(_by_round(folder / "timings.csv")),
+        partition=partition,
+        gates=Gates(int(gates["round"]), gates["personal"].astype(np.float64)) if gates else None,
+        costs=(int(costs["round"]), costs["sums"].astype(np.float64)) if costs else None,
+        environment=environment,
+        config=config,
+        settings=read_settings(config or "", folder / "config.yaml")
+        | {f"data.{name}.digest": text for name, text in digests},
+    )
 
 
 def _by_round(path: Path) -> DataFrame:
     """A table of finished rounds; empty if it does not exist."""
-    import pandas as pd
+    table, _ = read_csv(path)
+    return table.set_index("round") if len(table) else table
 
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; none without it."""
     if not path.is_file():
-        return pd.DataFrame()
-    # a killed and resumed run may have written a round twice: the later row counts
-    table = read_csv(path, keys=["round"])[0].drop_duplicates("round", keep="last")
-    return table.set_index("round").sort_index()
+        return {}
+    with reading(path), np.load(path, allow_pickle=False) as file:
+        return dict(file)
 
 
-def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
-    """All evaluations, and the last complete one by client."""
-    import pandas as pd
-
-    table, cut = pd.DataFrame(columns=pd.Index(CLIENT_KEYS)), False
-    if path.is_file():
-        table, cut = read_csv(path, keys=CLIENT_KEYS, text=["group"])
-    table = table.drop_duplicates(["round", "client"], keep="last")
-    at = table["round"].unique()
-    last = table[table["round"] == at[-2 if cut and len(at) > 1 else -1]] if len(at) else table
-    return finite(table), last.set_index("client").sort_index()
-
-
-def _arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
-    """`read` applied to the arrays of an npz file; None without it."""
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return read(file)
-    except UNREADABLE as error:
-        raise damaged(path, str(error)) from error
-
-
-def _partition(file: Mapping[str, np.ndarray]) -> Partition:
-    import pandas as pd
-
-    counts = file["train_counts"].astype(np.int64)
-    _, num_classes = counts.shape
-    meta = json.loads(str(file["meta"])) if "meta" in file else {}
-    stated = meta.get("classes", ())
-    classes = pd.Index(stated if len(stated) == num_classes else range(num_classes)).astype(str)
-    return Partition(pd.DataFrame(counts, columns=classes), meta)
-
-
-def _of_round(path: Path, name: str, made: Callable[[int, Floats], T]) -> T | None:
-    """The number of the round and a matrix of an npz file; None without it."""
-
-    def values(file: Mapping[str, np.ndarray]) -> T:
-        _rows, _columns = file[name].shape
-        return made(int(file["round"]), file[name].astype(np.float64))
-
-    return _arrays(path, values)
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    try:
-        environment: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
-    return environment
+def _text(path: Path) -> str | None:
+    with reading(path):
+        return path.read_text("utf-8") if path.is_file() else None

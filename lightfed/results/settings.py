@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.results.csvfile import damaged
+from lightfed.results.csvfile import reading
 from lightfed.utils.keys import column_of, experiment, flat, long_name
 
 Item = TypeVar("Item")
@@ -47,10 +47,8 @@ def read_settings(config: str, path: Path) -> dict[str, str]:
     A UserError if `config`, the content of `path`, is not YAML.
     """
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # keeps scalars as text
-    try:
+    with reading(path):
         content = yaml.load(config, Loader=loader)
-    except yaml.YAMLError as error:
-        raise damaged(path, " ".join(str(error).split())) from error
     return {key: str(value) for key, value in flat(content) if key and value != ""}
 
 
@@ -64,9 +62,8 @@ def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 
 def usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The most frequent value of each option, or `unset`; none in a tie, so that all show."""
-    names = dict.fromkeys(name for one in options for name in one)
     found = {}
-    for name in names:
+    for name in dict.fromkeys(name for one in options for name in one):
         (value, times), *others = Counter(one.get(name, "unset") for one in options).most_common(2)
         found[name] = "" if others and others[0][1] == times else value
     return found
@@ -98,11 +95,8 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
         tried = [tuple(one.get(key) for key in (*chosen, name)) for one in options]
         if len(set(tried)) > len({values[:-1] for values in tried}):
             chosen.append(name)
+    texts = [{name: one[name] for name in chosen if name in one} for one in options]
     return [
-        ", ".join(
-            one[name] if name in NAMELESS else f"{name} {one[name]}"
-            for name in chosen
-            if name in one
-        )
-        for one in options
+        ", ".join(text if name in NAMELESS else f"{name} {text}" for name, text in own.items())
+        for own in texts
     ]

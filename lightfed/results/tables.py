@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightfed.results.columns import OF_CLIENTS, base_name
-from lightfed.results.outcome import (
-    best,
-    client_groups,
-    client_metric,
-    primary_metric,
-    totals,
-    worst_tenth,
-)
+from lightfed.results.outcome import best, client_metric, primary_metric, totals, worst_tenth
 from lightfed.results.run import Run
 from lightfed.results.units import (
     NOTHING,
@@ -30,6 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 TEXTS = {"B": bytes_text, "FLOPs": flops_text, "s": seconds_text, "": count_text}  # by unit
+SPENT = {"up / client": bytes_text, "down / client": bytes_text, "compute / client": flops_text}
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
@@ -47,21 +41,17 @@ def without_empty_columns(table: DataFrame) -> DataFrame:
 
 def headline(run: Run) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
-    stated = run.environment
-    tested, ranks = stated.get("evaluated_clients"), stated.get("ranks")
-    parts = [" on ".join(str(stated[key]) for key in ("algorithm", "dataset") if stated.get(key))]
-    if run.num_clients is not None:
-        groups = f" in {len(run.client_groups)} groups" if len(run.client_groups) > 1 else ""
-        parts.append(_counted(run.num_clients, "client") + groups)
-        if tested and tested < run.num_clients:
-            parts.append(f"personal metrics of {tested:,} of {run.num_clients:,} clients")
-    parts.append(f"{rounds_text(run)} round{'s' * (run.last_round != 1)}")
-    if run.seed is not None:
-        parts.append(f"seed {run.seed}")
-    if ranks is not None:
-        parts.append(_counted(ranks, "rank"))
-    if stated.get("reconfigured"):
-        parts.append("other settings in some rounds")
+    stated, clients = run.environment, run.num_clients or 0
+    tested, groups = stated.get("evaluated_clients") or clients, len(run.client_groups)
+    parts = (
+        f"{run.algorithm} on {run.data}",
+        _counted(clients, "client") + f" in {groups} groups" * (groups > 1),
+        f"personal metrics of {tested:,} of {clients:,} clients" * (tested < clients),
+        f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
+        f"seed {run.seed}",
+        _counted(stated.get("ranks", 1), "rank"),
+        "other settings in some rounds" * bool(stated.get("reconfigured")),
+    )
     return ", ".join(filter(None, parts))
 
 
@@ -91,15 +81,18 @@ def key_figures(run: Run) -> DataFrame:
 
     def of_cost(label: str, name: str, text: Callable[[float], str]) -> tuple[str, str, str]:
         each = text(total[name] / (run.num_clients or math.nan))
-        return label, text(total[name]), "" if each == NOTHING else f"{each} per client"
+        return label, text(total[name]), f"{each} per client"
 
-    worst = metric_text(metric, worst_tenth(held, metric))
     figures = (
         ("rounds", rounds_text(run), ""),
         ("sessions left out", failures_text(run), "failed, or their updates not finite"),
         of_metric("global", "global", ""),
         of_metric("personal", "personal", "mean over clients"),
-        (f"worst 10 % {readable(metric)}", worst, "mean of that tenth"),
+        (
+            f"worst 10 % {readable(metric)}",
+            metric_text(metric, worst_tenth(held, metric)),
+            "mean of that tenth",
+        ),
         *(of_metric(kind, label, note) for kind, (label, note) in OF_CLIENTS.items()),
         (
             "train loss",
@@ -138,37 +131,53 @@ def client_group_table(run: Run) -> DataFrame:
     """One row per client group: metrics of its clients' models and, if different, the global model.
 
     Metrics, and bytes kept, are of the clients that were tested. Bytes sent and FLOPs are means
-    over all clients of the group, counted from the start of the run, as those of `key_figures`.
+    over all clients of the group, counted from the start of the run, as those of `key_figures`;
+    they are left out if a later round has added to them.
     """
-    main = base_name(primary_metric(run))
-    metric = client_metric(run, main) or ""
-    rows = [
-        {
-            "group": str(name),
-            "clients": _tested_of(own["tested"], own["clients"]),
-            readable(metric) or "metric": metric_text(metric, own["mean"]),
-            "std over clients": metric_text(metric, own["std"]),
-            "worst 10 %": metric_text(metric, own["worst10"]),
-            "of the global model": metric_text(metric, own["local"]),
-            "up / client": bytes_text(own["bytes_up"]),
-            "down / client": bytes_text(own["bytes_down"]),
-            "compute / client": flops_text(own["flops"]),
-            "stored / client": _stored(own["stored_bytes"]),
-        }
-        for name, own in client_groups(run, main).to_dict("index").items()
-    ]
+    metric = client_metric(run, base_name(primary_metric(run))) or "metric"
+    at, sums = run.costs or (0, ())
+    sizes = run.group_sizes
+    spent = dict(zip(sizes, sums, strict=True)) if at == run.last_round else {}
+    columns = [metric, f"local/{metric}", "stored_bytes"]
+    tested = dict(iter(run.evaluation.reindex(columns=["group", *columns]).groupby("group")))
+    rows = []
+    for name in filter(tested.__contains__, run.client_groups):
+        scores, shared, kept = (tested[name][column] for column in columns)
+        clients = sizes.get(name, len(scores))
+        costs = spent.get(name, (math.nan,) * len(SPENT))
+        rows.append(
+            {
+                "group": name,
+                "clients": f"{len(scores)} of {clients} tested"
+                if len(scores) < clients
+                else f"{clients:,}",
+                readable(metric): metric_text(metric, float(scores.mean())),
+                "std over clients": metric_text(metric, float(scores.std(ddof=0))),
+                "worst 10 %": metric_text(metric, worst_tenth(scores, metric)),
+                "of the global model": metric_text(metric, float(shared.mean())),
+                **{
+                    head: text(cost / clients)
+                    for (head, text), cost in zip(SPENT.items(), costs, strict=True)
+                },
+                "stored / client": _stored(float(kept.mean())),
+            }
+        )
     return without_empty_columns(text_table(rows))
 
 
 def rounds_table(run: Run, newest: int) -> DataFrame:
-    """The last `newest` rounds, latest first, without learning rates and means of groups."""
+    """The last `newest` rounds, latest first, without learning rates and means of groups.
+
+    A column a round: there may be thirty metrics.
+    """
     picked = run.rounds.iloc[: -newest - 1 : -1]
     texts = {
         readable(name): [_cell(name, x) for x in picked[name]]
         for name in picked.columns.astype(str)
         if name not in run.client_group_columns and not name.startswith("lr-")
     }
-    return without_empty_columns(text_table([]).assign(round=picked.index.astype("str"), **texts))
+    table = text_table([]).assign(round=picked.index.astype("str"), **texts)
+    return without_empty_columns(table).set_index("round").T.reset_index(names="round")
 
 
 def readable(name: str) -> str:
@@ -189,13 +198,7 @@ def _counted(number: int, word: str) -> str:
 def _cell(column: str, value: float) -> str:
     if column not in COLUMNS:
         return metric_text(column, value)
-    return TEXTS[COLUMNS[column].unit](value) if math.isfinite(value) else NOTHING
-
-
-def _tested_of(tested: float, clients: float) -> str:
-    """`10`, or `5 of 10 tested`."""
-    every = count_text(clients)
-    return every if tested == clients else f"{count_text(tested)} of {every} tested"
+    return TEXTS[COLUMNS[column].unit](value)
 
 
 def _stored(value: float) -> str:
