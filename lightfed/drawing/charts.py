@@ -63,8 +63,12 @@ class Series:
     @classmethod
     def of(cls, column: str, names: Iterable[str], title: str = "") -> Series:
         """Colours in the order of the names."""
-        ordered = dict.fromkeys(names)
-        return cls(column, {name: place for place, name in enumerate(ordered)}, title)
+        return cls(column, {n: place for place, n in enumerate(dict.fromkeys(names))}, title)
+
+    def drawn(self, data: pd.DataFrame) -> dict[str, int]:
+        """The places of the names that are in `data`."""
+        names = {*data["series"]}
+        return {name: place for name, place in self.places.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,9 @@ class Chart:
     def table(self) -> pd.DataFrame:
         """What a reader may want as numbers."""
         shown = self.data[list(self.columns)]
-        numbers = shown.select_dtypes("number")
-        return shown[numbers.notna().any(axis=1)].rename(columns=self.headings)
+        said = list(self.headings.values())
+        names = {c: h if said.count(h) == 1 else f"{h} {c}" for c, h in self.headings.items()}
+        return shown.rename(columns=names)
 
 
 @dataclass(frozen=True)
@@ -123,8 +128,8 @@ class Figure:
     @property
     def series(self) -> dict[str, int]:
         """Names drawn in any of its charts and their places, for one legend."""
-        charts = [(chart.series, {*chart.data["series"]}) for chart in self.charts if chart.series]
-        return {n: p for by, drawn in charts for n, p in by.places.items() if n in drawn}
+        drawn = [chart.series.drawn(chart.data) for chart in self.charts if chart.series]
+        return {name: place for one in drawn for name, place in one.items()}
 
     @property
     def table(self) -> pd.DataFrame:

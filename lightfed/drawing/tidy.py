@@ -51,7 +51,7 @@ def metric_axis_of(column: str, table: pd.DataFrame) -> Axis:
 def common_axis(metric: str, tables: Iterable[pd.DataFrame], column: str, title: str) -> Axis:
     """One axis of a metric for several charts."""
     every = pd.concat(tables).reindex(columns=[column, "low", "high"])
-    low, high = float(every.min(axis=None)), float(every.max(axis=None))
+    low, high = every.min().min(), every.max().max()
     axis = metric_axis(column, metric, every[column], title)
     margin = 0 if axis.log else MARGIN * (high - low)
     return replace(axis, ends=(low - margin, high + margin)) if high > low else axis

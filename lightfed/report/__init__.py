@@ -10,7 +10,7 @@ from typing import Any
 _HOMES = {
     "build": "lightfed.report.page",
     "compare": "lightfed.report.comparison",
-    "print_summary": "lightfed.drawing.summary",
+    "print_summary": "lightfed.report.page",
 }
 
 

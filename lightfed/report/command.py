@@ -8,8 +8,7 @@ from typing import NoReturn
 from typing_extensions import override
 
 from lightfed.drawing.files import FORMATS, TABLES
-from lightfed.drawing.summary import print_summary
-from lightfed.report.page import build
+from lightfed.report.page import build, print_summary
 from lightfed.results.run import Run, read
 from lightfed.utils.errors import UserError, require
 

@@ -150,7 +150,7 @@ def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
         for what, applies, detail in (
             ("not finished" + ", left out" * out, not run.finished, rounds),
             ("of a seed that counts already, left out", out and run.finished, ""),
-            ("synthetic data", not out and run.synthetic, ""),
+            ("synthetic data", not out and run.note, ""),
             ("sessions left out", not out and failed != NOTHING, f" ({failed})"),
             ("other settings in some rounds", not out and run.environment.get("reconfigured"), ""),
         ):

@@ -34,10 +34,7 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
     by = Series("label", {group.label: group.place for group in groups}, "experiment")
     conditions = gathered(groups, lambda group: group.condition)
     note, metric = seeds_note(groups) or "single runs", readable(base_name(column))
-    spread = (
-        "The clients of all runs of an experiment at their last evaluation. Boxes: quartiles; "
-        "lines: 5 % to 95 %; bars: median (thick) and mean (thin)."
-    )
+    spread = f"The clients of all runs of an experiment at their last evaluation. {marks.BOXES}"
     course, costs = f"Lines: {note}. {DRAG}", f"A point is a run, at its final {readable(column)}."
     figures = []
     for name, title, caption, draw in (

@@ -1,4 +1,4 @@
-"""The table of a comparison: the final values of each run, or of each group of seeds."""
+"""The final values of each run, or of each group of seeds: of a comparison and of one run."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,27 @@ from pandas import DataFrame
 
 from lightfed.results import units
 from lightfed.results.columns import OF_CLIENTS, base_name
-from lightfed.results.groups import Group, final_heading, final_text
+from lightfed.results.groups import Group, final_heading, final_text, singles
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
-from lightfed.results.outcome import costs_to, mean_and_std, totals
-from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
+from lightfed.results.outcome import best, costs_to, primary_metric, totals
+from lightfed.results.run import Run
+from lightfed.results.tables import (
+    readable,
+    rounds_text,
+    stored_text,
+    text_table,
+    without_empty_columns,
+)
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.fedbcd import common_target, time_to
 
 STAGES = (AGGREGATED, TRAINED)
+ABOUT = ("run", "n", "seed", "algorithm", "data", "clients")
 COSTS = {
     "sent": ("sent", units.bytes_text),
     "between servers": ("server_bytes", units.bytes_text),
     "compute": ("flops", units.flops_text),
-    "stored / client": ("stored_bytes", lambda x: units.bytes_text(x or math.nan)),
+    "stored / client": ("stored_bytes", stored_text),
     "time / round": ("per_round", units.seconds_text),
 }
 
@@ -48,7 +56,7 @@ def comparison_table(
             **{text: f"{kind}/{metric}" for text, kind in others.items()},
             "train loss": "train_loss",
         }
-        each = [totals(run) for run in row.runs]
+        each = DataFrame([totals(run) for run in row.runs]).mean()
         return {
             "run": row.label,
             "n": str(len(row.runs)),
@@ -58,16 +66,39 @@ def comparison_table(
             "clients": units.count_text(row.runs[0].num_clients or math.nan),
             "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
             **{final_heading(head, rows): final_text(row, own) for head, own in finals.items()},
-            **{
-                head: text(mean_and_std([spent[cost] for spent in each])[0])
-                for head, (cost, text) in COSTS.items()
-            },
+            **{head: text(each[cost]) for head, (cost, text) in COSTS.items()},
             **_until(row, column, goal, asked=target is not None),
         }
 
     table = without_empty_columns(text_table([cells(row) for row in rows]))
     named = all(row.label.startswith(row.algorithm) for row in rows)
     return table.drop(columns="algorithm", errors="ignore") if named else table
+
+
+def key_figures(run: Run) -> DataFrame:
+    """The final values of a run: `figure`, `final`, and a `note` that may be empty."""
+    column, total = primary_metric(run), totals(run)
+    finals = comparison_table(singles([run]), column).iloc[0].drop([*ABOUT], errors="ignore")
+    name = readable(base_name(column))
+    most, at = best(run, column)
+    std = run.evaluation.reindex(columns=[base_name(column)]).std(ddof=0).iloc[0]
+    notes = {
+        f"personal {name}": f"std over clients {units.metric_text(column, std)}",
+        "sent": "{} up, {} down".format(
+            *(units.bytes_text(total[f"bytes_{way}"]) for way in ("up", "down"))
+        ),
+        "compute": f"{units.flops_text(total['flops'] / (run.num_clients or math.nan))} per client",
+        "time / round": f"{units.seconds_text(total['seconds'])} in all",
+    }
+    if at:
+        chosen = f"best {units.metric_text(column, most)} in round {at}"
+        notes[readable(column)] = "; ".join(filter(None, (chosen, notes.get(readable(column)))))
+    return text_table(
+        [
+            {"figure": head, "final": text, "note": notes.get(head, "")}
+            for head, text in zip(map(str, finals.index), finals, strict=True)
+        ]
+    )
 
 
 def _until(row: Group, column: str, goal: float, *, asked: bool) -> dict[str, str]:

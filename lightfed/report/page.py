@@ -12,6 +12,8 @@ from pathlib import Path
 from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import write_file, write_files
 from lightfed.drawing.markup import document
+from lightfed.drawing.summary import new_console, print_line, print_table
+from lightfed.report.final_figures import key_figures
 from lightfed.report.index import write_index
 from lightfed.report.run_figures import run_figures
 from lightfed.results.outcome import totals
@@ -19,7 +21,6 @@ from lightfed.results.run import Run, read
 from lightfed.results.tables import (
     client_group_table,
     headline,
-    key_figures,
     measured,
     rounds_table,
     rounds_text,
@@ -28,6 +29,7 @@ from lightfed.results.units import seconds_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.keys import flat
 
+SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
 FILES = "report"  # folder of figures and tables that were asked for
 ROUNDS_SHOWN = 10
 REFRESH = 10  # seconds after which the page of a running run loads itself
@@ -62,6 +64,21 @@ def build(
     return page
 
 
+def print_summary(run: Path) -> None:
+    """Print the tables of a run folder, and the path of its page; a UserError if it is none."""
+    files = read(run)
+    console = new_console()
+    print_line(console, f"{files.name}: {headline(files)}")
+    print_table(console, key_figures(files), left=(0, 2), spare=("note",))
+    if text := measured(files):
+        print_line(console, text)
+    if len(groups := client_group_table(files)):
+        print_table(console, groups, spare=SPARE)
+    page = run / "index.html"
+    if page.is_file():
+        print_line(console, f"page: {page}")
+
+
 def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
     groups = client_group_table(run)
     ended = "finished" if run.finished else f"not finished: {rounds_text(run)} rounds"
@@ -74,7 +91,7 @@ def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
         state="running" if live else ended,
         progress=_progress(run) if live else "",
         written=time.time() if live else 0,
-        notes=[SYNTHETIC] * run.synthetic,
+        notes=[SYNTHETIC] * bool(run.note),
         results=key_figures(run),
         finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(run)}",
         commands=_commands(run),

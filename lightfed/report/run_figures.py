@@ -14,24 +14,22 @@ from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.outcome import base_names, client_metric, primary_metric, traffic, worst_tenth
 from lightfed.results.run import Run
-from lightfed.results.tables import readable, sentence
+from lightfed.results.tables import sentence
 from lightfed.results.units import metric_text, unit_of
 
-DOTS = 250  # clients in a picture of points
 CELLS = 2000  # of a heat map
 TIMES = 120  # points of the picture of seconds
 MOST_PANELS = 9
-# by what clients hold and spend: the quantity and its unit
-BESIDE = {
-    "samples": ("training samples", ""),
-    "parameters": ("parameters of the client's model", ""),
-    "bytes": ("sent by the client, up and down", "B"),
-    "flops": ("computed by the client", "FLOPs"),
-    "stored_bytes": ("kept by the client", "B"),
-}
 SENT = ("sent by all clients and the server", "B")
 DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
-TRAINING = {"train_loss": "training"}
+# columns of a metric and their names in a legend
+LINES = {
+    "global/{}": "global",
+    "personal/{}": "personal, mean",
+    "personal/{}_worst10": "personal, worst 10 %",
+    **{f"{kind}/{{}}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
+    "train_{}": "training",
+}
 
 
 def run_figures(run: Run) -> list[Figure]:
@@ -42,56 +40,45 @@ def run_figures(run: Run) -> list[Figure]:
 def course(run: Run) -> Figure | None:
     """Metrics, losses and the metric for the bytes sent; None below two evaluations."""
     primary = base_name(primary_metric(run))
-    kinds = _kinds(primary)
-    by = Series.of("series", [*kinds.values(), *TRAINING.values()], "model")
-    by_bytes = _lines(run, kinds, primary).merge(traffic(run).rename("sent"), on="round")
-    by_bytes = by_bytes[by_bytes["sent"] > 0].drop(columns=["low", "high"])
-    y = metric_axis("value", primary, by_bytes["value"])
-    title = f"{sentence(primary)} for the bytes sent"
-    others = [name for name in base_names(run) if name not in (primary, "loss")]
-    charts = [
-        *_against_rounds(run, kinds, primary, by),
-        *_against_rounds(run, TRAINING | _kinds("loss"), "loss", by),
-        *against(by_bytes, "sent", SENT, y, by, marks.lines, title),
-        *(chart for name in others for chart in _against_rounds(run, _kinds(name), name, by)),
-    ]
+    by = Series.of("series", LINES.values(), "model")
+    charts: list[Chart] = []
+    for name in dict.fromkeys([primary, "loss", *base_names(run)]):
+        table = _lines(run, {column.format(name): text for column, text in LINES.items()}, name)
+        charts += _over_rounds(table, name, by, sentence(name))
+        if name == primary:
+            sent = table.merge(traffic(run).rename("sent"), on="round").assign(low=None, high=None)
+            y, title = (
+                metric_axis("value", name, table["value"]),
+                f"{sentence(name)} for the bytes sent",
+            )
+            charts += against(sent[sent["sent"] > 0], "sent", SENT, y, by, marks.lines, title)
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
-        "over the clients. Bytes are those the algorithm sends, for all clients. " + DRAG
+        f"over the clients. Bytes are those the algorithm sends, for all clients. {DRAG}"
     )
     drawn = tuple(charts[:MOST_PANELS])
     return Figure("curves", "Course of the run", drawn, caption) if drawn else None
 
 
 def clients(run: Run) -> Figure | None:
-    """How the clients fare, by group, data, model and cost; None without their evaluation."""
+    """How the clients fare, by group; None without their evaluation."""
     metric = client_metric(run, base_name(primary_metric(run)))
     table = finite(run.evaluation)
     if metric is None or table[metric].isna().all():
         return None
     by = Series.of("group", run.client_groups, "client group")
-    axis = metric_axis(metric, metric, table[metric])
+    axis, title = metric_axis(metric, metric, table[metric]), sentence(metric)
     group = Axis("group", "client group", names=run.client_groups)
-    title = sentence(metric)
     charts = [marks.spread(table, axis, group, by, title=f"{title} of each client")]
-    columns = {f"personal/{metric}/{name}": name for name in run.client_groups}
-    if len(columns) > 1:
-        names = Series("series", by.places, by.title)
-        charts += _against_rounds(run, columns, metric, names, f"{title} by client group")
-    beside = _beside(run)
-    for name in filter(beside.__contains__, BESIDE):
-        heading = f"{title} and {readable(name)}"
-        charts += against(beside, name, BESIDE[name], axis, by, marks.points, heading)
+    groups = _lines(run, {f"personal/{metric}/{name}": name for name in by.places}, metric)
+    lines = Series("series", by.places, by.title)
+    charts += _over_rounds(groups, metric, lines, f"{title} by client group")
     scores = run.evaluation[metric]
     caption = (
-        f"After round {int(table['round'].iloc[0])}: mean {metric_text(metric, scores.mean())}, "
+        f"After round {table['round'].iloc[0]}: mean {metric_text(metric, scores.mean())}, "
         f"worst tenth {metric_text(metric, worst_tenth(scores, metric))}, "
-        f"{table[metric].count():,} clients{run.note}. Boxes: quartiles; lines: 5 % to 95 %; bars: "
-        "median (thick) and mean (thin)."
+        f"{table[metric].count():,} clients{run.note}. {marks.BOXES}"
     )
-    if len(table) > DOTS:
-        most = f"{marks.MOST_SHOWN:,} in all, and {DOTS} in the other pictures"
-        caption += f" Clients of evenly spaced ranks are drawn: {most}."
     return Figure("clients", "Clients: who suffers", tuple(charts), caption)
 
 
@@ -108,12 +95,11 @@ def partition(run: Run) -> Figure | None:
     heat = marks.heat(
         cells.melt("client", var_name="label", value_name="samples"),
         Axis("client"),
-        Axis("label", "class", names=tuple(map(str, shown.columns))),
+        Axis("label", "class", names=tuple(shown.columns)),
         Axis("samples"),
         title="Training samples by class and client",
     )
-    ranks = marks.evenly_spaced(len(held), most=200)
-    sizes = pd.DataFrame({"rank": ranks + 1, "samples": held.to_numpy()[ranks], "of": "clients"})
+    sizes = pd.DataFrame({"rank": np.arange(len(held)) + 1, "samples": held, "of": "clients"})
     x, y = Axis("rank", "clients, by their samples"), Axis("samples", zero=True)
     by, title = Series.of("of", ["clients"]), "Training samples of each client"
     ordered = marks.lines(sizes, x, y, by, title=title)
@@ -121,25 +107,21 @@ def partition(run: Run) -> Figure | None:
     ends = " to ".join(dict.fromkeys((str(classes.min()), str(classes.max()))))
     caption = (
         f"{len(counts):,} clients hold {held.iloc[-1]:,} to {held.iloc[0]:,} samples "
-        f"(median {held.median():,.0f}) of {ends} classes."
+        f"(median {held.median():,.0f}) of {ends} classes; {len(shown)} of them are drawn."
     )
-    if len(shown) < len(counts):
-        caption += f" {len(shown)} of them are drawn."
     return Figure("partition", "Partition", (heat, ordered), caption)
 
 
 def times(run: Run) -> Figure | None:
-    """The parts of every round's time; None below two rounds."""
+    """The parts of every round's time, means of neighbours if rounds are many; None below two."""
     rounds = len(run.timings)
     if rounds < 2:
         return None
-    means = (
-        run.timings.reset_index().groupby(np.arange(rounds) * min(TIMES, rounds) // rounds).mean()
-    )
-    parts = [name for name in means.columns[1:] if name != "moved" and means[name].any()]
-    table = means.melt("round", parts, var_name="part", value_name="seconds")
-    by = Series.of("part", parts, "part")
-    chart = marks.areas(table, Axis("round"), Axis("seconds", zero=True), by, title="Seconds")
+    bins = np.arange(rounds) * min(TIMES, rounds) // rounds
+    means = run.timings.drop(columns="moved", errors="ignore").reset_index().groupby(bins).mean()
+    table = means.melt("round", var_name="part", value_name="seconds")
+    by = Series.of("part", table["part"], "part")
+    chart = marks.lines(table, Axis("round"), Axis("seconds", zero=True), by, title="Seconds")
     caption = (
         "Wall-clock seconds of a round, means over the ranks. Merge is what the algorithm does "
         "beside its sessions. Waiting is for other ranks. Checkpoint is what training waits for."
@@ -160,26 +142,13 @@ def against(
 
     The axis has a unit with short numbers, and is logarithmic over decades.
     """
-    known = table.dropna(subset=[column])
-    values = known[column]
+    values = table[column].dropna()
     if values.nunique() < 2:
         return []
-    said, unit = quantity
-    factor, name = unit_of(float(values.max()), unit) if unit else (1.0, "")
+    factor, name = unit_of(float(values.max()), quantity[1])
     log = bool(0 < 20 * values.min() < values.max())
-    words = ", ".join(filter(None, (name, "log" * log)))
-    x = Axis(column, f"{said} ({words})" if words else said, log=log)
-    return [draw(known.assign(**{column: values / factor}), x, y, by, title=title)]
-
-
-def _kinds(metric: str) -> dict[str, str]:
-    """Columns of one metric and their names in a legend."""
-    return {
-        f"global/{metric}": "global",
-        f"personal/{metric}": "personal, mean",
-        f"personal/{metric}_worst10": "personal, worst 10 %",
-        **{f"{kind}/{metric}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
-    }
+    x = Axis(column, f"{quantity[0]} ({name}{', log' * log})", log=log)
+    return [draw(table.assign(**{column: table[column] / factor}), x, y, by, title=title)]
 
 
 def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
@@ -192,22 +161,8 @@ def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
     return stacked(parts, metric)
 
 
-def _against_rounds(
-    run: Run, columns: Mapping[str, str], metric: str, by: Series, title: str = ""
-) -> list[Chart]:
+def _over_rounds(table: pd.DataFrame, metric: str, by: Series, title: str) -> list[Chart]:
     """A chart of lines; none below two evaluations."""
-    table = _lines(run, columns, metric)
-    if table["round"].nunique() < 2:
-        return []
     y = metric_axis("value", metric, table["value"])
-    return [marks.lines(table, Axis("round"), y, by, title=title or sentence(metric))]
-
-
-def _beside(run: Run) -> pd.DataFrame:
-    """The clients with what they hold and spend, a sample of them if they are many."""
-    table = finite(run.evaluation)
-    table = table.iloc[marks.evenly_spaced(len(table), most=DOTS)]
-    sizes = table["group"].map(run.environment.get("parameters", {})).astype(float)
-    sent = table.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
-    held = np.nan if run.partition is None else run.partition.counts.sum(axis=1)
-    return table.assign(samples=held, parameters=sizes, bytes=sent)
+    drawn = table["round"].nunique() > 1
+    return [marks.lines(table, Axis("round"), y, by, title=title)] if drawn else []

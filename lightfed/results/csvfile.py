@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,18 +32,19 @@ def reading(path: Path) -> Iterator[None]:
         raise damaged(path, " ".join(str(error).split())) from error
 
 
-def read_csv(path: Path) -> tuple[DataFrame, bool]:
+def read_csv(path: Path, keys: Sequence[str] = ("round",)) -> tuple[DataFrame, bool]:
     """The complete lines of a csv file, and whether the last one is incomplete.
 
     All columns but `group` are numbers. An empty field is NaN, and `nan`, a value that was
-    measured, is infinite. No rows without the file. A UserError if the file is damaged.
+    measured, is infinite. Without a line it has only the columns `keys`. A UserError if the file is
+    damaged.
     """
     import pandas as pd
 
     text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
     lines, _, rest = text.rpartition("\n")
     if "\n" not in lines:  # no row yet
-        return pd.DataFrame(columns=pd.Index(lines.strip().split(","))), bool(rest)
+        return pd.DataFrame(columns=pd.Index(keys)), bool(rest)
     with reading(path):
         table = pd.read_csv(
             io.StringIO(NAN.sub("inf", lines)),

@@ -36,10 +36,11 @@ def totals(run: Run) -> dict[str, float]:
 
 def best(run: Run, column: str) -> tuple[float, int]:
     """The best value of a column, and its round; NaN and 0 without any."""
-    values = run.series(column).dropna() * direction(column)
+    values = run.series(column).dropna()
     if values.empty:
         return NAN, 0
-    return direction(column) * float(values.max()), int(values.idxmax())
+    place = int((values * direction(column)).argmax())
+    return float(values.iloc[place]), int(values.index[place])
 
 
 def best_of(scores: Mapping[Item, float], metric: str) -> Item:

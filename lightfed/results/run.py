@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lightfed.results.columns import is_metric, natural_order
 from lightfed.results.csvfile import finite, read_csv, reading
@@ -26,19 +24,15 @@ from lightfed.utils.keys import COLUMNS, experiment
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-Floats = npt.NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     """Training samples of each class (column) and client (row), scheme, seed and data set."""
 
     counts: DataFrame
     meta: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Gates:
+class Gates(NamedTuple):
     """Gate outputs of pFedMoE's clients at the last evaluation, after `round` finished rounds.
 
     `personal` is (clients, classes): the mean weight of a client's private expert over its test
@@ -46,58 +40,145 @@ class Gates:
     """
 
     round: int
-    personal: Floats
+    personal: np.ndarray
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """One run folder.
+    """One run folder, see `read`. A file is read on its first use: a UserError if it is damaged."""
 
-    Attributes:
-        folder: its path.
-        rounds: metrics.csv by round; NaN where it was not measured, or is not finite.
-        diverged: the columns of `rounds` whose last measured value is not finite.
-        clients: a row a client and evaluation: `round`, `client`, `group`, metrics and costs.
-            Bytes and FLOPs count from the start. Empty without clients.csv.
-        evaluation: the last complete one, by client, inf where not finite; empty without any.
-        timings: seconds of a finished round, which is the index, by its part; means over the ranks.
-            `moved` is the number of rows that moved. Empty without timings.csv.
-        partition: None without partition.npz.
-        gates: None without gate.npz.
-        costs: the round of the last evaluation, and what all clients of each group have sent and
-            computed until then: (groups, 3) bytes up, bytes down and FLOPs, in the order of the
-            configuration; None without costs.npz.
-        environment: empty without environment.json.
-        config: the text of config.yaml; None without it.
-        settings: of config.yaml by their dotted keys, all values text; and the digests of the data
-            and the partition as `data.dataset.digest` and `data.partition.digest`.
-    """
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    folder: Path
-    rounds: DataFrame
-    diverged: frozenset[str]
-    clients: DataFrame
-    evaluation: DataFrame
-    timings: DataFrame
-    partition: Partition | None
-    gates: Gates | None
-    costs: tuple[int, Floats] | None
-    environment: dict[str, Any]
-    config: str | None
-    settings: dict[str, str]
+    # Its files.
+
+    @cached_property
+    def rounds(self) -> DataFrame:
+        """metrics.csv by round; NaN where it was not measured, or is not finite."""
+        return finite(self._measured)
+
+    @cached_property
+    def clients(self) -> DataFrame:
+        """A row a client and evaluation: `round`, `client`, `group`, metrics and costs.
+
+        Bytes and FLOPs count from the start. Empty without clients.csv.
+        """
+        return finite(self._tested[0])
+
+    @cached_property
+    def evaluation(self) -> DataFrame:
+        """The last complete one of `clients`, by client, inf where not finite; empty without."""
+        table, growing = self._tested
+        at = table["round"].unique()[-2:]
+        last = table[table["round"] == at[0 if growing else -1]] if len(at) else table
+        return last.set_index("client").sort_index()
+
+    @cached_property
+    def timings(self) -> DataFrame:
+        """Seconds of a finished round, which is the index, by its part; means over the ranks.
+
+        `moved` is the number of rows that moved. Empty without timings.csv.
+        """
+        return finite(read_csv(self.folder / "timings.csv")[0].set_index("round"))
+
+    @cached_property
+    def partition(self) -> Partition | None:
+        """None without partition.npz."""
+        import pandas as pd
+
+        if not (arrays := self._arrays("partition")):
+            return None
+        meta = json.loads(str(arrays["meta"]))
+        classes = pd.Index(meta["classes"]).astype(str)
+        return Partition(pd.DataFrame(arrays["train_counts"].astype(int), columns=classes), meta)
+
+    @cached_property
+    def gates(self) -> Gates | None:
+        """None without gate.npz."""
+        arrays = self._arrays("gate")
+        return Gates(int(arrays["round"]), arrays["personal"].astype(float)) if arrays else None
+
+    @cached_property
+    def costs(self) -> dict[str, np.ndarray]:
+        """Of each group: what its clients have sent and computed, until the last evaluation.
+
+        (3,) bytes up, bytes down and FLOPs. Empty without costs.npz, and if a later round has added
+        to them.
+        """
+        arrays = self._arrays("costs")
+        current = arrays and int(arrays["round"]) == self.last_round
+        return dict(zip(self.group_sizes, arrays["sums"], strict=True)) if current else {}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json; empty without it."""
+        with reading(self.folder / "environment.json"):
+            stated: dict[str, Any] = json.loads(self._text("environment.json") or "{}")
+        return stated
+
+    @cached_property
+    def config(self) -> str | None:
+        """The text of config.yaml; None without it."""
+        return self._text("config.yaml")
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Of config.yaml by their dotted keys, all values text.
+
+        With the digests of the data and the partition, `data.dataset.digest` and so on.
+        """
+        digests = self.environment.get("digests", {}).items()
+        stated = read_settings(self.config or "", self.folder / "config.yaml")
+        return stated | {f"data.{name}.digest": text for name, text in digests}
+
+    @cached_property
+    def _measured(self) -> DataFrame:
+        """metrics.csv by round, inf where not finite."""
+        return read_csv(self.folder / "metrics.csv")[0].set_index("round")
+
+    @cached_property
+    def _tested(self) -> tuple[DataFrame, bool]:
+        """clients.csv, and whether its last line is incomplete."""
+        return read_csv(self.folder / "clients.csv", keys=("round", "client", "group"))
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+        """The arrays of an npz file; none without it."""
+        path = self.folder / f"{name}.npz"
+        if not path.is_file():
+            return {}
+        with reading(path), np.load(path, allow_pickle=False) as file:
+            return dict(file)
+
+    def _text(self, name: str) -> str | None:
+        with reading(self.folder / name):
+            path = self.folder / name
+            return path.read_text("utf-8") if path.is_file() else None
+
+    # What it is.
 
     @property
     def name(self) -> str:
         return str(self.environment.get("name") or self.folder.absolute().name)
 
     @property
-    def last_round(self) -> int:
-        return int(self.rounds.index[-1])
+    def algorithm(self) -> str:
+        return str(self.environment.get("algorithm", "algorithm not known"))
+
+    @property
+    def data(self) -> str:
+        return str(self.environment.get("dataset", "data not known"))
 
     @property
     def seed(self) -> int | None:
-        seed: int | None = self.environment.get("seed")
-        return seed
+        return self.environment.get("seed")
+
+    @property
+    def num_clients(self) -> int | None:
+        return self.environment.get("clients")
+
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """Clients of each group, in the order of the configuration."""
+        return dict(self.environment.get("groups", {}))
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
@@ -105,16 +186,36 @@ class Run:
 
         A run without a configuration is an experiment by itself.
         """
-        if "experiment" in self.environment:
-            return {**self.environment["experiment"]}
         alone = {"digest": str(self.folder.absolute())} if self.config is None else {}
-        return experiment(self.settings) | alone
+        found: dict[str, Any] = self.environment.get("experiment", {})
+        return found or experiment(self.settings) | alone
 
     @property
-    def group_sizes(self) -> dict[str, int]:
-        """Clients of each group, in the order of the configuration."""
-        sizes: dict[str, int] = self.environment.get("groups", {})
-        return sizes
+    def note(self) -> str:
+        """For the end of a title: says so if the data are synthetic."""
+        return " (synthetic data)" if self.environment.get("synthetic") else ""
+
+    @property
+    def planned(self) -> int | None:
+        """Number of rounds configured; None if unlimited."""
+        rounds = self.environment.get("rounds") or 0
+        return rounds if rounds > 0 else None
+
+    @property
+    def last_round(self) -> int:
+        return int(self.rounds.index[-1])
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended, perhaps early; True for a run that recorded neither.
+
+        A run that died after its last round counts as finished, because it has all metrics.
+        """
+        if "finished" in self.environment or "rounds" not in self.environment:
+            return True
+        return self.planned is not None and self.planned <= self.last_round
+
+    # What it measured.
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
@@ -133,61 +234,17 @@ class Run:
         """The metrics in clients.csv."""
         return [name for name in self.evaluation.columns if name not in COLUMNS]
 
-    @property
-    def holds(self) -> str:
-        """Which model a client tests as its own, and when, as stated by its algorithm."""
-        holds = str(self.environment.get("personal") or "what a client holds")
-        moments = {"aggregated": ", after aggregation", "trained": ", as its session left it"}
-        return holds + moments.get(str(self.environment.get("evaluate_at")), "")
-
-    @property
-    def num_clients(self) -> int | None:
-        clients: int | None = self.environment.get("clients")
-        return clients
-
-    @property
-    def planned(self) -> int | None:
-        """Number of rounds configured; None if unknown or unlimited."""
-        rounds = self.environment.get("rounds") or 0
-        return rounds if rounds > 0 else None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended, perhaps early; True for a run that recorded neither.
-
-        A run that died after its last round counts as finished, because it has all metrics.
-        """
-        if "finished" in self.environment or "rounds" not in self.environment:
-            return True
-        return self.planned is not None and self.planned <= self.last_round
-
-    @property
-    def synthetic(self) -> bool:
-        return self.environment.get("synthetic") is True
-
-    @property
-    def note(self) -> str:
-        """For the end of a title."""
-        return " (synthetic data)" if self.synthetic else ""
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.environment.get("algorithm", "algorithm not known"))
-
-    @property
-    def data(self) -> str:
-        return str(self.environment.get("dataset", "data not known"))
-
     def series(self, name: str) -> Series:
         """A column of `rounds`; all NaN if there is no such column."""
         return self.rounds.reindex(columns=[name])[name]
 
     def final(self, name: str) -> float:
-        """The last value in a column of `rounds`: inf if it is not finite, NaN without any."""
-        return math.inf if name in self.diverged else float(self.series(name).ffill().iloc[-1])
+        """The last value in a column of metrics.csv: inf if it is not finite, NaN without any."""
+        values = self._measured.reindex(columns=[name])[name]
+        return abs(last) if math.isinf(last := float(values.ffill().iloc[-1])) else last
 
     def has(self, name: str) -> bool:
-        """Whether a column of `rounds` was measured, perhaps never as a finite value."""
+        """Whether a column of metrics.csv was measured, perhaps never as a finite value."""
         return not math.isnan(self.final(name))
 
 
@@ -198,63 +255,10 @@ def read(folder: Path | str) -> Run:
         UserError: the folder does not exist, has no metrics.csv or no finished round, or a file is
             damaged.
     """
-    import pandas as pd
-
-    folder = Path(folder)
-    fix = "name the folder of a run, such as runs/NAME"
-    require(folder.is_dir(), "report", f"there is no folder {folder}", fix)
-    require((folder / "metrics.csv").is_file(), "report", f"{folder} holds no metrics.csv", fix)
-    rounds = _by_round(folder / "metrics.csv")
-    found, fix = f"{folder}/metrics.csv holds no finished round yet", "wait for the first to end"
-    require(len(rounds) > 0, "report", found, fix)
-    clients, growing = read_csv(folder / "clients.csv")
-    if clients.empty:
-        clients = pd.DataFrame(columns=pd.Index(["round", "client", "group"]))
-    at = clients["round"].unique()[-2:]
-    last = clients[clients["round"] == at[0 if growing else -1]] if len(at) else clients
-    arrays = _arrays(folder / "partition.npz")
-    partition = None
-    if arrays:
-        meta = json.loads(str(arrays["meta"]))
-        classes = pd.Index(meta["classes"]).astype(str)
-        counts = pd.DataFrame(arrays["train_counts"].astype(np.int64), columns=classes)
-        partition = Partition(counts, meta)
-    gates, costs = (_arrays(folder / f"{name}.npz") for name in ("gate", "costs"))
-    stated, config = (_text(folder / name) for name in ("environment.json", "config.yaml"))
-    with reading(folder / "environment.json"):
-        environment = json.loads(stated or "{}")
-    digests = environment.get("digests", {}).items()
-    return Run(
-        folder=folder,
-        rounds=finite(rounds),
-        diverged=frozenset(rounds.columns[np.isinf(rounds.ffill().iloc[-1])]),
-        clients=finite(clients),
-        evaluation=last.set_index("client").sort_index(),
-        timings=finite(_by_round(folder / "timings.csv")),
-        partition=partition,
-        gates=Gates(int(gates["round"]), gates["personal"].astype(np.float64)) if gates else None,
-        costs=(int(costs["round"]), costs["sums"].astype(np.float64)) if costs else None,
-        environment=environment,
-        config=config,
-        settings=read_settings(config or "", folder / "config.yaml")
-        | {f"data.{name}.digest": text for name, text in digests},
-    )
-
-
-def _by_round(path: Path) -> DataFrame:
-    """A table of finished rounds; empty if it does not exist."""
-    table, _ = read_csv(path)
-    return table.set_index("round") if len(table) else table
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file; none without it."""
-    if not path.is_file():
-        return {}
-    with reading(path), np.load(path, allow_pickle=False) as file:
-        return dict(file)
-
-
-def _text(path: Path) -> str | None:
-    with reading(path):
-        return path.read_text("utf-8") if path.is_file() else None
+    run, fix = Run(Path(folder)), "name the folder of a run, such as runs/NAME"
+    require(run.folder.is_dir(), "report", f"there is no folder {folder}", fix)
+    metrics = run.folder / "metrics.csv"
+    require(metrics.is_file(), "report", f"{folder} holds no metrics.csv", fix)
+    found, fix = f"{metrics} holds no finished round yet", "wait for the first round to end"
+    require(len(run.rounds) > 0, "report", found, fix)
+    return run
