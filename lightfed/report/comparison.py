@@ -21,16 +21,9 @@ from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.comparison_figures import comparison_figures, seeds_note
 from lightfed.report.final_figures import comparison_table
-from lightfed.report.verdicts import NOTE, contests, verdicts_csv
-from lightfed.results.groups import (
-    Group,
-    common_parent,
-    data_terms,
-    grouped,
-    runs_of,
-    singles,
-    terms_of,
-)
+from lightfed.report.verdicts import contests, verdicts_csv
+from lightfed.results import groups
+from lightfed.results.groups import Group, runs_of
 from lightfed.results.intervals import CHOSEN
 from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
@@ -86,7 +79,7 @@ def compare(
     require(len(files) > 1, "report", f"a comparison of {len(files)} run", "name two or more runs")
     finished = [run for run in files if run.finished]
     ended = finished if len(finished) > 1 else files
-    rows = grouped(ended) if group else singles(ended)
+    rows = groups.grouped(ended) if group else groups.singles(ended)
     column = common_metric(ended)
     _check_target(target, column)
     finals, settings, shared = _tables(rows, column, target)
@@ -98,7 +91,7 @@ def compare(
     further = [one for one in met if not any(set(one.columns.items()) <= p for p in known)]
     studies = study_tables(ended, target=target)
     figures = [*comparison_figures(rows, column), *study_figures(counted, target=target)]
-    folder = common_parent(files) / FOLDER if output is None else output
+    folder = groups.common_parent(files) / FOLDER if output is None else output
     page = document(
         f"Comparison of {len(counted)} runs",
         template="comparison.html",
@@ -106,7 +99,7 @@ def compare(
         finals=finals,
         notes=[f"{note[0].upper()}{note[1:]}." for note in said],
         contests=further,
-        contests_note=NOTE,
+        contests_note=CHOSEN,
         figures=figures,
         studies=studies,
         settings=settings,
@@ -117,7 +110,7 @@ def compare(
     strategies = strategy_table(counted, target)
     for name, content in (
         ("comparison-strategies.csv", strategies.to_csv(index=False) * bool(len(strategies))),
-        ("comparison-verdicts.csv", verdicts_csv(met) * bool(met)),
+        ("comparison-verdicts.csv", verdicts_csv(met)),
     ):
         (folder / name).unlink(missing_ok=True)  # a table of other runs would now be wrong
         if content:
@@ -127,9 +120,10 @@ def compare(
         write_file(folder / "clients.parquet", clients.to_parquet(index=False))
     console = new_console()
     print_table(console, finals, spare=SPARE)
-    lines = [*said, *(f"{one.title}: {one.verdict()}" for one in further), CHOSEN * bool(further)]
-    for line in filter(None, lines):
+    for line in (*said, *(f"{one.title}: {one.verdicts()[0]}" for one in further)):
         print_line(console, line)
+    if further:
+        print_line(console, CHOSEN)
     for study in studies:
         print_line(console, study.title)
         print_table(console, study.cells, left=(0, 1))
@@ -169,14 +163,14 @@ def common_metric(runs: Sequence[Run]) -> str:
     return (shared or candidates)[0]
 
 
-def clients_of(groups: Sequence[Group]) -> DataFrame:
+def clients_of(rows: Sequence[Group]) -> DataFrame:
     """The clients of all evaluations of all runs, a row a client and evaluation.
 
     Columns: `run`, `experiment`, `method`, `seed`, `data` and those of clients.csv.
     """
     tables = {
         (run.name, group.label, run.algorithm, run.seed, group.condition): run.clients
-        for group in groups
+        for group in rows
         for run in group.runs
     }
     names = ["run", "experiment", "method", "seed", "data"]
@@ -188,7 +182,7 @@ def _tables(
 ) -> tuple[DataFrame, DataFrame, str]:
     """Final figures and settings, each without what all rows share, and a text of that."""
     finals = comparison_table(rows, column, target=target)
-    terms = [{**data_terms(row), **terms_of(row)} for row in rows]
+    terms = [{**groups.data_terms(row), **groups.terms_of(row)} for row in rows]
     settings = DataFrame(terms, index=[row.label for row in rows]).fillna(NOTHING)
     settings = settings.drop(columns=[*SETTINGS], errors="ignore")
     alike = [name for name in finals if name in SETTINGS and finals[name].nunique() == 1]

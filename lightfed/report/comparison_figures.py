@@ -1,11 +1,10 @@
-"""The figures of any comparison: courses, final values, costs, and the spread over clients.
+"""The figures of any comparison: courses, final values, and the spread over clients.
 
 Experiments on different data are never drawn in one chart: each condition has charts of its own.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -13,20 +12,12 @@ import pandas as pd
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.tidy import course_table, score_row, stacked
-from lightfed.report.run_figures import DRAG, SENT, against
+from lightfed.report.run_figures import DRAG, over_bytes
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group
-from lightfed.results.outcome import totals
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
-
-COSTS = {
-    "sent": (SENT, "bytes sent"),
-    "flops": (("computed by all clients", "FLOPs"), "computation"),
-    "stored_bytes": (("kept by a client", "B"), "bytes kept"),
-    "seconds": (("time of the run", "s"), "time"),
-}
 
 
 def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
@@ -35,12 +26,10 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
     conditions = gathered(groups, lambda group: group.condition)
     note, metric = seeds_note(groups) or "single runs", readable(base_name(column))
     spread = f"The clients of all runs of an experiment at their last evaluation. {marks.BOXES}"
-    course, costs = f"Lines: {note}. {DRAG}", f"A point is a run, at its final {readable(column)}."
     figures = []
     for name, title, caption, draw in (
-        ("comparison", f"Course of the {readable(column)}", course, _courses),
+        ("comparison", f"Course of the {readable(column)}", f"Lines: {note}. {DRAG}", _courses),
         ("comparison-finals", f"Final {metric}", f"Points: {note}.", _finals),
-        ("comparison-costs", "Costs", costs, _costs),
         ("comparison-clients", f"Spread of the {metric} over clients", spread, _clients),
     ):
         charts: list[Chart] = []
@@ -66,9 +55,7 @@ def _courses(groups: Sequence[Group], column: str, by: Series, begin: str) -> li
     y = metric_axis("mean", base_name(column), table["mean"])
     title = f"{begin}{sentence(column)}"
     over_rounds = marks.lines(table, Axis("round"), y, by, title=title)
-    sent = table[table["sent"] > 0]
-    named = f"{title} for the bytes sent"
-    return [over_rounds, *against(sent, "sent", SENT, y, by, marks.lines, named)]
+    return [over_rounds, *over_bytes(table, y, by, title)]
 
 
 def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
@@ -87,21 +74,6 @@ def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> lis
             x = metric_axis("value", name, table["value"], title=readable(metric))
             y, text = Axis("label", by.title), f"{begin}{sentence(title)}"
             charts.append(marks.points(table, x, y, by, across=True, title=text))
-    return charts
-
-
-def _costs(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
-    rows = [
-        {"label": group.label, "value": run.final(column), **totals(run)}
-        for group in groups
-        for run in group.runs
-    ]
-    table = pd.DataFrame(rows).replace(math.inf, math.nan)
-    y = metric_axis("value", column, table["value"], title=readable(column))
-    charts: list[Chart] = []
-    for name, (quantity, short) in COSTS.items():
-        title = f"{begin}{sentence(base_name(column))} and {short}"
-        charts += against(table[table[name] > 0], name, quantity, y, by, marks.points, title)
     return charts
 
 

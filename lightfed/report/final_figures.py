@@ -5,19 +5,13 @@ from collections.abc import Sequence
 
 from pandas import DataFrame
 
-from lightfed.results import units
+from lightfed.results import tables, units
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group, final_heading, final_text, singles
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import best, costs_to, primary_metric, totals
 from lightfed.results.run import Run
-from lightfed.results.tables import (
-    readable,
-    rounds_text,
-    stored_text,
-    text_table,
-    without_empty_columns,
-)
+from lightfed.results.tables import readable, text_table
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.fedbcd import common_target, time_to
 
@@ -27,7 +21,7 @@ COSTS = {
     "sent": ("sent", units.bytes_text),
     "between servers": ("server_bytes", units.bytes_text),
     "compute": ("flops", units.flops_text),
-    "stored / client": ("stored_bytes", stored_text),
+    "stored / client": ("stored_bytes", tables.stored_text),
     "time / round": ("per_round", units.seconds_text),
 }
 
@@ -64,13 +58,13 @@ def comparison_table(
             "algorithm": row.algorithm,
             "data": row.condition,
             "clients": units.count_text(row.runs[0].num_clients or math.nan),
-            "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
+            "rounds": ", ".join(dict.fromkeys(map(tables.rounds_text, row.runs))),
             **{final_heading(head, rows): final_text(row, own) for head, own in finals.items()},
             **{head: text(each[cost]) for head, (cost, text) in COSTS.items()},
             **_until(row, column, goal, asked=target is not None),
         }
 
-    table = without_empty_columns(text_table([cells(row) for row in rows]))
+    table = tables.without_empty_columns(text_table([cells(row) for row in rows]))
     named = all(row.label.startswith(row.algorithm) for row in rows)
     return table.drop(columns="algorithm", errors="ignore") if named else table
 

@@ -18,20 +18,13 @@ from lightfed.report.index import write_index
 from lightfed.report.run_figures import run_figures
 from lightfed.results.outcome import totals
 from lightfed.results.run import Run, read
-from lightfed.results.tables import (
-    client_group_table,
-    headline,
-    measured,
-    rounds_table,
-    rounds_text,
-)
+from lightfed.results.tables import client_group_table, headline, measured, rounds_text
 from lightfed.results.units import seconds_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.keys import flat
 
 SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
 FILES = "report"  # folder of figures and tables that were asked for
-ROUNDS_SHOWN = 10
 REFRESH = 10  # seconds after which the page of a running run loads itself
 SYNTHETIC = "Synthetic data: these results say nothing about the data set that it imitates."
 
@@ -98,7 +91,6 @@ def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
         figures=figures,
         client_groups=groups if len(groups) else None,
         places=[run.client_groups.index(name) for name in groups.get("group", ())],
-        rounds=rounds_table(run, newest=ROUNDS_SHOWN),
         environment=[
             (key, value if isinstance(value, str) else json.dumps(value))
             for key, value in flat(run.environment)

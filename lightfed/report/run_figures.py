@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.tidy import stacked
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
-from lightfed.results.outcome import base_names, client_metric, primary_metric, traffic, worst_tenth
+from lightfed.results.outcome import base_names, primary_metric, traffic, worst_tenth
 from lightfed.results.run import Run
 from lightfed.results.tables import sentence
 from lightfed.results.units import metric_text, unit_of
@@ -20,7 +20,6 @@ from lightfed.results.units import metric_text, unit_of
 CELLS = 2000  # of a heat map
 TIMES = 120  # points of the picture of seconds
 MOST_PANELS = 9
-SENT = ("sent by all clients and the server", "B")
 DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
 # columns of a metric and their names in a legend
 LINES = {
@@ -46,12 +45,9 @@ def course(run: Run) -> Figure | None:
         table = _lines(run, {column.format(name): text for column, text in LINES.items()}, name)
         charts += _over_rounds(table, name, by, sentence(name))
         if name == primary:
-            sent = table.merge(traffic(run).rename("sent"), on="round").assign(low=None, high=None)
-            y, title = (
-                metric_axis("value", name, table["value"]),
-                f"{sentence(name)} for the bytes sent",
-            )
-            charts += against(sent[sent["sent"] > 0], "sent", SENT, y, by, marks.lines, title)
+            sent = table.merge(traffic(run).rename("sent"), on="round")
+            y = metric_axis("value", name, table["value"])
+            charts += over_bytes(sent.drop(columns=["low", "high"]), y, by, sentence(name))
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         f"over the clients. Bytes are those the algorithm sends, for all clients. {DRAG}"
@@ -62,9 +58,8 @@ def course(run: Run) -> Figure | None:
 
 def clients(run: Run) -> Figure | None:
     """How the clients fare, by group; None without their evaluation."""
-    metric = client_metric(run, base_name(primary_metric(run)))
-    table = finite(run.evaluation)
-    if metric is None or table[metric].isna().all():
+    metric, table = base_name(primary_metric(run)), finite(run.evaluation)
+    if metric not in table or table[metric].isna().all():
         return None
     by = Series.of("group", run.client_groups, "client group")
     axis, title = metric_axis(metric, metric, table[metric]), sentence(metric)
@@ -87,7 +82,7 @@ def partition(run: Run) -> Figure | None:
     if run.partition is None:
         return None
     counts = run.partition.counts
-    held = counts.sum(axis=1).sort_values(ascending=False)
+    held = counts.sum(axis=1)
     most = max(2, min(200, CELLS // counts.shape[1]))
     shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
     shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
@@ -99,17 +94,13 @@ def partition(run: Run) -> Figure | None:
         Axis("samples"),
         title="Training samples by class and client",
     )
-    sizes = pd.DataFrame({"rank": np.arange(len(held)) + 1, "samples": held, "of": "clients"})
-    x, y = Axis("rank", "clients, by their samples"), Axis("samples", zero=True)
-    by, title = Series.of("of", ["clients"]), "Training samples of each client"
-    ordered = marks.lines(sizes, x, y, by, title=title)
     classes = (counts > 0).sum(axis=1)
     ends = " to ".join(dict.fromkeys((str(classes.min()), str(classes.max()))))
     caption = (
-        f"{len(counts):,} clients hold {held.iloc[-1]:,} to {held.iloc[0]:,} samples "
+        f"{len(counts):,} clients hold {held.min():,} to {held.max():,} samples "
         f"(median {held.median():,.0f}) of {ends} classes; {len(shown)} of them are drawn."
     )
-    return Figure("partition", "Partition", (heat, ordered), caption)
+    return Figure("partition", "Partition", (heat,), caption)
 
 
 def times(run: Run) -> Figure | None:
@@ -129,26 +120,19 @@ def times(run: Run) -> Figure | None:
     return Figure("timings", "Time of a round", (chart,), caption)
 
 
-def against(
-    table: pd.DataFrame,
-    column: str,
-    quantity: tuple[str, str],
-    y: Axis,
-    by: Series,
-    draw: Callable[..., Chart],
-    title: str,
-) -> list[Chart]:
-    """A chart of y against a column, a quantity with its unit; none if rows do not differ in it.
+def over_bytes(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
+    """Lines of y over the column `sent`; none if it does not vary.
 
     The axis has a unit with short numbers, and is logarithmic over decades.
     """
-    values = table[column].dropna()
-    if values.nunique() < 2:
+    table = table[table["sent"] > 0]
+    if table["sent"].nunique() < 2:
         return []
-    factor, name = unit_of(float(values.max()), quantity[1])
-    log = bool(0 < 20 * values.min() < values.max())
-    x = Axis(column, f"{quantity[0]} ({name}{', log' * log})", log=log)
-    return [draw(table.assign(**{column: table[column] / factor}), x, y, by, title=title)]
+    factor, unit = unit_of(float(table["sent"].max()), "B")
+    log = bool(20 * table["sent"].min() < table["sent"].max())
+    x = Axis("sent", f"sent by all clients and the server ({unit}{', log' * log})", log=log)
+    sent = table.assign(sent=table["sent"] / factor)
+    return [marks.lines(sent, x, y, by, title=f"{title} for the bytes sent")]
 
 
 def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:

@@ -11,15 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightfed.results import outcome
 from lightfed.results.columns import base_name
 from lightfed.results.mixtures import combination, level_counts
-from lightfed.results.outcome import (
-    each_seed_once,
-    mean_and_std,
-    primary_metric,
-    t_half_width,
-    traffic,
-)
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.units import metric_text, spread_text
@@ -27,7 +21,7 @@ from lightfed.results.units import metric_text, spread_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
+SEED = re.compile(r"[-_./]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
 # what labels leave out: the algorithm, which they begin with, and what levels and conditions name
 NO_LABEL = re.compile(
     r"model\.(algorithm(\.class_path)?|clients\.\d+\.(count|level|rate))$"
@@ -68,13 +62,13 @@ class Group:
 
     def score(self, column: str) -> tuple[float, float]:
         """The last finite values in a column: mean and sample deviation over the runs."""
-        return mean_and_std([run.final(column) for run in self.runs])
+        return outcome.mean_and_std([run.final(column) for run in self.runs])
 
     def interval(self, column: str) -> tuple[float, float, float, int]:
         """Of the runs whose last value is finite: mean, 95 % t interval (NaN below two), number."""
         known = sum(math.isfinite(run.final(column)) for run in self.runs)
         mean, std = self.score(column)
-        half = t_half_width(std, known)
+        half = outcome.t_half_width(std, known)
         return mean, mean - half, mean + half, known
 
     def course(self, column: str) -> DataFrame:
@@ -88,9 +82,9 @@ class Group:
 
         values = pd.concat([run.series(column) for run in self.runs], axis=1, join="inner")
         values = values.dropna()
-        sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
+        sent = pd.concat([outcome.traffic(run) for run in self.runs], axis=1).loc[values.index]
         mean, std, n = values.mean(axis=1), values.std(axis=1), len(self.runs)
-        half = t_half_width(std, n)
+        half = outcome.t_half_width(std, n)
         own = {"mean": mean, "std": std, "low": mean - half, "high": mean + half, "n": n}
         return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
 
@@ -106,7 +100,7 @@ def synthetic_note(groups: Iterable[Group]) -> str:
 
 def usual_metric(groups: Iterable[Group]) -> str:
     """The metric that most runs show first, without `global/` or `personal/`."""
-    names = [base_name(primary_metric(run)) for run in runs_of(groups)]
+    names = [base_name(outcome.primary_metric(run)) for run in runs_of(groups)]
     return Counter(names).most_common(1)[0][0]
 
 
@@ -139,67 +133,39 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Group]:
-    """With names, conditions, labels and places.
+    """With names, conditions, labels and places; with `seeds` labels may name the seed.
 
     If some of an algorithm on the same data do not differ, all of this algorithm keep their names.
-    With `seeds`, labels may name the seed.
     """
     ended = [[run for run in own if run.finished] or own for own in rows]
-    groups = [Group("", tuple(each_seed_once(own))) for own in ended]
-    names, conditions = _names(groups), _conditions(groups)
-    methods = gathered(range(len(groups)), lambda i: groups[i].algorithm)
-    labels = list(names)
+    found = [Group("", tuple(outcome.each_seed_once(own))) for own in ended]
+    parent = common_parent(runs_of(found))
+    paths = [os.path.relpath(group.runs[0].folder.absolute(), parent) for group in found]
+    short = [SEED.sub("", p) if len(g.runs) > 1 else p for g, p in zip(found, paths, strict=True)]
+    data = [{k: v for k, v in data_terms(group).items() if k != "data"} for group in found]
+    texts = [text.replace("partition ", "") for text in told_apart(data)]
+    for i, group in enumerate(found):
+        name = (short[i] if short[i] and short.count(short[i]) == 1 else paths[i]) + _end(group)
+        condition = ", ".join(filter(None, (group.data, texts[i])))
+        found[i] = replace(group, name=name, label=name, condition=condition)
+    methods = gathered(range(len(found)), lambda i: found[i].algorithm)
     for method, places in methods.items():
-        own = [groups[i] for i in places]
+        own = [found[i] for i in places]
         seed = [{"seed": str(group.runs[0].seed)} if seeds else {} for group in own]
         texts = told_apart([terms_of(g) | also for g, also in zip(own, seed, strict=True)])
         whole = len(methods) > 1 or not all(texts)
-        found = {
-            i: ", ".join(filter(None, (method * whole, text)))
-            for i, text in zip(places, texts, strict=True)
-        }
-        if len({(conditions[i], label) for i, label in found.items()}) == len(own):
-            for i, label in found.items():
-                labels[i] = label + _running(groups[i].runs)
-    first = {method: labels[places[0]] for method, places in methods.items()}
-    every = [*dict.fromkeys([*first.values(), *labels])]
-    return [
-        replace(
-            group,
-            name=name,
-            label=label,
-            condition=condition,
-            place=every.index(label),
-            method_place=every.index(first[group.algorithm]),
-        )
-        for group, name, label, condition in zip(groups, names, labels, conditions, strict=True)
-    ]
+        labels = [", ".join(filter(None, (method * whole, text))) for text in texts]
+        if len({(g.condition, label) for g, label in zip(own, labels, strict=True)}) == len(own):
+            for i, label in zip(places, labels, strict=True):
+                found[i] = replace(found[i], label=label + _end(found[i]))
+    first = {method: found[places[0]].label for method, places in methods.items()}
+    every = [*dict.fromkeys([*first.values(), *(group.label for group in found)])]
+    place = {label: i for i, label in enumerate(every)}
+    return [replace(g, place=place[g.label], method_place=place[first[g.algorithm]]) for g in found]
 
 
-def _names(groups: Sequence[Group]) -> list[str]:
-    """The folder of the only run, or of the first without its seed where that is unique."""
-    parent = common_parent(runs_of(groups))
-    paths = [os.path.relpath(group.runs[0].folder.absolute(), parent) for group in groups]
-    short = [
-        SEED_SUFFIX.sub("", path).rstrip("/") or path if len(group.runs) > 1 else path
-        for group, path in zip(groups, paths, strict=True)
-    ]
-    names = [s if short.count(s) == 1 else path for s, path in zip(short, paths, strict=True)]
-    return [name + _running(group.runs) for name, group in zip(names, groups, strict=True)]
-
-
-def _running(runs: Sequence[Run]) -> str:
-    return "" if runs[0].finished else " (not finished)"
-
-
-def _conditions(groups: Sequence[Group]) -> list[str]:
-    """What each was trained on: `Digits, alpha 0.3`, with no more than tells them apart."""
-    settings = [{k: v for k, v in data_terms(group).items() if k != "data"} for group in groups]
-    texts = [text.replace("partition ", "") for text in told_apart(settings)]
-    return [
-        ", ".join(filter(None, (group.data, text)))
-        for group, text in zip(groups, texts, strict=True)
-    ]
+def _end(group: Group) -> str:
+    return "" if group.runs[0].finished else " (not finished)"
 
 
 def data_terms(group: Group) -> dict[str, str]:

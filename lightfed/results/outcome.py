@@ -10,7 +10,7 @@ import numpy as np
 
 from lightfed.results.columns import KINDS, base_name, is_metric, kind_of
 from lightfed.results.run import Run
-from lightfed.results.units import direction, is_share, lower_is_better
+from lightfed.results.units import direction, is_share
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -62,13 +62,6 @@ def primary_metric(run: Run) -> str:
 def base_names(run: Run) -> list[str]:
     """The metrics of a run including losses, each once, in the order of the columns."""
     return list(dict.fromkeys(map(base_name, _means(run))))
-
-
-def client_metric(run: Run, metric: str) -> str | None:
-    """The column of clients.csv for `metric`, or a substitute; None if there is none."""
-    if metric in run.client_metrics:
-        return metric
-    return min(run.client_metrics, key=lower_is_better, default=None)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

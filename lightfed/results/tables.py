@@ -7,22 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightfed.results.columns import base_name
-from lightfed.results.outcome import client_metric, primary_metric, worst_tenth
+from lightfed.results.outcome import primary_metric, worst_tenth
 from lightfed.results.run import Run
-from lightfed.results.units import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    flops_text,
-    metric_text,
-    seconds_text,
-)
-from lightfed.utils.keys import COLUMNS
+from lightfed.results.units import NOTHING, bytes_text, count_text, flops_text, metric_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-TEXTS = {"B": bytes_text, "FLOPs": flops_text, "s": seconds_text, "": count_text}  # by unit
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
@@ -82,7 +72,7 @@ def client_group_table(run: Run) -> DataFrame:
     Metrics, and bytes kept, are of the clients that were tested. Bytes sent and FLOPs are means
     over all clients of the group, counted from the start of the run.
     """
-    metric = client_metric(run, base_name(primary_metric(run))) or "metric"
+    metric = base_name(primary_metric(run))
     columns = ["group", metric, f"local/{metric}", "stored_bytes"]
     tested = dict(iter(run.evaluation.reindex(columns=columns).groupby("group")))
     rows = []
@@ -104,23 +94,6 @@ def client_group_table(run: Run) -> DataFrame:
         }
         rows.append(row)
     return without_empty_columns(text_table(rows))
-
-
-def rounds_table(run: Run, newest: int) -> DataFrame:
-    """The last `newest` rounds, latest first, without learning rates and means of groups.
-
-    A column a round: there may be thirty metrics.
-    """
-    rows = {}
-    for name, values in run.rounds.iloc[: -newest - 1 : -1].items():
-        column = str(name)
-        unit = COLUMNS[column].unit if column in COLUMNS else None
-        if column not in run.client_group_columns and not column.startswith("lr-"):
-            rows[readable(column)] = [
-                metric_text(column, x) if unit is None else TEXTS[unit](x) for x in values
-            ]
-    table = text_table([]).assign(round=run.rounds.index[: -newest - 1 : -1].astype("str"), **rows)
-    return without_empty_columns(table).set_index("round").T.reset_index(names="round")
 
 
 def readable(name: str) -> str:
