@@ -49,8 +49,6 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    # Its files.
-
     @cached_property
     def rounds(self) -> DataFrame:
         """metrics.csv by round; NaN where it was not measured, or is not finite."""
@@ -74,15 +72,14 @@ class Run:
 
     @cached_property
     def timings(self) -> DataFrame:
-        """Seconds of a finished round, which is the index, by its part; means over the ranks.
+        """Seconds by part of each finished round, means over the ranks; empty without timings.csv.
 
-        `moved` is the number of rows that moved. Empty without timings.csv.
+        `moved` is the number of rows that moved.
         """
-        return finite(read_csv(self.folder / "timings.csv")[0].set_index("round"))
+        return read_csv(self.folder / "timings.csv")[0].set_index("round")
 
     @cached_property
     def partition(self) -> Partition | None:
-        """None without partition.npz."""
         import pandas as pd
 
         if not (arrays := self._arrays("partition")):
@@ -93,16 +90,14 @@ class Run:
 
     @cached_property
     def gates(self) -> Gates | None:
-        """None without gate.npz."""
         arrays = self._arrays("gate")
         return Gates(int(arrays["round"]), arrays["personal"].astype(float)) if arrays else None
 
     @cached_property
     def costs(self) -> dict[str, np.ndarray]:
-        """Of each group: what its clients have sent and computed, until the last evaluation.
+        """(3,) bytes up, bytes down and FLOPs of all clients of each group since the start.
 
-        (3,) bytes up, bytes down and FLOPs. Empty without costs.npz, and if a later round has added
-        to them.
+        Empty without costs.npz, and if a later round has added to them.
         """
         arrays = self._arrays("costs")
         current = arrays and int(arrays["round"]) == self.last_round
@@ -110,7 +105,7 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """environment.json; empty without it."""
+        """environment.json."""
         with reading(self.folder / "environment.json"):
             stated: dict[str, Any] = json.loads(self._text("environment.json") or "{}")
         return stated
@@ -130,34 +125,9 @@ class Run:
         stated = read_settings(self.config or "", self.folder / "config.yaml")
         return stated | {f"data.{name}.digest": text for name, text in digests}
 
-    @cached_property
-    def _measured(self) -> DataFrame:
-        """metrics.csv by round, inf where not finite."""
-        return read_csv(self.folder / "metrics.csv")[0].set_index("round")
-
-    @cached_property
-    def _tested(self) -> tuple[DataFrame, bool]:
-        """clients.csv, and whether its last line is incomplete."""
-        return read_csv(self.folder / "clients.csv", keys=("round", "client", "group"))
-
-    def _arrays(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays of an npz file; none without it."""
-        path = self.folder / f"{name}.npz"
-        if not path.is_file():
-            return {}
-        with reading(path), np.load(path, allow_pickle=False) as file:
-            return dict(file)
-
-    def _text(self, name: str) -> str | None:
-        with reading(self.folder / name):
-            path = self.folder / name
-            return path.read_text("utf-8") if path.is_file() else None
-
-    # What it is.
-
     @property
     def name(self) -> str:
-        return str(self.environment.get("name") or self.folder.absolute().name)
+        return str(self.environment.get("name", self.folder.name))
 
     @property
     def algorithm(self) -> str:
@@ -198,7 +168,7 @@ class Run:
     @property
     def planned(self) -> int | None:
         """Number of rounds configured; None if unlimited."""
-        rounds = self.environment.get("rounds") or 0
+        rounds: int = self.environment.get("rounds", -1)
         return rounds if rounds > 0 else None
 
     @property
@@ -214,8 +184,6 @@ class Run:
         if "finished" in self.environment or "rounds" not in self.environment:
             return True
         return self.planned is not None and self.planned <= self.last_round
-
-    # What it measured.
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
@@ -240,12 +208,35 @@ class Run:
 
     def final(self, name: str) -> float:
         """The last value in a column of metrics.csv: inf if it is not finite, NaN without any."""
-        values = self._measured.reindex(columns=[name])[name]
-        return abs(last) if math.isinf(last := float(values.ffill().iloc[-1])) else last
+        values = self._measured.reindex(columns=[name])[name].replace(-math.inf, math.inf)
+        return float(values.ffill().iloc[-1])
 
     def has(self, name: str) -> bool:
         """Whether a column of metrics.csv was measured, perhaps never as a finite value."""
         return not math.isnan(self.final(name))
+
+    @cached_property
+    def _measured(self) -> DataFrame:
+        """metrics.csv by round, inf where not finite."""
+        return read_csv(self.folder / "metrics.csv")[0].set_index("round")
+
+    @cached_property
+    def _tested(self) -> tuple[DataFrame, bool]:
+        """clients.csv, and whether its last line is incomplete."""
+        return read_csv(self.folder / "clients.csv", keys=("round", "client", "group"))
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+        """The arrays of an npz file; none without it."""
+        path = self.folder / f"{name}.npz"
+        if not path.is_file():
+            return {}
+        with reading(path), np.load(path, allow_pickle=False) as file:
+            return dict(file)
+
+    def _text(self, name: str) -> str | None:
+        path = self.folder / name
+        with reading(path):
+            return path.read_text("utf-8") if path.is_file() else None
 
 
 def read(folder: Path | str) -> Run:
