@@ -1,10 +1,8 @@
 """Compares runs: comparison.html, tables, and files of its figures, in a folder of their own.
 
 Runs that differ only in the seed share a row: mean and 95 % t interval. Unfinished runs are named
-and left out. `study_figures` adds the pictures of single papers. pFedMoE and its rivals get a
-table, and so do FlexiFed's strategies, by version; the latter is also written to
-comparison-strategies.csv. Experiments on the same data are compared seed by seed, all pairs in
-comparison-verdicts.csv.
+and left out. `studies.figures` adds the pictures and tables of single papers. Experiments on the
+same data are compared seed by seed, all pairs in comparison-verdicts.csv.
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
 from lightfed.results.tables import failures_text, rounds_text
 from lightfed.results.units import NOTHING, is_share
-from lightfed.studies.figures import StudyTable, study_figures, study_tables
-from lightfed.studies.flexifed import strategy_table
-from lightfed.studies.pfedmoe import protocols
+from lightfed.studies.figures import study_figures, study_tables
+from lightfed.studies.shared import StudyTable
 from lightfed.utils.errors import UserError
 
 FOLDER = "comparison"  # of its output, beside the runs
@@ -52,7 +49,7 @@ SPARE = (
 )
 SAID = re.compile(r"^clients |^max_epochs$| digest$")  # settings that other words tell
 MOST_NAMED = 12  # runs in a sentence
-STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
+VERDICTS = "comparison-verdicts.csv"
 
 
 @dataclass(frozen=True)
@@ -69,18 +66,11 @@ class Comparison:
     settings: DataFrame
     studies: Sequence[StudyTable]
     contests: Sequence[Contest]
-    target: float | None
     notes: Sequence[str]
 
     @property
     def runs(self) -> list[Run]:
         return runs_of(self.rows)
-
-    @property
-    def further_contests(self) -> list[Contest]:
-        """Those that are not yet in the table of a protocol."""
-        known = [{(m.group, p.column) for m in p.members} for p in protocols(self.runs)]
-        return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in known)]
 
 
 def compare(
@@ -100,7 +90,7 @@ def compare(
         output: the folder to write to, created if needed; by default `comparison` in the deepest
             that holds all runs.
         group: whether runs that differ only in the seed share a row.
-        target: value of the metric to reach, for the table of final figures and `study_figures`.
+        target: value of the metric to reach, for the table of final figures and `study_tables`.
         formats: of files for each figure, such as `svg`.
         tables: formats of files for each table, such as `csv`.
         notes: for the page and the terminal.
@@ -129,11 +119,10 @@ def compare(
         settings=settings,
         studies=study_tables(ended, target=target),
         contests=contests(ended),
-        target=target,
         notes=[*filter(None, common), *notes, *provisos(files, runs_of(rows))],
     )
     folder = common_parent(files) / FOLDER if output is None else output
-    figures = [*comparison_figures(rows, column), *study_figures(runs_of(rows), target=target)]
+    figures = [*comparison_figures(rows, column), *study_figures(runs_of(rows))]
     page = _write(found, figures, folder, formats, tables)
     _print(found)
     print_line(new_console(), f"page: {page}")
@@ -216,7 +205,6 @@ def _write(
     formats: Sequence[str],
     tables: Sequence[str],
 ) -> Path:
-    strategies = strategy_table(found.runs, found.target)
     page = folder / PAGE
     text = document(
         f"Comparison of {len(found.runs)} runs",
@@ -224,27 +212,25 @@ def _write(
         places=[row.place for row in found.rows],
         finals=found.finals,
         notes=[f"{note[0].upper()}{note[1:]}." for note in found.notes],
-        contests=found.further_contests,
+        contests=found.contests,
         contests_note=NOTE,
         figures=figures,
         studies=found.studies,
         settings=found.settings,
     )
     write_file(page, text.encode())
-    for name, content in (
-        (STRATEGY_TABLE, strategies.to_csv(index=False) if len(strategies) else ""),
-        (VERDICTS, verdicts_csv(found.contests) if found.contests else ""),
-    ):
-        if content:
-            write_file(folder / name, content.encode())
-        else:
-            (folder / name).unlink(missing_ok=True)  # a table of other runs would now be wrong
+    if found.contests:
+        write_file(folder / VERDICTS, verdicts_csv(found.contests).encode())
+    else:
+        (folder / VERDICTS).unlink(missing_ok=True)  # a table of other runs would now be wrong
     write_figures(figures, folder, formats)
     for table in tables:
         write_table(found.finals, folder / "comparison-table", table)
         write_table(found.settings, folder / "comparison-settings", table)
         for figure in figures:
             write_table(figure.table, folder / figure.name, table)
+        for study in found.studies:
+            write_table(study.cells, folder / study.name, table)
     if "csv" in tables:
         clients = clients_of(found.rows)
         write_table(clients, folder / "clients", "csv")
@@ -257,9 +243,9 @@ def _print(found: Comparison) -> None:
     print_table(console, found.finals, spare=SPARE)
     for note in found.notes:
         print_line(console, note)
-    for contest in found.further_contests:
+    for contest in found.contests:
         print_line(console, f"{contest.title}: {contest.verdict()}")
-    if found.further_contests:
+    if found.contests:
         print_line(console, CHOSEN)
     for study in found.studies:
         print_line(console, study.title)
