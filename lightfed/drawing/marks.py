@@ -1,4 +1,4 @@
-"""Charts from tidy tables: lines with bands, points with error bars, spreads, bars, heat maps.
+"""Charts from tidy tables: lines with bands, points with error bars, spreads, heat maps.
 
 A table has a row for each mark; `low` and `high`, where it has them, are the ends of an interval.
 The page adds what answers to a pointer.
@@ -22,7 +22,7 @@ MOST_SHOWN = 1200  # members of all groups that are drawn as points
 FEW = 15  # points of a line that are marked, or that have names
 LONG = 22  # characters of a name that has no room beside a point
 HEIGHT = 250
-STEP = 24  # pixels of a row of bars or points
+STEP = 24  # pixels of a row of points
 BOXES = (
     "Points: clients, of many those with evenly spaced ranks. Boxes: quartiles and median; lines: "
     "as far as 1.5 times the box."
@@ -49,24 +49,19 @@ def points(
     y: Axis,
     by: Series,
     *,
-    connected: bool = False,
     across: bool = False,
     name: str = "",
     title: str = "",
 ) -> Chart:
     """A point for each row with an error bar from `low` to `high`.
 
-    `x` and `y` are quantities, or names. With `across`, `low` and `high` are of x. `connected`
-    draws a line through the points of a series. `name` is a column with the name of each point,
-    which stands beside it if they are few and short.
+    `x` and `y` are quantities, or names. With `across`, `low` and `high` are of x. `name` is a
+    column with the name of each point, which stands beside it if they are few and short.
     """
     named = {"name": Axis(name)} if name else {}
     data = _by_role(table, x=x, y=y, series=by, **named)
-    place = _position("x", data, x), _position("y", data, y)
-    drawn = alt.Chart().encode(*place, _colour(by, data, line=connected))
+    drawn = alt.Chart().encode(_position("x", data, x), _position("y", data, y), _colour(by, data))
     layers = [drawn.mark_point(filled=True, size=70)]
-    if connected:
-        layers.insert(0, drawn.mark_line().encode(_dash(by, data)))
     if "low" in data:
         role, axis = ("x", x) if across else ("y", y)
         ends = {role: _position(role, data, axis, field="low"), f"{role}2": "high"}
@@ -79,14 +74,6 @@ def points(
         layers.append(text.encode(text="name:N", color=alt.value("theme:ink")))
     heading = title or (x if _of_names(data, "y") else y).heading
     return _chart(heading, data, layers, by, named | {"x": x, "y": y})
-
-
-def bars(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
-    """A bar along x for each row, whose name is in y."""
-    data = _by_role(table, x=x, y=y, series=by)
-    place = _position("x", data, x), _position("y", data, y)
-    bar = alt.Chart().mark_bar(height={"band": 0.72}).encode(*place, _colour(by, data))
-    return _chart(title or x.heading, data, [bar], by, {"x": x, "y": y})
 
 
 def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:

@@ -1,10 +1,8 @@
 """Compares runs: comparison.html, tables, and files of its figures, in a folder of their own.
 
 Runs that differ only in the seed share a row: mean and 95 % t interval. Unfinished runs are named
-and left out. `study_figures` adds the pictures of single papers. pFedMoE and its rivals get a
-table, and so do FlexiFed's strategies, by version; the latter is also written to
-comparison-strategies.csv. Experiments on the same data are compared seed by seed, all pairs in
-comparison-verdicts.csv.
+and left out. `studies.figures` adds the pictures and tables of single papers. Experiments on the
+same data are compared seed by seed, all pairs in comparison-verdicts.csv.
 """
 
 from __future__ import annotations
@@ -30,12 +28,10 @@ from lightfed.results.run import Run, read
 from lightfed.results.tables import failures_text, rounds_text
 from lightfed.results.units import NOTHING, is_share
 from lightfed.studies.figures import study_figures, study_tables
-from lightfed.studies.flexifed import strategy_table
-from lightfed.studies.pfedmoe import protocols
 from lightfed.utils.errors import require
 
 FOLDER = "comparison"  # of its output, beside the runs
-PAGE = "comparison.html"
+PAGE, VERDICTS = "comparison.html", "comparison-verdicts.csv"
 SETTINGS = ("seed", "algorithm", "data", "clients", "rounds", "n")  # said once if all share them
 SPARE = (
     *("train loss", "time / round", "between servers", "stored / client", "compute"),
@@ -62,7 +58,7 @@ def compare(
         output: the folder to write to, created if needed; by default `comparison` in the deepest
             that holds all runs.
         group: whether runs that differ only in the seed share a row.
-        target: value of the metric to reach, for the table of final figures and `study_figures`.
+        target: value of the metric to reach, for the table of final figures and `study_tables`.
         formats: of files for each figure, such as `svg`.
         tables: formats of files for each table, such as `csv`.
         notes: for the page and the terminal.
@@ -86,11 +82,8 @@ def compare(
     common = [seeds_note(rows), f"all runs: {shared}" if shared else ""]
     said = [*filter(None, common), *notes, *provisos(files, runs_of(rows))]
     counted, met = runs_of(rows), contests(ended)
-    # those that are not yet in the table of a protocol
-    known = [{(m.group, p.column) for m in p.members} for p in protocols(counted)]
-    further = [one for one in met if not any(set(one.columns.items()) <= p for p in known)]
     studies = study_tables(ended, target=target)
-    figures = [*comparison_figures(rows, column), *study_figures(counted, target=target)]
+    figures = [*comparison_figures(rows, column), *study_figures(counted)]
     folder = groups.common_parent(files) / FOLDER if output is None else output
     page = document(
         f"Comparison of {len(counted)} runs",
@@ -98,7 +91,7 @@ def compare(
         places=[row.place for row in rows],
         finals=finals,
         notes=[f"{note[0].upper()}{note[1:]}." for note in said],
-        contests=further,
+        contests=met,
         contests_note=CHOSEN,
         figures=figures,
         studies=studies,
@@ -106,23 +99,19 @@ def compare(
     )
     write_file(folder / PAGE, page.encode())
     numbers = {"comparison-table": finals, "comparison-settings": settings}
+    numbers |= {study.name: study.cells for study in studies}
     write_files(figures, numbers, folder, formats, tables)
-    strategies = strategy_table(counted, target)
-    for name, content in (
-        ("comparison-strategies.csv", strategies.to_csv(index=False) * bool(len(strategies))),
-        ("comparison-verdicts.csv", verdicts_csv(met)),
-    ):
-        (folder / name).unlink(missing_ok=True)  # a table of other runs would now be wrong
-        if content:
-            write_file(folder / name, content.encode())
+    (folder / VERDICTS).unlink(missing_ok=True)  # one of other runs would now be wrong
+    if met:
+        write_file(folder / VERDICTS, verdicts_csv(met).encode())
     if "csv" in tables and len(clients := clients_of(rows)):
         write_files([], {"clients": clients}, folder, (), ["csv"])
         write_file(folder / "clients.parquet", clients.to_parquet(index=False))
     console = new_console()
     print_table(console, finals, spare=SPARE)
-    for line in (*said, *(f"{one.title}: {one.verdicts()[0]}" for one in further)):
+    for line in (*said, *(f"{one.title}: {one.verdicts()[0]}" for one in met)):
         print_line(console, line)
-    if further:
+    if met:
         print_line(console, CHOSEN)
     for study in studies:
         print_line(console, study.title)

@@ -86,7 +86,7 @@ def verdicts_csv(found: Sequence[Contest]) -> str:
                 "verdict": pair.verdict,
             }
             lines.append(line)
-    return DataFrame(lines).to_csv(index=False) if lines else ""
+    return DataFrame(lines).to_csv(index=False)
 
 
 def _contests(members: Sequence[Group]) -> list[Contest]:

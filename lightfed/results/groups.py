@@ -42,7 +42,6 @@ class Group:
         condition: its data set, and in what the data differ from those of others.
         place: of its colour and dash, the same for equal labels; the first label of each method
             comes before all others.
-        method_place: that of the first label of its method.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Group:
     label: str = field(default="", compare=False)
     condition: str = field(default="", compare=False)
     place: int = field(default=0, compare=False)
-    method_place: int = field(default=0, compare=False)
 
     @property
     def data(self) -> str:
@@ -139,7 +137,7 @@ def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Gr
     """
     ended = [[run for run in own if run.finished] or own for own in rows]
     found = [Group("", tuple(outcome.each_seed_once(own))) for own in ended]
-    parent = common_parent(runs_of(found))
+    parent = common_parent(runs_of(found)) if found else Path()
     paths = [os.path.relpath(group.runs[0].folder.absolute(), parent) for group in found]
     short = [SEED.sub("", p) if len(g.runs) > 1 else p for g, p in zip(found, paths, strict=True)]
     data = [{k: v for k, v in data_terms(group).items() if k != "data"} for group in found]
@@ -148,20 +146,21 @@ def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Gr
         name = (short[i] if short[i] and short.count(short[i]) == 1 else paths[i]) + _end(group)
         condition = ", ".join(filter(None, (group.data, texts[i])))
         found[i] = replace(group, name=name, label=name, condition=condition)
+    elsewhere = len({group.condition for group in found}) > 1
     methods = gathered(range(len(found)), lambda i: found[i].algorithm)
     for method, places in methods.items():
         own = [found[i] for i in places]
         seed = [{"seed": str(group.runs[0].seed)} if seeds else {} for group in own]
         texts = told_apart([terms_of(g) | also for g, also in zip(own, seed, strict=True)])
-        whole = len(methods) > 1 or not all(texts)
+        whole = len(methods) > 1 or (elsewhere and not all(texts))
         labels = [", ".join(filter(None, (method * whole, text))) for text in texts]
-        if len({(g.condition, label) for g, label in zip(own, labels, strict=True)}) == len(own):
+        unlike = {(g.condition, label) for g, label in zip(own, labels, strict=True)}
+        if all(labels) and len(unlike) == len(own):
             for i, label in zip(places, labels, strict=True):
                 found[i] = replace(found[i], label=label + _end(found[i]))
-    first = {method: found[places[0]].label for method, places in methods.items()}
-    every = [*dict.fromkeys([*first.values(), *(group.label for group in found)])]
-    place = {label: i for i, label in enumerate(every)}
-    return [replace(g, place=place[g.label], method_place=place[first[g.algorithm]]) for g in found]
+    first = [found[places[0]].label for places in methods.values()]
+    order = list(dict.fromkeys([*first, *(group.label for group in found)]))
+    return [replace(group, place=order.index(group.label)) for group in found]
 
 
 def _end(group: Group) -> str:

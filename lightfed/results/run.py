@@ -85,8 +85,9 @@ class Run:
         if not (arrays := self._arrays("partition")):
             return None
         meta = json.loads(str(arrays["meta"]))
-        classes = pd.Index(meta["classes"]).astype(str)
-        return Partition(pd.DataFrame(arrays["train_counts"].astype(int), columns=classes), meta)
+        counts = pd.DataFrame(arrays["train_counts"].astype(int))
+        classes = pd.Index(meta["classes"] or counts.columns).astype(str)
+        return Partition(counts.set_axis(classes, axis=1), meta)
 
     @cached_property
     def gates(self) -> Gates | None:
