@@ -41,7 +41,7 @@ def comparison_table(
 
     def cells(row: Group) -> dict[str, str]:
         stages = stage_columns(row, metric) if staged else {}
-        others = {} if staged else {f"{OF_CLIENTS[kind][0]} {name}": kind for kind in OF_CLIENTS}
+        others = {f"{OF_CLIENTS[k][0]} {name}": k for k in (["local"] if staged else OF_CLIENTS)}
         finals = {
             f"global {name}": f"global/{metric}",
             **{f"{name} {stage}": stages.get(stage, "") for stage in STAGES},
@@ -84,6 +84,7 @@ def key_figures(run: Run) -> DataFrame:
         "compute": f"{units.flops_text(total['flops'] / (run.num_clients or math.nan))} per client",
         "time / round": f"{units.seconds_text(total['seconds'])} in all",
     }
+    notes |= {f"{text} {name}": said for text, said in OF_CLIENTS.values()}
     if at:
         chosen = f"best {units.metric_text(column, most)} in round {at}"
         notes[readable(column)] = "; ".join(filter(None, (chosen, notes.get(readable(column)))))
