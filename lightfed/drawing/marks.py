@@ -7,6 +7,7 @@ The page adds what answers to a pointer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -82,13 +83,15 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
     Of more than MOST_SHOWN members those with evenly spaced ranks in their group are drawn.
     """
     data = _by_role(table, x=x, y=y, series=by)
+    y = replace(y, names=y.names or tuple(data["y"].drop_duplicates()))
     data = _thinned(data.sort_values("x", kind="stable"), "y", MOST_SHOWN)
     # golden-ratio steps spread neighbours without random numbers
     data = data.assign(offset=(np.arange(len(data)) * 0.618034 % 1).round(2))
     place = _position("x", data, x), _position("y", data, y)
     drawn = alt.Chart().encode(*place, _colour(by, data))
     dot = drawn.mark_point(filled=True, size=14, yOffset=alt.expr("(datum.offset - 0.5) * 22"))
-    box = drawn.mark_boxplot(size=26, opacity=0.4, outliers=False, ticks=True)
+    muted, ink = (alt.MarkConfig(color=f"theme:{name}") for name in ("muted", "ink"))
+    box = drawn.mark_boxplot(size=26, opacity=0.4, outliers=False, rule=muted, median=ink)
     return _chart(title or x.heading, data, [box, dot], by, {"y": y, "x": x}, step=2 * STEP)
 
 

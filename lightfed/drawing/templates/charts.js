@@ -46,8 +46,9 @@ function interactive(chart) {
   if (!chart.series) return spec;
   spec.params = [{ name: "hidden", value: [] }];
   spec.transform = [{ filter: "indexof(hidden, datum.series) < 0" }];
-  const zoomed = spec.layer.find(({ encoding: { x, y } }) => x?.type === "quantitative" && y?.type === "quantitative");
-  if (zoomed && spec.layer.every(({ mark }) => mark.type !== "bar")) zoomed.params = [ZOOM];
+  const isNumber = (channel, name) => channel?.type === "quantitative" && channel.field === name;
+  const zoomed = spec.layer.find(({ encoding: { x, y } }) => isNumber(x, "x") && isNumber(y, "y"));
+  if (zoomed) zoomed.params = [ZOOM];
   return spec;
 }
 
