@@ -23,14 +23,13 @@ from lightfed.results.tables import readable
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
-MUTUAL = "mutual learning"
 # kinds in section 2.1 of the paper, by how clients learn from each other. The section compares
 # pFedMoE with FedAPEN, so it has the kind of methods with a small shared model
 KINDS = {
-    OURS: MUTUAL,
-    "FML": MUTUAL,
-    "FedKD": MUTUAL,
-    "FedAPEN": MUTUAL,
+    OURS: "mutual learning",
+    "FML": "mutual learning",
+    "FedKD": "mutual learning",
+    "FedAPEN": "mutual learning",
     "FD": "distillation",
     "FedProto": "distillation",
     "LGFedAvg": "model mixing",
@@ -76,13 +75,12 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         if rival is None or (gains := (ours - _by_client(rival, metric)).dropna()).empty:
             continue
         share = units.is_share(metric)
-        clients = (units.direction(metric) * (100 if share else 1) * gains).groupby("client")
-        ends = {"low": clients.min(), "high": clients.max()}
-        table = pd.DataFrame({"difference": clients.mean(), **ends}).reset_index()
+        each = (units.direction(metric) * (100 if share else 1) * gains).groupby("client")
+        table = pd.DataFrame({"difference": each.mean(), "low": each.min(), "high": each.max()})
         table["series"] = (table["difference"] >= 0).map({True: AHEAD, False: BEHIND})
         label = f"difference in {'percentage points' if share else readable(metric)}"
         y, by = Axis("difference", label, zero=True), Series.of("series", (AHEAD, BEHIND), OURS)
-        chart = marks.points(table, Axis("client"), y, by, title=label.capitalize())
+        chart = marks.points(table.reset_index(), Axis("client"), y, by, title=label.capitalize())
         caption = (
             "Each client's model on its own test samples at the last evaluation, in runs with the "
             "same seed. A point is the mean over the seeds, a line their range."
