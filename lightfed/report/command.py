@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="ACCURACY",
         help="in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it, and is that of "
-        "FlexiFed's strategies (default: what Clustered-FL reached in the end), and of clouds and "
-        "methods compared with pFedMoE (default: what all of them reached)",
+        "FlexiFed's strategies (default: what Clustered-FL reached), and of clouds and methods "
+        "compared with pFedMoE (default: what all of them reached)",
     )
     for flag, kinds, what in (
         ("--format", FORMATS, "also write each figure as a file"),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure
@@ -25,7 +27,6 @@ from lightfed.results.units import NOTHING
 from lightfed.studies.shared import course_charts, figures_of
 
 MOST_READ, MOST_DRAWN = 100, 40  # clients
-SMALLEST_STD = 1e-9  # values that vary only by rounding have no correlation
 AGGREGATED, TRAINED = "after aggregation", "after local training"
 KINDS = {AGGREGATED: ("aggregated",), TRAINED: ("trained", "finetuned")}
 MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
@@ -84,11 +85,12 @@ def mask_distances(run: Run) -> pd.DataFrame:
     Raises:
         UserError: a file of masks/ is damaged.
     """
-    paths = _mask_files(run)
-    clients = [sorted(paths)[place] for place in marks.evenly_spaced(len(paths), most=MOST_READ)]
+    paths = run.folder.glob("masks/client[0-9]*.safetensors")
+    files = {int(path.stem.removeprefix("client")): path for path in paths}
+    clients = [sorted(files)[place] for place in marks.evenly_spaced(len(files), most=MOST_READ)]
     if not clients:
         return pd.DataFrame()
-    masks = np.stack([_words(paths[client]) for client in clients])
+    masks = np.stack([_words(files[client]) for client in clients])
     elements = max(run.environment.get("parameters", {}).values(), default=32 * masks.shape[1])
     sparse = elements - int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
     differing = [np.bitwise_count(masks ^ mask).sum(axis=1, dtype=np.int64) for mask in masks]
@@ -98,8 +100,8 @@ def mask_distances(run: Run) -> pd.DataFrame:
 def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     """Cosine similarity of clients' class shares, and `mask_distances`: both (K, K).
 
-    Clients are sorted by their most frequent class, then by its share, largest first. None without
-    a partition or masks. A UserError if a mask is damaged.
+    Clients are sorted by their most frequent class, then by id. None without a partition or masks.
+    A UserError if a mask is damaged.
     """
     if run.partition is None:
         return None
@@ -107,8 +109,7 @@ def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     if masks.empty:
         return None
     own = counts.loc[masks.index].to_numpy()
-    share = own.max(axis=1) / np.maximum(1, own.sum(axis=1))
-    order = masks.index[np.lexsort((-share, own.argmax(axis=1)))]
+    order = masks.index[own.argmax(axis=1).argsort(kind="stable")]
     shares = counts.loc[order]
     shares = shares.div(np.maximum(1.0, np.linalg.norm(shares, axis=1)), axis=0)
     return shares @ shares.T, masks.loc[order, order]
@@ -120,21 +121,20 @@ def similarity_figure(run: Run) -> Figure | None:
         return None
     labels, masks = found
     upper = np.triu_indices(len(masks), k=1)
-    pairs = np.stack([values.to_numpy()[upper] for values in found])
-    alike = pairs.std(axis=1).min() < SMALLEST_STD
-    clients, total = len(masks), len(_mask_files(run))
+    # what varies only by rounding has no correlation
+    pairs = np.stack([values.to_numpy()[upper] for values in found]).round(9)
+    alike = pairs.std(axis=1).min() == 0
     cosine = Axis("value", "cosine similarity", ends=(0.0, 1.0), format=".2f")
     charts = (
         _heat(labels, cosine, "Training labels of two clients"),
         _heat(masks, Axis("value", "Hamming distance", format=".1%"), "Masks of two clients"),
     )
-    of = f" of {clients:,} of {total:,} clients" if clients < total else " of clients"
-    text = f"Pearson correlation over {math.comb(clients, 2):,} pairs{of}: "
-    text += NOTHING if alike else f"{np.corrcoef(pairs)[0, 1]:+.3f}"
+    correlation = NOTHING if alike else f"{np.corrcoef(pairs)[0, 1]:+.3f}"
+    text = f"Pearson correlation over {len(upper[0]):,} pairs of clients: {correlation}"
     caption = (
-        "Clients with a mask, by their most frequent class; a distance is a share of the elements "
-        "that are not in every mask. A negative correlation means that clients with similar data "
-        "have similar masks."
+        f"At most {MOST_READ} clients with a mask, of which {MOST_DRAWN} are drawn, by their most "
+        "frequent class; a distance is a share of the elements that are not in every mask. A "
+        "negative correlation means that clients with similar data have similar masks."
     )
     return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, caption)
 
@@ -149,21 +149,10 @@ def _heat(values: pd.DataFrame, shade: Axis, title: str) -> Chart:
     return marks.heat(table, x, y, shade, title=title)
 
 
-def _mask_files(run: Run) -> dict[int, Path]:
-    """By client."""
-    paths = run.folder.glob("masks/client[0-9]*.safetensors")
-    return {int(path.stem.removeprefix("client")): path for path in paths}
-
-
 def _words(path: Path) -> np.ndarray:
     """(W,) the words of one mask."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         words = load_file(path)["mask"]
     except (KeyError, OSError, SafetensorError) as error:
         raise damaged(path, str(error)) from error
-    if words.dtype != np.int32 or words.ndim != 1:
-        raise damaged(path, f"a mask of type {words.dtype} and shape {words.shape}")
     return words.view(np.uint32)  # whose bits are counted with the sign

@@ -22,9 +22,5 @@ def study_figures(runs: Sequence[Run]) -> list[Figure]:
 
 
 def study_tables(runs: Sequence[Run], *, target: float | None = None) -> list[StudyTable]:
-    """FlexiFed's strategies by version, and pFedMoE and its rivals.
-
-    The target is a value of the metric. By default it is for strategies what Clustered-FL reached,
-    and for methods what all of them reached.
-    """
+    """FlexiFed's strategies by version, and pFedMoE and its rivals; target: of the metric."""
     return [*flexifed.tables(runs, target=target), *pfedmoe.tables(runs, target=target)]

@@ -10,53 +10,38 @@ import math
 from collections.abc import Iterator, Sequence
 
 from lightfed.drawing.charts import Figure
-from lightfed.drawing.tidy import file_name
-from lightfed.results.groups import Group, final_heading, runs_of, synthetic_note, usual_metric
+from lightfed.results.groups import Group, runs_of, usual_metric
 from lightfed.results.outcome import costs_to, reached_by_all
 from lightfed.results.run import Run
-from lightfed.results.tables import readable, text_table
+from lightfed.results.tables import readable
 from lightfed.results.units import metric_text
-from lightfed.studies.shared import (
-    StudyTable,
-    cost_cells,
-    course_charts,
-    figures_of,
-    protocols,
-    starred,
-)
+from lightfed.studies import shared
 
 BASELINE = "ClusteredFL"
 STRATEGIES = ("Standalone", BASELINE, "BasicCommon", "ClusteredCommon", "MaxCommon")
 ALL = "all clients"
-NOTES = (
-    "Final personal metric: mean over the clients of a version or of all, with the 95 % t interval "
-    "over the seeds. The best strategy has a star.",
-    f"Speed: rounds of {BASELINE} to the target over those of the strategy, each the mean over the "
-    f"seeds if all reached it. By default the target is what all seeds of {BASELINE} reached.",
+SPEED = (
+    f"Speed: rounds of {BASELINE} to the target over those of the strategy. By default the target "
+    f"is what all seeds of {BASELINE} reached."
 )
 
 
-def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[StudyTable]:
+def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
     """The strategies of each protocol by version, and what the target cost them."""
     for name, groups in _protocols(runs).items():
         columns, baseline = _columns(groups), [g for g in groups if g.algorithm == BASELINE]
-        mean, every = columns[ALL], runs_of(groups)
+        mean = columns[ALL]
         goal = reached_by_all(runs_of(baseline), mean) if target is None else target
         pace = costs_to(goal, baseline[0].runs, mean)[0] if baseline else math.nan
-        scores = {
-            final_heading(version, groups): starred(groups, column)
-            for version, column in columns.items()
-        }
+        scores = {version: shared.starred(groups, column) for version, column in columns.items()}
         rows = [
             {"strategy": group.label}
             | {version: texts[place] for version, texts in scores.items()}
-            | cost_cells(group, mean, goal, every)
+            | shared.cost_cells(group, mean, goal, runs_of(groups))
             | {"speed": metric_text("", pace / costs_to(goal, group.runs, mean)[0])}
             for place, group in enumerate(groups)
         ]
-        title = f"{name}: strategies by version{synthetic_note(groups)}"
-        cells = text_table(rows)
-        yield StudyTable(file_name("strategies-table", name), title, cells, NOTES)
+        yield shared.table_of("strategies by version", name, rows, SPEED, groups)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -64,16 +49,16 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     for name, groups in _protocols(runs).items():
         columns, metric = _columns(groups), usual_metric(groups)
         panels = {version: dict.fromkeys(groups, column) for version, column in columns.items()}
-        charts = course_charts(panels, {group: group.label for group in groups}, metric)
+        charts = shared.course_charts(panels, {group: group.label for group in groups}, metric)
         title, caption = f"{readable(metric)} by strategy", "Bands: 95 % t intervals over seeds."
-        yield from figures_of("strategies", name, title, charts, caption, groups)
+        yield from shared.figures_of("strategies", name, title, charts, caption, groups)
 
 
 def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
     """Those with named client groups and another strategy than Standalone."""
     return {
         name: groups
-        for name, groups in protocols(runs, STRATEGIES).items()
+        for name, groups in shared.protocols(runs, STRATEGIES).items()
         if groups[-1].algorithm != "Standalone" and groups[0].runs[0].client_groups
     }
 

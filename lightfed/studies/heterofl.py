@@ -35,6 +35,9 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         groups, metric = list(rows["group"]), usual_metric(rows["group"])
         largest, log = rows["largest"].max(), rows["size"].max() > LOG_FROM * rows["size"].min()
         x = Axis("at", f"mean parameters (100 %: {largest:,.0f})", format="~%", log=bool(log))
+        shared = set.intersection(*map(set, rows["method"]))
+        method = rows["method"].map(lambda parts, own=shared: [p for p in parts if p not in own])
+        rows = rows.assign(series=(method + rows["widest"]).map(", ".join))
         by, charts = Series.of("series", sorted(rows["series"])), []
         for column in (f"global/{metric}", f"personal/{metric}"):
             scores = pd.DataFrame([score_row(g, column) for g in groups], index=rows.index)
@@ -47,7 +50,7 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _row(group: Group) -> dict[str, object] | None:
-    """An experiment; the series is the part of its label that is no level. None without sizes."""
+    """An experiment; the method is the part of its label that is no level. None without sizes."""
     run = group.runs[0]
     counts, clients = level_counts(run.settings), pd.Series(run.group_sizes, dtype=float)
     sizes = pd.Series(run.environment.get("parameters", {}), dtype=float)
@@ -58,7 +61,8 @@ def _row(group: Group) -> dict[str, object] | None:
     return {
         "group": group,
         "family": family(group),
-        "series": ", ".join([*method, f"widest level {level_name(max(counts))}"]),
+        "method": method,
+        "widest": [f"widest level {level_name(max(counts))}"],
         "name": mixture,
         "levels": {*counts},
         "size": (sizes * clients).sum() / clients.sum(),

@@ -152,6 +152,5 @@ def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
     data = data.assign(share=data["wait"] / cloud.servers, low=low, high=high)
     x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
     y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
-    title = f"Duration of a round: {cloud}"
-    chart = marks.lines(data, x, y, Series.of("kind", KINDS), title=title)
+    chart = marks.lines(data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud}")
     return Figure("latency", f"{cloud}", (chart,))

@@ -14,51 +14,42 @@ import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.tidy import file_name
 from lightfed.results import units
-from lightfed.results.groups import Group, final_heading, runs_of, synthetic_note, usual_metric
+from lightfed.results.groups import Group, runs_of, usual_metric
 from lightfed.results.intervals import CHOSEN, INTERVAL, paired
 from lightfed.results.outcome import reached_by_all
 from lightfed.results.run import Run
-from lightfed.results.tables import readable, text_table
-from lightfed.studies.shared import StudyTable, best, cost_cells, figures_of, protocols, starred
+from lightfed.results.tables import readable
+from lightfed.studies import shared
 
 OURS = "PFedMoE"
-MUTUAL, DISTILLATION = "mutual learning", "distillation"
 # kinds in section 2.1 of the paper, by how clients learn from each other. The section compares
 # pFedMoE with FedAPEN, so it has the kind of methods with a small shared model
 KINDS = {
-    OURS: MUTUAL,
-    "FML": MUTUAL,
-    "FedKD": MUTUAL,
-    "FedAPEN": MUTUAL,
-    "FD": DISTILLATION,
-    "FedProto": DISTILLATION,
+    OURS: "mutual learning",
+    "FML": "mutual learning",
+    "FedKD": "mutual learning",
+    "FedAPEN": "mutual learning",
+    "FD": "distillation",
+    "FedProto": "distillation",
     "LGFedAvg": "model mixing",
     "Standalone": units.NOTHING,
 }
 # arguments of pFedMoE that the paper does not have: a run with another value is an ablation
 PARTS = {"gate": "paper", "federate": "true"}
-NOTES = (
-    "Mean over the clients, each with its own model and test samples, and 95 % t interval over "
-    "the seeds; the best has a star. Gains are taken seed by seed; in brackets their "
-    f"{INTERVAL}, which needs two seeds. {CHOSEN}",
-    "Rounds, bytes (up and down) and FLOPs of all clients until the target was first measured: "
-    "mean over the seeds, a dash unless all reached it.",
-)
+GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
 AHEAD, BEHIND = "ahead", "behind"
 MEAN = "mean of the classes"
 MOST_SHOWN = 40  # clients, and classes, of the gates
 
 
-def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[StudyTable]:
+def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
     """The methods of each protocol; the target is by default what all runs reached."""
     for name, groups in _protocols(runs).items():
         column, every = f"personal/{usual_metric(groups)}", runs_of(groups)
         goal = reached_by_all(every, column) if target is None else target
-        heading = final_heading(readable(column), groups)
         rows = []
-        for group, score in zip(groups, starred(groups, column), strict=True):
+        for group, score in zip(groups, shared.starred(groups, column), strict=True):
             kind = _kind(group)
             others = [other for other in groups if other.algorithm != group.algorithm]
             alike = [other for other in others if kind == _kind(other) != units.NOTHING]
@@ -66,46 +57,43 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[Stud
                 {
                     "method": group.label,
                     "kind": kind,
-                    heading: score,
-                    "over the best other": _gain(group, best(others, column), column),
-                    "over the best of its kind": _gain(group, best(alike, column), column),
-                    **cost_cells(group, column, goal, every),
+                    readable(column): score,
+                    "over the best other": _gain(group, shared.best(others, column), column),
+                    "over the best of its kind": _gain(group, shared.best(alike, column), column),
+                    **shared.cost_cells(group, column, goal, every),
                 }
             )
-        title = f"{name}: methods{synthetic_note(groups)}"
-        yield StudyTable(file_name("methods", name), title, text_table(rows), NOTES)
+        yield shared.table_of("methods", name, rows, GAINS, groups)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """How much a client's last evaluation beats that with the best baseline, by seed and client."""
     for name, groups in _protocols(runs).items():
         metric = usual_metric(groups)
-        rival = best([g for g in groups if g.algorithm != OURS], f"personal/{metric}")
-        ours, theirs = _by_client(groups[0], metric), _by_client(rival, metric)
-        gains = (ours - theirs).dropna()
-        if rival is None or gains.empty:
+        rival = shared.best([g for g in groups if g.algorithm != OURS], f"personal/{metric}")
+        ours = _by_client(groups[0], metric)
+        if rival is None or (gains := (ours - _by_client(rival, metric)).dropna()).empty:
             continue
         share = units.is_share(metric)
-        clients = (units.direction(metric) * (100 if share else 1) * gains).groupby("client")
-        ends = {"low": clients.min(), "high": clients.max()} if clients.size().max() > 1 else {}
-        table = pd.DataFrame({"difference": clients.mean(), **ends}).reset_index()
+        each = (units.direction(metric) * (100 if share else 1) * gains).groupby("client")
+        table = pd.DataFrame({"difference": each.mean(), "low": each.min(), "high": each.max()})
         table["series"] = (table["difference"] >= 0).map({True: AHEAD, False: BEHIND})
         label = f"difference in {'percentage points' if share else readable(metric)}"
         y, by = Axis("difference", label, zero=True), Series.of("series", (AHEAD, BEHIND), OURS)
-        chart = marks.points(table, Axis("client"), y, by, title=label.capitalize())
+        chart = marks.points(table.reset_index(), Axis("client"), y, by, title=label.capitalize())
         caption = (
             "Each client's model on its own test samples at the last evaluation, in runs with the "
             "same seed. A point is the mean over the seeds, a line their range."
         )
         title = f"{groups[0].label} against {rival.label}, the best baseline, by client"
-        yield from figures_of("differences", name, title, [chart], caption, groups)
+        yield from shared.figures_of("differences", name, title, [chart], caption, groups)
 
 
 def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
     """Those of pFedMoE and another method; pFedMoE comes first, then its ablations."""
     found = {
         name: sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == units.NOTHING))
-        for name, groups in protocols(runs, [*KINDS]).items()
+        for name, groups in shared.protocols(runs, [*KINDS]).items()
     }
     return {n: own for n, own in found.items() if {OURS} < {g.algorithm for g in own}}
 
@@ -125,9 +113,9 @@ def _gain(group: Group, rival: Group | None, column: str) -> str:
     return f"{found.gain} ({found.interval})" if found.interval else found.gain
 
 
-def _by_client(group: Group | None, metric: str) -> pd.Series[float]:
+def _by_client(group: Group, metric: str) -> pd.Series[float]:
     """The last finite values of a metric by seed and client."""
-    runs = [run for run in group.runs if metric in run.client_metrics] if group else []
+    runs = [run for run in group.runs if metric in run.client_metrics]
     known = {run.seed: run.evaluation[metric].replace(np.inf, np.nan) for run in runs}
     return pd.concat(known or {0: pd.Series(dtype=float)}, names=["seed", "client"])
 
@@ -155,7 +143,7 @@ def gates_figure(run: Run) -> Figure | None:
     )
     caption = (
         "Blue: samples of that class go through the client's private expert; brown: through the "
-        f"shared one. Blank: no test samples. The last column is the mean over a client's classes. "
+        "shared one. Blank: no test samples. The last column is the mean over a client's classes. "
         f"At most {MOST_SHOWN} clients are drawn."
     )
     title = f"Weight of the private expert after round {run.gates.round}{run.note}"

@@ -17,7 +17,7 @@ from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import best_of, costs_to
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
-from lightfed.results.tables import readable
+from lightfed.results.tables import readable, text_table
 from lightfed.results.units import bytes_text, flops_text, metric_text
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
@@ -28,6 +28,11 @@ FREE = re.compile(
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
 ROUNDS = Axis("round")
+READ = (
+    "Mean over the clients, each with its own model and test samples, and 95 % t interval over the "
+    "seeds; the best has a star. Rounds, bytes (up and down) and FLOPs of all clients until the "
+    "target was first measured: mean over the seeds, a dash unless all reached it."
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,14 @@ def cost_cells(group: Group, column: str, target: float, runs: Sequence[Run]) ->
     }
 
 
+def table_of(
+    title: str, name: str, rows: Sequence[dict[str, str]], note: str, members: Sequence[Group]
+) -> StudyTable:
+    """A table with a row for each experiment; its title says if they used synthetic data."""
+    heading, files = f"{name}: {title}{synthetic_note(members)}", title.replace(" ", "-")
+    return StudyTable(file_name(files, name), heading, text_table(rows), (READ, note))
+
+
 def course_charts(
     panels: Mapping[str, Mapping[Group, str]],
     names: Mapping[Group, str],
@@ -118,14 +131,9 @@ def course_charts(
 
 
 def figures_of(
-    kind: str,
-    name: str,
-    title: str,
-    charts: Sequence[Chart],
-    caption: str,
-    members: Sequence[Group],
+    kind: str, name: str, title: str, charts: Sequence[Chart], caption: str, groups: Sequence[Group]
 ) -> Iterator[Figure]:
-    """A figure of the charts, whose title says if its members used synthetic data; none without."""
+    """A figure of the charts, whose title says if the runs used synthetic data; none without."""
     if charts:
-        title = f"{name}: {title}{synthetic_note(members)}"
+        title = f"{name}: {title}{synthetic_note(groups)}"
         yield Figure(file_name(kind, name), title, tuple(charts), caption)
