@@ -25,7 +25,6 @@ from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
@@ -67,7 +66,6 @@ class Fleet:
         seed: of the whole run.
         host_rows: keep client rows in host memory.
         row_folder: keep them in files in this folder instead.
-        rates: session times that the run has measured before.
         pack: decides how the clients of a group train side by side; by default they do not.
         accumulate: how sums over clients are held.
         exchange_buffer: bytes per rank for rows that clients exchange; None for what it has.
@@ -100,7 +98,6 @@ class Fleet:
         seed: int = 0,
         host_rows: bool = False,
         row_folder: Path | None = None,
-        rates: Rates | None = None,
         pack: Callable[["Fleet", GroupState], Packing] | None = None,
         accumulate: Accumulate = "float64",
         exchange_buffer: int | None = None,
@@ -137,7 +134,6 @@ class Fleet:
             keeps=algorithm.stateful,
             ranks=ranks,
             seed=seed,
-            rates=Rates() if rates is None else rates,
         )
         self.kept = KeptStates()
         self.client_rows = ClientRows(self.groups, self.places, self.kept)
@@ -788,13 +784,6 @@ class Fleet:
                 kept.clear()
         if not self.algorithm.stateful:
             self._inbox.clear()
-
-    def move_for(self, t: int) -> None:
-        """Move rows that round t is expected to train, if that pays; called by every rank."""
-        if self.algorithm.stateful and not self.ranks.alone:
-            pairs = self.places.pays_to_move(self.algorithm.expected_sessions(self, t))
-            self.deliver(self.mine([client for pair in pairs for client in pair]))
-            self.client_rows.move(pairs)
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""

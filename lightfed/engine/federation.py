@@ -13,7 +13,6 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport, exact
@@ -150,9 +149,8 @@ class Federation(Recorded, L.LightningModule):
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
-        rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
         options = self.fleet_options(trainer) | {"pack": self.packing_of(trainer)}
-        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
+        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, **options)
         setup.check_built(self._kinds, self.fleet, data)
         setup.attach_sessions(
             self.fleet, data, trainer, self.optimizer, evaluated=bool(self._kinds)
@@ -209,7 +207,6 @@ class Federation(Recorded, L.LightningModule):
         moments = self.evaluation.in_sessions if validates else ()
         self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
-            self.fleet.move_for(t)
             self.algorithm.round(self.fleet, t)
         self._report.trained(self.federated_trainer, self.fleet.close_round())
 

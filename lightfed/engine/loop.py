@@ -183,8 +183,6 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         first_iter = trainer._logger_connector._first_loop_iter
         self.val_loop.restarting = False
         federation = federation_of(trainer)
-        if federation.algorithm.stateful:  # clients may have moved, and with them the jobs
-            self.val_loop._combined_loader = None
         with federation.fleet.ranks.timings.part("evaluation"):
             self.val_loop.run()
         trainer.training = True
@@ -273,8 +271,7 @@ class FederatedLoop(lightning_private._FitLoop):
     def on_advance_end(self) -> None:
         super().on_advance_end()
         self.epoch_loop.forget_journal()
-        moved = federation_of(self.trainer).fleet.places.moved
-        signal = self.epoch_loop.messages.round_ends(moved=moved)
+        signal = self.epoch_loop.messages.round_ends()
         if signal and not self.done:
             self.epoch_loop.messages.run_ends()
             self.trainer.interrupt(signal)

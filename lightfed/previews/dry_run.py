@@ -44,7 +44,7 @@ class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
 
     `counts` are (groups, ranks) sessions; `loads` (ranks,) are sums of their costs, in samples x
-    FLOPs or seconds, and `longest` is the largest of a pack.
+    FLOPs, and `longest` is the largest of a pack.
     """
 
     counts: np.ndarray

@@ -136,8 +136,7 @@ def _ranks(fleet: DryFleet, numbers: np.ndarray) -> str:
     names = [str(rank) for rank in range(fleet.ranks.world)]
     if len(names) > _TABLE:  # per column: not of the same rank
         names, numbers = ["least", "median", "most"], np.quantile(numbers, [0, 0.5, 1], axis=1).T
-    timed = fleet.places.rates.of(range(len(fleet.groups))) is not None
-    lines = [("rank", "sessions", "seconds" if timed else "samples x FLOPs", "rows")]
+    lines = [("rank", "sessions", "samples x FLOPs", "rows")]
     for name, (sessions, load, row) in zip(names, numbers.T.tolist(), strict=True):
         lines.append((name, f"{sessions:,g}", _scaled(load), _scaled(row, "B")))
     return aligned(lines)

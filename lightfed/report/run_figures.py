@@ -142,7 +142,7 @@ def times(run: Run) -> Figure | None:
         return None
     bins = np.arange(len(run.timings)) * min(TIMES, len(run.timings)) // len(run.timings)
     means = run.timings.reset_index().groupby(bins).mean()
-    parts = [name for name in means.columns[1:] if name != "moved" and means[name].any()]
+    parts = [name for name in means.columns[1:] if means[name].any()]
     table = means.melt("round", parts, var_name="part", value_name="seconds")
     by = Series.of("part", parts, "part")
     chart = marks.areas(table, Axis("round"), Axis("seconds", zero=True), by, title="Seconds")

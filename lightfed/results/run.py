@@ -72,7 +72,7 @@ class Run:
             Bytes and FLOPs count from the start. Empty without clients.csv.
         evaluation: the last complete one, by client, inf where not finite; empty without any.
         timings: seconds of a finished round, which is the index, by its part; means over the ranks.
-            `moved` is the number of rows that moved. Empty without timings.csv.
+            Empty without timings.csv.
         partition: None without partition.npz.
         gates: None without gate.npz.
         costs: the round of the last evaluation, and what all clients of each group have sent and

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from lightfed.api.fleet import Fleet
-from lightfed.distributed.placement import RATES
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
@@ -65,7 +64,6 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _FRUITLESS: fleet.fruitless_rounds,
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
-        RATES: fleet.places.rates.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
     }
     states = fleet.states()

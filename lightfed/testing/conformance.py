@@ -33,8 +33,7 @@ def conformance(
 
     Server state, rows and other state of clients, metrics, metrics.csv and clients.csv must have
     the same bits in all runs. A run is stopped during its last round and resumed on another number
-    of ranks. Clients that keep rows move between ranks before every round but the first. They run
-    in another process: a script calls this under `if __name__ == "__main__":`.
+    of ranks. They run in another process: a script calls this under `if __name__ == "__main__":`.
 
     Args:
         algorithm: a class, or a `functools.partial` of one: it is pickled, so a notebook has to

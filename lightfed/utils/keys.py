@@ -210,5 +210,4 @@ COLUMNS = {
     "wire_bytes": Column("metrics", "B", "sent between ranks"),
     "seconds": Column("metrics", "s", "wall-clock time of the round"),
     "virtual_time": Column("metrics", "s", "on the virtual clock of the devices, from the start"),
-    "moved": Column("timings", "", "rows of clients that moved between ranks"),
 }

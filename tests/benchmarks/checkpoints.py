@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, strategy: FederatedStrategy, folder: str) -
     trainer.fit(federation, datamodule=data)
     with (Path(folder) / "run" / "timings.csv").open(newline="") as file:
         _, *rounds = csv.DictReader(file)
-    parts = {name for name in rounds[0] if name not in ("round", "moved")}
+    parts = {name for name in rounds[0] if name != "round"}
     return {name: sum(float(row[name]) for row in rounds) / len(rounds) for name in parts}
 
 

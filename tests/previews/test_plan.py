@@ -14,7 +14,6 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
-from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.mlp import MLP
@@ -196,15 +195,6 @@ def test_a_part_that_trains_at_home_may_wait_for_one_rank() -> None:
     assert 0 < together < 20
     assert balance(placed) == 1
     assert balance(at_home) == pytest.approx(1 + together / 20)
-
-
-def test_measured_times_are_the_costs() -> None:
-    fleet = planned(Standalone(), rates=Rates({0: [1.0], 1: [7.0]}))
-    # 42 | 28, then 5 joins the 28, and 3 the 33.
-    assert fleet.calls[0].loads.tolist() == [42, 36]
-    assert "seconds" in plan_text(fleet, {}, rounds=1)
-    half_timed = planned(Standalone(), rates=Rates({1: [7.0]}))
-    assert "samples x FLOPs" in plan_text(half_timed, {}, rounds=1)
 
 
 @pytest.mark.parametrize(
