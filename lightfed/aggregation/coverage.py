@@ -171,19 +171,12 @@ class Coverage:
             sums = slice_sum(part(first), members(local[first]), fixed=fixed)
             for batch in others:
                 sums += slice_sum(part(batch), members(local[batch]), fixed=fixed)
-        everybody = None if size else members([])
-
-        def finish(part: Tensor, at: int) -> None:
-            if everybody is not None:
-                slice_finish_(row, part, everybody, at)
-            else:
-                own = row[at:size][: len(part)]
-                own.copy_(part[: len(own)].div_(sum(weights)))
-
-        if ranks is None:
-            finish(sums, 0)
+        if ranks is not None:
+            sums = ranks.sum_(sums)
+        if size:
+            row[:size].copy_(sums[:size].div_(sum(weights)))
         else:
-            ranks.sum_into_(row, sums, finish)
+            slice_finish_(row, sums, members([]))
 
     def _product(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
         """(P,) float64: the weighted sum of rows (K, size), as exact as that of `slice_sum`."""

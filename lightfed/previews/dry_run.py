@@ -35,10 +35,6 @@ class PlannedRanks(Ranks):
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         return tensor
 
-    @override
-    def sum_into_(self, row: Tensor, sums: Tensor, finish: object) -> None:
-        pass
-
 
 class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
