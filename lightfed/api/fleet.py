@@ -68,7 +68,6 @@ class Fleet:
         row_folder: keep them in files in this folder instead.
         pack: decides how the clients of a group train side by side; by default they do not.
         accumulate: how sums over clients are held.
-        exchange_buffer: bytes per rank for rows that clients exchange; None for what it has.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
 
@@ -100,7 +99,6 @@ class Fleet:
         row_folder: Path | None = None,
         pack: Callable[["Fleet", GroupState], Packing] | None = None,
         accumulate: Accumulate = "float64",
-        exchange_buffer: int | None = None,
         rounds: int | None = None,
         max_failed: int | None = None,
     ) -> None:
@@ -109,7 +107,7 @@ class Fleet:
         self.host_rows = host_rows or row_folder is not None
         self.clients = sum(group.count for group in groups)
         self._sampled = self.work.sampled(self.clients)
-        self.accumulate, self.exchange_buffer = accumulate, exchange_buffer
+        self.accumulate = accumulate
         self.rounds, self.max_failed = rounds, max_failed
         data.reserve(algorithm.hold_out)
         build = partial(
@@ -178,6 +176,11 @@ class Fleet:
     def group_of(self, client: int) -> int:
         """The group of a client in this round."""
         return self.places.groups[client]
+
+    @property
+    def _place(self) -> torch.device:
+        """The device of the rows."""
+        return torch.device("cpu") if self.host_rows else self.device
 
     def home_group(self, client: int) -> int:
         """The configured group of a client, ignoring the round's assignment."""
@@ -267,8 +270,7 @@ class Fleet:
         assert name not in self.kept, f"{name} is kept already"
         found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
         require(self.algorithm.stateful or not durable, "model.algorithm", found, fix)
-        place = torch.device("cpu") if self.host_rows else self.device
-        self.kept[name] = Kept(name, place=place, device=self.device, durable=durable)
+        self.kept[name] = Kept(name, place=self._place, device=self.device, durable=durable)
         return self.kept[name]
 
     def keep_masks(self) -> Kept:
@@ -545,7 +547,7 @@ class Fleet:
             layout = self.groups[0].layout
             assert all(state.layout == layout for state in self.groups), "one architecture"
             self._exchange = Exchange(
-                layout, self.ranks, owner=self.places.owner, buffer=self.exchange_buffer
+                layout, self.ranks, owner=self.places.owner, device=self._place
             )
         mine = self.mine(range(self.clients))
         self.deliver(mine)

@@ -54,7 +54,6 @@ def row_folder(store: str, folder: str | None) -> Path | None:
 
 def check_numbers(
     eval_clients: int | None,
-    exchange_buffer: int | None,
     max_failed_clients: int | None,
     clients: int,
 ) -> None:
@@ -63,7 +62,6 @@ def check_numbers(
     require((eval_clients or 0) <= clients, "model.eval_clients", found, fix)
     for name, value, least, unit, more in (
         ("eval_clients", eval_clients, 1, "clients", ", or leave personal out of model.evaluate"),
-        ("exchange_buffer", exchange_buffer, 1, "MiB", "; a few rows of the model make it quick"),
         ("max_failed_clients", max_failed_clients, 0, "clients", ""),
     ):
         fits, fix = value is None or value >= least, f"give at least {least}{more}"

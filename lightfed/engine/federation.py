@@ -63,7 +63,6 @@ class Federation(Recorded, L.LightningModule):
         accumulate: Accumulate = "float64",
         store: Literal["device", "host", "disk"] = "device",
         store_folder: str | None = None,
-        exchange_buffer: int | None = None,
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
         max_failed_clients: int | None = None,
@@ -99,8 +98,6 @@ class Federation(Recorded, L.LightningModule):
                 never take part take no space.
             store_folder: Folder of that file, on a local disk; by default the one for temporary
                 files (TMPDIR). The file has no name, and its space is free when the process ends.
-            exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL); by
-                default 256, or a quarter of a GPU's free memory if that is more.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
@@ -120,7 +117,7 @@ class Federation(Recorded, L.LightningModule):
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)
-        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients, self.num_clients)
+        checks.check_numbers(eval_clients, max_failed_clients, self.num_clients)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
@@ -129,7 +126,6 @@ class Federation(Recorded, L.LightningModule):
             "accumulate": accumulate,
             "host_rows": store == "host",
             "row_folder": checks.row_folder(store, store_folder),
-            "exchange_buffer": None if exchange_buffer is None else exchange_buffer * 2**20,
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)

@@ -76,7 +76,6 @@ model.eval_clients              result  -                           clients
 model.accumulate                result
 model.store                     how
 model.store_folder              how
-model.exchange_buffer           how     -                           MiB
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
 model.max_failed_clients        result  max_failed_clients          sessions

@@ -127,7 +127,7 @@ CASES = {
     ),
     "dispfl_statistics": Case(
         partial(DisPFL, **_sparse, regrow="gradient", active=0.7, buffers="average"),
-        federation=_everyone | {"store": "host", "exchange_buffer": 1},
+        federation=_everyone | {"store": "host"},
     ),
     "dpsgd": Case(partial(DPSGD, Ring()), federation={"eval_clients": 3}),
     "fedapen": Case(
