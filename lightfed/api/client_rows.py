@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from lightfed.api.places import Places
 from lightfed.local.client_group import GroupState
-from lightfed.state.chain import Saved
-from lightfed.state.client_state import KeptStates, block, stacked
+from lightfed.state.client_state import KeptStates, Saved, block, stacked
 from lightfed.state.rows import Row
 
 

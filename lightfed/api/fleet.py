@@ -30,8 +30,7 @@ from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
-from lightfed.state.chain import Saved
-from lightfed.state.client_state import Kept, KeptStates, by_client
+from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.rows import ModelLayout, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of, with_prefix

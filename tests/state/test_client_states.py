@@ -15,7 +15,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.state.client_state import by_client
 from lightfed.topology.topology import Ring
 from tests.promises.stopping.checkpoints import together
@@ -78,7 +78,7 @@ def test_two_ranks_write_what_others_read(name: str, world: int, tmp_path: Path)
     def write(ranks: Ranks) -> dict[int, list[Tensor]]:
         fed = fleet(ranks, name)
         fill(fed)
-        saving.save({checkpoint.CLIENTS: fed.states()}, path, ranks)
+        checkpoint.save({checkpoint.CLIENTS: fed.states()}, path, ranks)
         return everything(fed)
 
     def read(ranks: Ranks) -> dict[int, list[Tensor]]:

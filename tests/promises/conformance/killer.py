@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.engine.evaluation import Evaluation
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
@@ -40,7 +40,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 def kill_in_write(number: int, share: float) -> None:
     """Make the `number`-th file of this rank's checkpoints the death of the job, part-written."""
     written = 0
-    whole = saving.write_atomically
+    whole = checkpoint.write_atomically
 
     def torn(path: Path, write: Callable[[Any], object]) -> None:
         nonlocal written
@@ -57,7 +57,7 @@ def kill_in_write(number: int, share: float) -> None:
 
         whole(path, half)
 
-    saving.write_atomically = torn
+    checkpoint.write_atomically = torn
 
 
 def kill_in_evaluation(number: int) -> None:
