@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 import lightning.pytorch as L
@@ -64,7 +63,6 @@ class Fleet:
         work: local work and sampling.
         seed: of the whole run.
         host_rows: keep client rows in host memory.
-        row_folder: keep them in files in this folder instead.
         pack: decides how the clients of a group train side by side; by default they do not.
         accumulate: how sums over clients are held.
         rounds: number of rounds of the run, if known.
@@ -95,7 +93,6 @@ class Fleet:
         work: LocalWork | None = None,
         seed: int = 0,
         host_rows: bool = False,
-        row_folder: Path | None = None,
         pack: Callable[["Fleet", GroupState], Packing] | None = None,
         accumulate: Accumulate = "float64",
         rounds: int | None = None,
@@ -103,7 +100,7 @@ class Fleet:
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
-        self.host_rows = host_rows or row_folder is not None
+        self.host_rows = host_rows
         self.clients = sum(group.count for group in groups)
         self._sampled = self.work.sampled(self.clients)
         self.accumulate = accumulate
@@ -114,7 +111,6 @@ class Fleet:
             seed=seed,
             device=self.device,
             host_rows=host_rows,
-            row_folder=row_folder,
             prepare=algorithm.prepare_module,
         )
         self.groups = [

@@ -6,8 +6,6 @@ names the key.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, Literal, get_args
 
 import torch
@@ -43,13 +41,6 @@ def algorithm(given: Algorithm) -> Algorithm:
     fix = "call it first in its __init__"
     require("_modules" in vars(given), "model.algorithm", found, fix)
     return given
-
-
-def row_folder(store: str, folder: str | None) -> Path | None:
-    """The folder of the file of clients' rows; None without, which refuses a given one."""
-    found, fix = f"{folder}, and store is {store}", "set model.store: disk, or leave it out"
-    require(folder is None or store == "disk", "model.store_folder", found, fix)
-    return Path(folder or gettempdir()).expanduser() if store == "disk" else None
 
 
 def check_numbers(

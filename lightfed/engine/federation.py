@@ -61,8 +61,7 @@ class Federation(Recorded, L.LightningModule):
         evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
         accumulate: Accumulate = "float64",
-        store: Literal["device", "host", "disk"] = "device",
-        store_folder: str | None = None,
+        store: Literal["device", "host"] = "device",
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
         max_failed_clients: int | None = None,
@@ -93,11 +92,7 @@ class Federation(Recorded, L.LightningModule):
             eval_clients: Number of clients to evaluate, drawn once; by default all, or 1,000 of
                 more.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
-            store: Keep client rows on the device; in pinned host memory if they do not fit; or in a
-                file that is mapped into memory, if they fit in neither. In the file, clients that
-                never take part take no space.
-            store_folder: Folder of that file, on a local disk; by default the one for temporary
-                files (TMPDIR). The file has no name, and its space is free when the process ends.
+            store: Keep client rows on the device, or in pinned host memory if they do not fit.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
@@ -125,7 +120,6 @@ class Federation(Recorded, L.LightningModule):
             "seed": seed,
             "accumulate": accumulate,
             "host_rows": store == "host",
-            "row_folder": checks.row_folder(store, store_folder),
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)

@@ -57,7 +57,7 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
     one_of_each = int(row_bytes(fleet).sum())
     return {
         "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
-        "two rows of every group, the others in host memory or on disk": (
+        "two rows of every group, the others in host memory": (
             2 * one_of_each if fleet.host_rows else 0
         ),
         "live modules, one per group": one_of_each,

@@ -75,7 +75,6 @@ model.evaluate_at               result  evaluate_at
 model.eval_clients              result  -                           clients
 model.accumulate                result
 model.store                     how
-model.store_folder              how
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
 model.max_failed_clients        result  max_failed_clients          sessions

@@ -171,7 +171,7 @@ def test_an_exchange_agrees_with_the_loop() -> None:
 def test_many_clients_are_registered(capfd: pytest.CaptureFixture[str]) -> None:
     import million
 
-    assert million.main(["--clients", "1500", "--rounds", "1", "--stores", "none", "disk"]) == 0
+    assert million.main(["--clients", "1500", "--rounds", "1", "--stores", "none", "device"]) == 0
     assert capfd.readouterr().out.count(" CPU)  at the start: peak") == 2
 
 

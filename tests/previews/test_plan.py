@@ -160,9 +160,7 @@ def test_memory_of_clients_that_keep_rows() -> None:
 
 def test_rows_on_the_host_leave_two_of_a_group_on_the_device() -> None:
     found = memory(planned(Standalone(), host_rows=True), SGD_HALF)
-    assert found["two rows of every group, the others in host memory or on disk"] == 2 * (
-        WIDE + NARROW
-    )
+    assert found["two rows of every group, the others in host memory"] == 2 * (WIDE + NARROW)
     assert found["rows of its clients"] == 0
 
 

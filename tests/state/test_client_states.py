@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from tests.small import CPU, random_data
 SIZES = [5, 9, 4, 16, 7, 7, 12]
 METHODS: dict[str, Any] = {
     "dense": Standalone,
-    "disk": Standalone,
     "masked": partial(DisPFL, Ring(), [0.5, 1.0, 0.3], static=True),
 }
 
@@ -39,8 +37,7 @@ def fleet(ranks: Ranks, name: str = "dense") -> Fleet:
         ClientGroup(count, partial(MLP, hidden=(width,)))
         for count, width in zip(counts, widths, strict=True)
     ]
-    folder = Path(gettempdir()) if name == "disk" else None
-    made = Fleet(groups, METHODS[name](), data, ranks=ranks, row_folder=folder)
+    made = Fleet(groups, METHODS[name](), data, ranks=ranks)
     if name != "masked":
         made.keep("own")
     return made

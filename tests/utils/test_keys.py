@@ -68,7 +68,6 @@ def with_value(key: str, value: object) -> dict[str, Any]:
         ("trainer.deterministic", True, True, True),
         ("trainer.limit_train_batches", 2, False, False),
         ("model.export", ["clients"], True, True),
-        ("model.store_folder", "/b", True, True),
         ("model.side_by_side", 8, False, False),
         ("model.pack_memory", 8, False, False),
         ("model.eval_clients", 2, False, False),

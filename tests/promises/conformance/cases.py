@@ -179,7 +179,7 @@ CASES = {
     ),
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
     "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),
-    "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "disk"}),
+    "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
     "metric_objects": Case(FedAvg, Metered),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(
