@@ -7,10 +7,10 @@ minute. A rank that leaves on purpose sends a goodbye first: an end of file with
 Then one rank prints which rank died, and all of them exit. A crash would repeat, so the run ends.
 After a lost node the run may continue elsewhere: the rank that prints arranges that first.
 
-Each message is one line of JSON. `left` and `failed` are goodbyes. `lost` means that a collective
-failed; rank 0 answers with `end`. A `signal` that asks one rank to stop is forwarded to all, which
-otherwise would finish all of their sessions first. A rank that is stopped keeps its connection: the
-collective that waits for it times out.
+Each message is one line of JSON. `left` and `failed` are goodbyes. By `end` rank 0 ends the others.
+A `signal` that asks one rank to stop is forwarded to all, which otherwise would finish all of their
+sessions first. A rank that is stopped keeps its connection: the collective that waits for it times
+out, which is an error of the ranks that wait.
 """
 
 import errno
@@ -29,59 +29,26 @@ from typing import Literal, NoReturn
 from lightfed.distributed.connections import Group, connect
 from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
-GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
+GRACE = 5.0  # seconds for ranks to exit by themselves
 _FLUSH = 5.0  # seconds for printed output to be read
 _LONGEST = 500  # characters of an error message to forward
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
 
 
-State = Literal["running", "left", "failed", "lost"]
+Goodbye = Literal["left", "failed"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Peer:
-    """A rank and what it `said`: its error, or the collective that failed there."""
+    """A rank."""
 
     rank: int
     host: str
     pid: int
-    state: State = "running"
-    said: str = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
-
-
-class Peers:
-    """All ranks of a run, as one of them knows them."""
-
-    def __init__(self, rank: int, peers: Sequence[Peer]) -> None:
-        self._rank, self._peers = rank, peers
-        self._order: list[Peer] = []  # in order of their messages
-
-    def __getitem__(self, rank: int) -> Peer:
-        return self._peers[rank]
-
-    def receive(self, peer: Peer, state: State, said: str) -> None:
-        """Record a peer's message about itself."""
-        peer.state, peer.said = state, said
-        self._order.append(peer)
-
-    def reports_rank_0(self) -> bool:
-        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
-        others = self._peers[1:]
-        elsewhere = [peer for peer in others if peer.host != self._peers[0].host]
-        return self._rank == (elsewhere or others)[0].rank
-
-    def reason(self) -> str:
-        """Why the run cannot continue, as known to rank 0."""
-        failed = [peer for peer in self._order if peer.state == "failed"]
-        if failed:
-            return f"{failed[0]} ended with an error ({failed[0].said})"
-        if left := [peer for peer in self._peers if peer.state == "left"]:
-            return f"{', '.join(map(str, left))} ended before the others"
-        return f"{self._order[0]}: {self._order[0].said}"
 
 
 class Watch:
@@ -100,16 +67,15 @@ class Watch:
         node_lost: Callable[[], str],
     ) -> None:
         self.node_lost = node_lost
-        self._rank, self._links, self._kill = rank, links, kill
-        self._peers = Peers(rank, peers)
+        self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
         self.signal = False
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
-        self._deadline: float | None = None
+        self._said_goodbye: set[int] = set()  # other ranks
         self._ending = threading.Lock()
         self._unread = dict.fromkeys(links, b"")
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
-    def goodbye(self, state: State, said: str) -> None:
+    def goodbye(self, state: Goodbye, said: str) -> None:
         """Inform the others before this rank ends; only the first goodbye counts."""
         if not self._gone:
             self._gone = True
@@ -118,22 +84,10 @@ class Watch:
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_WR)
 
-    def lost(self, what: str, said: str) -> None:
-        """Report why a collective failed, and end this process.
-
-        Returns only if this rank has said goodbye. `said` is torch's message.
-        """
-        if self._gone:
-            return
-        said = f"{what} failed ({said})"
-        if self._rank:
-            self._send("lost", said)
-            time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
-            reports = self._peers.reports_rank_0()
-            self._end(f"{self._peers[0]} does not answer; {said}" if reports else None)
-        self._receive(self._peers[0], "lost", said)
-        time.sleep(GRACE)
-        self._end(self._peers.reason())
+    def wait_for_reason(self) -> None:
+        """Give the thread time to end this process with the reason why a collective failed."""
+        if not self._gone:
+            time.sleep(2 * GRACE)
 
     def forget(self) -> None:
         """Close the connections without a goodbye."""
@@ -156,55 +110,61 @@ class Watch:
         selector = selectors.DefaultSelector()
         for rank, link in self._links.items():
             selector.register(link, selectors.EVENT_READ, rank)
-        while selector.get_map() or self._deadline is not None:
-            ends = None if self._deadline is None else max(0, self._deadline - time.monotonic())
-            for key, _ in selector.select(ends):
+        while selector.get_map():
+            for key, _ in selector.select():
                 if not self._read(key.data):
                     selector.unregister(key.fileobj)
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                self._deadline = None
-                if not self._gone:
-                    self._end(None if self._rank else self._peers.reason())
         self.forget()
 
     def _read(self, rank: int) -> bool:
         """Read a peer's messages; False at the end of the file."""
-        peer = self._peers[rank]
         data, silent = b"", False
         try:
             data = self._links[rank].recv(4096)
         except OSError as error:  # a reset, or no answer to keep-alive probes
             silent = error.errno in _NO_ANSWER
-        if not data and peer.state not in ("left", "failed") and not self._gone:
-            self._lose(peer, silent=silent)
+        if not data and rank not in self._said_goodbye and not self._gone:
+            self._lose(self._peers[rank], silent=silent)
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
-            self._receive(peer, **json.loads(line))
+            self._receive(self._peers[rank], **json.loads(line))
         return bool(data)
 
-    def _receive(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
+    def _receive(self, peer: Peer, state: Goodbye | Literal["end", "signal"], said: str) -> None:
         if state == "end":
             if not self._gone:
                 self._end(None)
-            return
-        if state == "signal":
+        elif state == "signal":
             if not self.signal and self._rank == 0:
                 self._send("signal", said)
             self.signal = True
-            return
-        self._peers.receive(peer, state, said)
-        if state != "left" and self._deadline is None:
-            self._deadline = time.monotonic() + GRACE
+        else:
+            self._said_goodbye.add(peer.rank)
+            if state == "failed":
+                reason = None if self._rank else f"{peer} ended with an error ({said})"
+                late = threading.Timer(GRACE, self._end_unless_gone, (reason,))
+                late.daemon = True
+                late.start()
+
+    def _end_unless_gone(self, reason: str | None) -> None:
+        if not self._gone:
+            self._end(reason)
 
     def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
         """End: a peer died without a goodbye or, if `silent`, was lost with its node."""
-        reports = peer.rank > 0 or self._peers.reports_rank_0()
+        reports = peer.rank > 0 or self._reports_rank_0()
         if not silent:
             self._end(f"{peer} died" if reports else None)
         if not reports:
             time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
             self._end(None)
         self._end(f"{peer} is lost with its node (no answer)", self.node_lost)
+
+    def _reports_rank_0(self) -> bool:
+        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
+        first, *others = self._peers
+        elsewhere = [peer for peer in others if peer.host != first.host]
+        return self._rank == (elsewhere or others)[0].rank
 
     def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
         """End this process, regardless of its other threads; some ranks have nothing to say."""
@@ -288,24 +248,20 @@ def fail(error: BaseException) -> None:
         return
     error = of_users_code(error) or error
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    _goodbye("failed", _one_line(f"{kind}{error}"))
+    _goodbye("failed", " ".join(f"{kind}{error}".split()))
 
 
-def lost(what: str, error: Exception) -> None:
-    """End this process after a failed collective if the ranks are watched; see Watch.lost."""
+def wait_for_reason() -> None:
+    """After a failed collective: if a rank has died, this process ends and does not return."""
     if _current is not None:
-        _current.lost(what, _one_line(str(error)))
+        _current.wait_for_reason()
 
 
-def _goodbye(state: State, said: str = "") -> None:
+def _goodbye(state: Goodbye, said: str = "") -> None:
     global _current
     if _current is not None:
         _current.goodbye(state, said)
         _current = None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _forget() -> None:

@@ -98,13 +98,19 @@ def leave_and_linger() -> None:
     sys.exit(3)
 
 
+def fails(what: str) -> NoReturn:
+    """A collective does."""
+    watch.wait_for_reason()
+    fail(RuntimeError(what))
+
+
 def late() -> None:
     time.sleep(GRACE / 2)
-    watch.lost("the end of the sessions", RuntimeError("Timed out"))
+    fails("the end of the sessions failed (Timed out)")
 
 
 def broken() -> None:
-    watch.lost("a gather", RuntimeError("Connection closed\nby peer"))
+    fails("a gather failed (Connection closed\nby peer)")
 
 
 def stop() -> None:
