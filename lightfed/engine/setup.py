@@ -23,7 +23,6 @@ from lightfed.local.pack_rules import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.image_format import (
-    ChannelsLast,
     channels_first,
     crashing,
     suits_channels_last,
@@ -90,7 +89,7 @@ def packing_of(
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:
-    """Let weights follow images in channels_last, or else give a network torch's own format.
+    """Give networks that are slow with images in channels_last torch's own format.
 
     `always` if all networks get such images, else those that are fast with them. Clients side by
     side are not concerned: convolutions of packs take any format.
@@ -105,9 +104,7 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
             # Of the user's: what its steps do with other images and weights is unknown.
             for layer in layers.values():
                 layer.register_forward_pre_hook(channels_first)
-        elif always or suits_channels_last(module.net):
-            state.session.channels_last = ChannelsLast(module.net)
-        else:
+        elif not (always or suits_channels_last(module.net)):
             module.net.register_forward_pre_hook(channels_first)
 
 
