@@ -53,8 +53,8 @@ class Messages(Protocol):
 class Ranks:
     """The ranks of a run, as one object that counts the bytes it moves.
 
-    A collective that fails or times out raises a RuntimeError that names it. If ranks are watched
-    and one has died, the process ends instead, with a line that names the dead rank.
+    If ranks are watched, a collective that fails or times out ends the process with a line that
+    says why. Otherwise it raises torch's RuntimeError.
 
     Args:
         device: of this rank.
@@ -89,7 +89,7 @@ class Ranks:
 
     @contextmanager
     def collective(self, what: str, *, waits: bool = True) -> Iterator[None]:
-        """Run a collective; a RuntimeError says `what` has failed, unless a rank has died.
+        """Run a collective; a watched run ends with a line that says `what` has failed.
 
         Unless `waits`, its time does not count as waiting for others.
         """
@@ -97,8 +97,8 @@ class Ranks:
             with self.timings.part("waiting") if waits else nullcontext():
                 yield
         except RuntimeError as error:
-            watch.wait_for_reason()
-            raise RuntimeError(f"{what} failed ({error})") from error
+            watch.lost(what, error)
+            raise
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the ranks, in place."""

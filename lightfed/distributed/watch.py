@@ -2,18 +2,16 @@
 
 A collective waits for a dead rank until it times out, and a rank that is training sessions is in no
 collective. So every rank holds a TCP connection to rank 0, and a thread waits on it. The kernel
-closes the connection however the process dies. Keep-alive probes notice a lost node within half a
-minute. A rank that leaves on purpose sends a goodbye first: an end of file without one is a death.
-Then one rank prints which rank died, and all of them exit. A crash would repeat, so the run ends.
-After a lost node the run may continue elsewhere: the rank that prints arranges that first.
+closes the connection however the process dies. A rank that leaves on purpose sends a goodbye first:
+an end of file without one is a death. Then one rank prints which rank died, and all of them exit. A
+crash would repeat, so the run ends.
 
 Each message is one line of JSON. `left` and `failed` are goodbyes. By `end` rank 0 ends the others.
 A `signal` that asks one rank to stop is forwarded to all, which otherwise would finish all of their
-sessions first. A rank that is stopped keeps its connection: the collective that waits for it times
-out, which is an error of the ranks that wait.
+sessions first. A rank that is stopped or lost with its node keeps its connection: the collective
+that waits for it times out, and the ranks that wait end.
 """
 
-import errno
 import json
 import os
 import selectors
@@ -32,7 +30,6 @@ from lightfed.utils.errors import Interrupted, UserError, of_users_code
 GRACE = 5.0  # seconds for ranks to exit by themselves
 _FLUSH = 5.0  # seconds for printed output to be read
 _LONGEST = 500  # characters of an error message to forward
-_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
 
 
@@ -55,7 +52,7 @@ class Watch:
     """This rank's end of the connections, and the thread that waits on them.
 
     `peers` are all ranks in order, `links` connections by the rank at the other end: on rank 0 to
-    all others, else to rank 0. `kill` and `node_lost` are as in `start`.
+    all others, else to rank 0. `kill` is as in `start`.
     """
 
     def __init__(
@@ -64,9 +61,7 @@ class Watch:
         peers: Sequence[Peer],
         links: Mapping[int, socket.socket],
         kill: Callable[[], None],
-        node_lost: Callable[[], str],
     ) -> None:
-        self.node_lost = node_lost
         self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
         self.signal = False
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
@@ -84,10 +79,15 @@ class Watch:
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_WR)
 
-    def wait_for_reason(self) -> None:
-        """Give the thread time to end this process with the reason why a collective failed."""
+    def lost(self, said: str) -> None:
+        """End this process after a failed collective; returns only after a goodbye.
+
+        The thread may end it before, with a better reason. The ranks' teardown would wait for a
+        stopped one once more.
+        """
         if not self._gone:
-            time.sleep(2 * GRACE)
+            time.sleep((2.0 if self._rank else 1.5) * GRACE)
+            self._end(f"{self._peers[self._rank]}: {said}")
 
     def forget(self) -> None:
         """Close the connections without a goodbye."""
@@ -118,13 +118,12 @@ class Watch:
 
     def _read(self, rank: int) -> bool:
         """Read a peer's messages; False at the end of the file."""
-        data, silent = b"", False
-        try:
+        data = b""
+        with suppress(OSError):  # a reset
             data = self._links[rank].recv(4096)
-        except OSError as error:  # a reset, or no answer to keep-alive probes
-            silent = error.errno in _NO_ANSWER
         if not data and rank not in self._said_goodbye and not self._gone:
-            self._lose(self._peers[rank], silent=silent)
+            reports = rank > 0 or self._reports_rank_0()
+            self._end(f"{self._peers[rank]} died" if reports else None)
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
             self._receive(self._peers[rank], **json.loads(line))
@@ -150,36 +149,23 @@ class Watch:
         if not self._gone:
             self._end(reason)
 
-    def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
-        """End: a peer died without a goodbye or, if `silent`, was lost with its node."""
-        reports = peer.rank > 0 or self._reports_rank_0()
-        if not silent:
-            self._end(f"{peer} died" if reports else None)
-        if not reports:
-            time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
-            self._end(None)
-        self._end(f"{peer} is lost with its node (no answer)", self.node_lost)
-
     def _reports_rank_0(self) -> bool:
         """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
         first, *others = self._peers
         elsewhere = [peer for peer in others if peer.host != first.host]
         return self._rank == (elsewhere or others)[0].rank
 
-    def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
+    def _end(self, reason: str | None) -> NoReturn:
         """End this process, regardless of its other threads; some ranks have nothing to say."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the process
-        outcome = ""
-        with suppress(Exception):  # the ranks end even if requeueing fails
-            outcome = go_on()
         late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may block
         late.daemon = True
         late.start()
         if self._rank == 0:
             self._send("end")
         if reason is not None:
-            print(f"lightfed: error: {reason}; {outcome or _ENDS}", file=sys.stderr)
+            print(f"lightfed: error: {reason}; {_ENDS}", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -195,25 +181,20 @@ def start(
     address: str,
     interface: str,
     kill: Callable[[], None],
-    node_lost: Callable[[], str],
 ) -> None:
     """Watch the ranks from now until they leave; all ranks call this together.
 
     A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
-    which it listens. `kill` ends the child processes that are still running. `node_lost` arranges
-    for the run to continue without a lost node and returns a clause that says so, or ""; the rank
-    that prints calls it. If an earlier run already watches the ranks, it is replaced. A
-    UserError if a rank cannot reach rank 0.
+    which it listens. `kill` ends the child processes that are still running. If an earlier run
+    already watches the ranks, nothing changes. A UserError if a rank cannot reach rank 0.
     """
     global _current
-    if _current is not None:
-        _current.node_lost = node_lost
     if ranks.world == 1 or _current is not None:
         return
     links = connect(ranks, address, interface)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
-    _current = Watch(ranks.rank, peers, links, kill, node_lost)
+    _current = Watch(ranks.rank, peers, links, kill)
 
 
 def spread_signal() -> None:
@@ -248,13 +229,13 @@ def fail(error: BaseException) -> None:
         return
     error = of_users_code(error) or error
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    _goodbye("failed", " ".join(f"{kind}{error}".split()))
+    _goodbye("failed", _one_line(f"{kind}{error}"))
 
 
-def wait_for_reason() -> None:
-    """After a failed collective: if a rank has died, this process ends and does not return."""
+def lost(what: str, error: Exception) -> None:
+    """End this process after a failed collective if the ranks are watched; see Watch.lost."""
     if _current is not None:
-        _current.wait_for_reason()
+        _current.lost(_one_line(f"{what} failed ({error})"))
 
 
 def _goodbye(state: Goodbye, said: str = "") -> None:
@@ -262,6 +243,10 @@ def _goodbye(state: Goodbye, said: str = "") -> None:
     if _current is not None:
         _current.goodbye(state, said)
         _current = None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _forget() -> None:

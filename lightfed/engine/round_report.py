@@ -44,7 +44,7 @@ class RoundReport:
         rounds = trainer.current_epoch
         if trainer.run_logger is not None and trainer.is_global_zero:
             described = environment(fleet, trainer, evaluation=evaluation)
-            trainer.run_logger.start(described, trainer.config, finished_rounds=rounds)
+            trainer.run_logger.start(described, finished_rounds=rounds)
         fleet.ranks.timings.take()  # the start is no part of the first round
         for logger in trainer.loggers:
             logger.log_hyperparams(trainer.config)

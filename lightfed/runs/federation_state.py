@@ -26,13 +26,6 @@ def config_digest(options: Mapping[str, Any]) -> str:
     return _digest(relevant(options, "result", "seed"))
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The keys on which results depend that differ in two configurations: [before, now] each."""
-    one, other = (relevant(options, "result", "seed") for options in (before, now))
-    pairs = {key: [one.get(key), other.get(key)] for key in sorted(one.keys() | other.keys())}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
 def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
     """Properties that a checkpoint and the run that resumes from it must share.
 

@@ -145,19 +145,9 @@ class RunLogger(Logger):
             read_rows(table.path)
 
     @rank_zero_only
-    def start(
-        self,
-        environment: Mapping[str, Any],
-        config: Mapping[str, Any] | None = None,
-        *,
-        finished_rounds: int,
-    ) -> None:
-        """Write environment.json; keep the rows of rounds that this run does not repeat.
-
-        The file says after which rounds which keys of the configuration changed.
-        """
-        changes = self.place.changes(config or {}, finished_rounds)
-        self.place.describe({**environment, **({"changes": changes} if changes else {})})
+    def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
+        """Write environment.json; keep the rows of rounds that this run does not repeat."""
+        self.place.describe(environment)
         for name, table in self._tables.items():
             rows = read_rows(table.path, finished_rounds)
             if name == "metrics":

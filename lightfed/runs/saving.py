@@ -59,17 +59,14 @@ class Background:
 class Checkpoints:
     """Saves and loads; every method is called by every rank.
 
-    If `strict`, loading may not fall back to the previous checkpoint. `progressed` says whether
-    this process has saved rounds that were not on disk when it started. `background` is the thread
+    If `strict`, loading may not fall back to the previous checkpoint. `background` is the thread
     that writes.
     """
 
     def __init__(self) -> None:
         self.strict = False
-        self.progressed = False
         self.background = Background()
         self._came_from: Path | None = None  # the main file that was loaded
-        self._loaded = 0  # rounds on disk when this process started
 
     def save(self, content: dict[str, Any], path: Path, ranks: Ranks, option: object) -> None:
         """Write a checkpoint, after the one before it.
@@ -80,12 +77,10 @@ class Checkpoints:
         self.finish()
         # Keep the checkpoint that was loaded until the run has a complete one of its own.
         keep = self._came_from != previous_of(path).resolve()
-        rounds = content["global_step"]
         writing = Writing(content, path, ranks, keep_previous=keep)
 
         def write(ranks: Ranks) -> None:
             writing.write(ranks)
-            self.progressed = rounds > self._loaded
             if not keep:
                 self._came_from = None
 
@@ -109,7 +104,6 @@ class Checkpoints:
         else:
             content, path = load_newest(path, ranks)
         self._came_from = path.resolve()
-        self._loaded = content.get("global_step", 0)
         return content
 
 

@@ -98,19 +98,13 @@ def leave_and_linger() -> None:
     sys.exit(3)
 
 
-def fails(what: str) -> NoReturn:
-    """A collective does."""
-    watch.wait_for_reason()
-    fail(RuntimeError(what))
-
-
 def late() -> None:
     time.sleep(GRACE / 2)
-    fails("the end of the sessions failed (Timed out)")
+    watch.lost("the end of the sessions", RuntimeError("Timed out"))
 
 
 def broken() -> None:
-    fails("a gather failed (Connection closed\nby peer)")
+    watch.lost("a gather", RuntimeError("Connection closed\nby peer"))
 
 
 def stop() -> None:
@@ -142,7 +136,7 @@ def main() -> None:
     ranks = Ranks(folder, rank, world)
     print("starts")
     here = "127.0.0.1"
-    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str)  # type: ignore[arg-type]
+    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"))  # type: ignore[arg-type]
     DEEDS[deed]()
     print("over")
 

@@ -122,21 +122,17 @@ def test_one_rank_hears_itself() -> None:
     assert ranks.for_thread().messages is None
 
 
-def test_a_broken_collective_waits_for_the_watch_and_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits: list[int] = []
-    monkeypatch.setattr(watch, "wait_for_reason", lambda: waits.append(1))
+def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(watch, "lost", lambda *stated: done.append(stated))
+    error = RuntimeError("Connection closed by peer")
     ranks = Ranks(torch.device("cpu"))
-    with (
-        pytest.raises(RuntimeError, match=r"^a merge failed \(closed\)"),
-        ranks.collective("a merge"),
-    ):
-        raise RuntimeError("closed")
-    assert waits == [1]
+    with pytest.raises(RuntimeError, match="closed"), ranks.collective("a merge"):
+        raise error
+    assert done == [("a merge", error)]
     with pytest.raises(ValueError, match="mine"), ranks.collective("a merge"):
         raise ValueError("mine")
-    assert waits == [1]
+    assert len(done) == 1
 
 
 def test_one_rank_meets_nobody() -> None:
