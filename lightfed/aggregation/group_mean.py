@@ -15,7 +15,6 @@ from lightfed_kernels import (
     FIXED_SCALE,
     Groups,
     Layout,
-    grouped_mean_,
     grouped_spread_,
     grouped_sum,
 )
@@ -130,11 +129,7 @@ class GroupMeans:
             first += len(part)
         groups = Groups.build(jobs, [len(piece) for piece in pieces], device=place)
         shares = [weights.get(k, 0.0) for part in parts for k in part]
-        if ranks.alone:
-            grouped_mean_(pieces, groups, shares)
-            return
-        sums = grouped_sum(pieces, groups, shares)
-        grouped_spread_(pieces, _sum(sums, ranks), groups, totals)
+        grouped_spread_(pieces, _sum(grouped_sum(pieces, groups, shares), ranks), groups, totals)
 
     def _fixed_sums(
         self,

@@ -14,8 +14,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.api.algorithm import Algorithm
-from lightfed.distributed.slurm import check_tasks
-from lightfed.distributed.starting import check_variables
+from lightfed.distributed.slurm import check_tasks, check_variables
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs.saving import LastCheckpoint

@@ -26,8 +26,7 @@ from typing_extensions import override
 from lightfed.distributed import watch
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
-from lightfed.distributed.slurm import check_launch
-from lightfed.distributed.starting import check_rank
+from lightfed.distributed.slurm import check_launch, check_rank
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints

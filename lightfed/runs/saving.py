@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,15 @@ BACKGROUND = "background"  # storage option: training goes on while the checkpoi
 
 
 class Background:
-    """Runs one job at a time; what a job raises is raised again by `finish`.
-
-    Attributes:
-        failed: whether `finish` raises already.
-    """
+    """Runs one job at a time; what a job raises is raised again by `finish`."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.failed = False
+        self._job: Future[None] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether `finish` raises already."""
+        return self._job is not None and self._job.done() and self._job.exception() is not None
 
     def start(self, job: Callable[[], None]) -> None:
         """Run a job, when the one before it has finished.
@@ -36,24 +36,22 @@ class Background:
         The process does not wait for it at its exit, where it would be in the way of an error.
         """
         self.finish()
-        name = "lightfed-checkpoint"
-        self._thread = threading.Thread(target=self._run, args=(job,), name=name, daemon=True)
-        self._thread.start()
+        self._job = future = Future[None]()
+
+        def run() -> None:
+            try:
+                job()
+                future.set_result(None)
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="lightfed-checkpoint", daemon=True).start()
 
     def finish(self) -> None:
         """Wait for the job; what it has raised is raised once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error, self.failed = self._error, None, False
-        if error is not None:
-            raise error
-
-    def _run(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:
-            self._error, self.failed = error, True
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
 
 
 class Checkpoints:
