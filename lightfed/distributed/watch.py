@@ -7,9 +7,8 @@ an end of file without one is a death. Then one rank prints which rank died, and
 crash would repeat, so the run ends.
 
 Each message is one line of JSON. `left` and `failed` are goodbyes. By `end` rank 0 ends the others.
-A `signal` that asks one rank to stop is forwarded to all, which otherwise would finish all of their
-sessions first. A rank that is stopped or lost with its node keeps its connection: the collective
-that waits for it times out, and the ranks that wait end.
+A rank that is stopped or lost with its node keeps its connection: the collective that waits for it
+times out, and the ranks that wait end.
 """
 
 import json
@@ -63,7 +62,6 @@ class Watch:
         kill: Callable[[], None],
     ) -> None:
         self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
-        self.signal = False
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
         self._said_goodbye: set[int] = set()  # other ranks
         self._ending = threading.Lock()
@@ -94,12 +92,6 @@ class Watch:
         for link in self._links.values():
             link.close()
 
-    def spread_signal(self) -> None:
-        """Forward the signal that asks this rank to stop to the others; once."""
-        if not self.signal:
-            self.signal = True
-            self._send("signal")
-
     def _send(self, state: str, said: str = "") -> None:
         line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
         for link in self._links.values():
@@ -129,14 +121,10 @@ class Watch:
             self._receive(self._peers[rank], **json.loads(line))
         return bool(data)
 
-    def _receive(self, peer: Peer, state: Goodbye | Literal["end", "signal"], said: str) -> None:
+    def _receive(self, peer: Peer, state: Goodbye | Literal["end"], said: str) -> None:
         if state == "end":
             if not self._gone:
                 self._end(None)
-        elif state == "signal":
-            if not self.signal and self._rank == 0:
-                self._send("signal", said)
-            self.signal = True
         else:
             self._said_goodbye.add(peer.rank)
             if state == "failed":
@@ -195,23 +183,6 @@ def start(
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
     _current = Watch(ranks.rank, peers, links, kill)
-
-
-def spread_signal() -> None:
-    """Forward a signal that asks this rank to stop to the other ranks."""
-    if _current is not None:
-        _current.spread_signal()
-
-
-def signalled() -> bool:
-    """Whether this rank knows of a signal that asks any rank to stop."""
-    return _current is not None and _current.signal
-
-
-def forget_signal() -> None:
-    """Clear a past signal that all ranks already know about."""
-    if _current is not None:
-        _current.signal = False
 
 
 def leave() -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 from lightfed.distributed.connections import _TOKEN, _caller
-from lightfed.distributed.watch import Peer, Watch
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 TIMED_OUT = "the end of the sessions failed (Timed out)"
@@ -168,39 +166,3 @@ def test_a_stranger_at_the_port_is_no_rank(hello: bytes) -> None:
     with ours, theirs:
         theirs.sendall(token + (300).to_bytes(4, "big"))
         assert _caller(ours, token) == 300
-
-
-class Ends(NamedTuple):
-    """Three ranks of this process, rank 0 in the middle."""
-
-    watches: list[Watch]
-    sockets: list[socket.socket]
-
-    def __enter__(self) -> list[Watch]:
-        return self.watches
-
-    def __exit__(self, *_: object) -> None:
-        for watch in self.watches:
-            watch.goodbye("left", "")
-        for end in self.sockets:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
-def three() -> Ends:
-    first, second = socket.socketpair(), socket.socketpair()
-    peers = [[Peer(rank, "a", rank) for rank in range(3)] for _ in range(3)]
-    links = [{1: first[0], 2: second[0]}, {0: first[1]}, {0: second[1]}]
-    watches = [Watch(rank, peers[rank], links[rank], lambda: None) for rank in range(3)]
-    return Ends(watches, [*first, *second])
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_signal_for_one_rank_reaches_all(asked: int) -> None:
-    with three() as watches:
-        assert not any(watch.signal for watch in watches)
-        watches[asked].spread_signal()
-        limit = time.monotonic() + 20
-        while not all(watch.signal for watch in watches) and time.monotonic() < limit:
-            time.sleep(0.001)
-        assert all(watch.signal for watch in watches)
