@@ -23,6 +23,7 @@ from lightfed.local.pack_rules import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.image_format import (
+    ChannelsLast,
     channels_first,
     crashing,
     suits_channels_last,
@@ -89,7 +90,7 @@ def packing_of(
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:
-    """Give networks that are slow with images in channels_last torch's own format.
+    """Let weights follow images in channels_last, or else give a network torch's own format.
 
     `always` if all networks get such images, else those that are fast with them. Clients side by
     side are not concerned: convolutions of packs take any format.
@@ -104,7 +105,9 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
             # Of the user's: what its steps do with other images and weights is unknown.
             for layer in layers.values():
                 layer.register_forward_pre_hook(channels_first)
-        elif not (always or suits_channels_last(module.net)):
+        elif always or suits_channels_last(module.net):
+            state.session.channels_last = ChannelsLast(module.net)
+        else:
             module.net.register_forward_pre_hook(channels_first)
 
 
