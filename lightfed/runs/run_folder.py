@@ -59,6 +59,7 @@ class RunFolder:
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
+        self._missing: list[Path] = []  # parent folders that this run made, innermost first
         self._ranks: Ranks | None = None  # that have agreed on the folder
         self._owned = False
 
@@ -114,6 +115,7 @@ class RunFolder:
 
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
+        self._missing = [p for p in (self.save_dir, *self.save_dir.parents) if not p.exists()]
         base = self.base if self._job is None else f"{self.base}-{self._job.name}"
         number = 1
         while not self._make(folder := self.save_dir / (base + f"-{number}" * (number > 1))):
@@ -145,8 +147,9 @@ class RunFolder:
         except run_lock.TakenOver:
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # it has other runs
-            self.save_dir.rmdir()
+        with suppress(OSError):  # another run may have started in it
+            for folder in self._missing:
+                folder.rmdir()
 
     # A run to resume.
 
