@@ -215,10 +215,10 @@ class Writing:
 
         Returns False, on every rank, if that takes more than half of the free memory of any.
         """
-        blocks = [block for own in (self._rows or {}).values() for block in own]
-        views = [block for block in blocks if block["values"]._is_view()]
+        rows = self._rows or {}  # empty on every rank, or on none
+        views = [block for own in rows.values() for block in own if block["values"]._is_view()]
         size = sum(block["values"].nbytes for block in views)
-        if ranks.any(2 * size * ranks.world > free_memory()):
+        if rows and ranks.any(2 * size * ranks.world > free_memory()):
             return False
         for block in views:
             block["values"] = block["values"].clone()
