@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -15,7 +14,6 @@ from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.models.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.state.costs import forward_flops
-from lightfed.state.disk_rows import DiskRows
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, reason, require
@@ -209,7 +207,6 @@ class GroupState:
         seed: of the run.
         device: of the rank.
         host_rows: keep the rows in host memory.
-        row_folder: keep them in a file in this folder instead.
         prepare: the algorithm's change to a fresh module.
 
     Attributes:
@@ -238,7 +235,6 @@ class GroupState:
         seed: int,
         device: torch.device,
         host_rows: bool,
-        row_folder: Path | None,
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> None:
         module = group.build(data, position=position, seed=seed)
@@ -253,11 +249,7 @@ class GroupState:
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
-        self.store = (
-            RowStore(self.layout, device=device, host=host_rows)
-            if row_folder is None
-            else DiskRows(self.layout, device=device, folder=row_folder)
-        )
+        self.store = RowStore(self.layout, device=device, host=host_rows)
         self.staging = Staging(self.store) if self.store.host else None
         self._borrowed: Row | None = None
 

@@ -109,7 +109,7 @@ def times(run: Run) -> Figure | None:
     if rounds < 2:
         return None
     bins = np.arange(rounds) * min(TIMES, rounds) // rounds
-    means = run.timings.drop(columns="moved", errors="ignore").reset_index().groupby(bins).mean()
+    means = run.timings.reset_index().groupby(bins).mean()
     table = means.melt("round", var_name="part", value_name="seconds")
     by = Series.of("part", table["part"], "part")
     chart = marks.lines(table, Axis("round"), Axis("seconds", zero=True), by, title="Seconds")
