@@ -74,7 +74,6 @@ class Run:
     def timings(self) -> DataFrame:
         """Seconds by part of each finished round, means over the ranks; empty without timings.csv.
 
-        `moved` is the number of rows that moved.
         """
         return read_csv(self.folder / "timings.csv")[0].set_index("round")
 
