@@ -72,7 +72,7 @@ class Run:
 
     @cached_property
     def timings(self) -> DataFrame:
-        """Seconds by part of each finished round, means over the ranks; empty without timings.csv."""
+        """Seconds by part of each finished round, means over the ranks; empty without the file."""
         return read_csv(self.folder / "timings.csv")[0].set_index("round")
 
     @cached_property
