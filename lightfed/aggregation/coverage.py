@@ -35,9 +35,6 @@ Accumulate = Literal["float64", "fixed"]
 
 # Number of host rows that are copied to the device at a time.
 HOST_ROWS = 16
-# Elements of rows whose sum is one product of matrices; and of a piece of them, which as float64
-# stays in a CPU's cache. Adding more rows one by one is faster.
-_SMALL, _PIECE = 1 << 22, 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +142,6 @@ class Coverage:
         rows of its labels count (None: all). With `fixed` sums |values| are below `FIXED_LIMIT`.
         `ranks` merge together; None for a single one.
         """
-        block = rows if isinstance(rows, Tensor) else None
         fixed = accumulate == "fixed"
 
         def members(local: Sequence[int]) -> Members:
@@ -156,43 +152,16 @@ class Coverage:
         def part(chosen: slice) -> list[Tensor]:
             return [own.to(row.device, non_blocking=True) for own in rows[chosen]]
 
-        away = any(own.device != row.device for own in (rows if block is None else (block,)))
-        # On a CPU rows of one kind are one product of matrices, and a division.
-        alike = row.is_cpu and len({*sources}) == 1 and not (fixed or self.table.num_labels)
-        size = self.copies.get(sources[0], 0) if alike and min(weights) > 0 else 0
-        if size and block is not None and not away and block.numel() <= _SMALL:
-            sums = self._product(block[:, :size], [weights[k] for k in local])
-        elif ranks is None and not away:
+        away = any(own.device != row.device for own in rows)
+        if ranks is None and not away:
             slice_merge_(row, part(slice(None)), members(local), fixed=fixed)
             return
-        else:
-            step = HOST_ROWS if away else max(len(local), 1)
-            first, *others = [slice(i, i + step) for i in range(0, max(len(local), 1), step)]
-            sums = slice_sum(part(first), members(local[first]), fixed=fixed)
-            for batch in others:
-                sums += slice_sum(part(batch), members(local[batch]), fixed=fixed)
-        everybody = None if size else members([])
-
-        def finish(part: Tensor, at: int) -> None:
-            if everybody is not None:
-                slice_finish_(row, part, everybody, at)
-            else:
-                own = row[at:size][: len(part)]
-                own.copy_(part[: len(own)].div_(sum(weights)))
-
-        if ranks is None:
-            finish(sums, 0)
-        else:
-            ranks.sum_into_(row, sums, finish)
-
-    def _product(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
-        """(P,) float64: the weighted sum of rows (K, size), as exact as that of `slice_sum`."""
-        sums = torch.zeros(self.target.size, dtype=torch.float64)
-        scales = torch.tensor(weights, dtype=torch.float64)
-        width = max(1, _PIECE // len(rows))
-        for piece, out in zip(rows.split(width, 1), sums.split(width), strict=False):
-            torch.mv(piece.double().t(), scales, out=out[: piece.shape[1]])
-        return sums
+        step = HOST_ROWS if away else max(len(local), 1)
+        first, *others = [slice(i, i + step) for i in range(0, max(len(local), 1), step)]
+        sums = slice_sum(part(first), members(local[first]), fixed=fixed)
+        for batch in others:
+            sums += slice_sum(part(batch), members(local[batch]), fixed=fixed)
+        slice_finish_(row, sums if ranks is None else ranks.sum_(sums), members([]))
 
 
 def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) -> str | None:

@@ -15,7 +15,6 @@ from lightfed_kernels import (
     FIXED_SCALE,
     Groups,
     Layout,
-    grouped_mean_,
     grouped_spread_,
     grouped_sum,
 )
@@ -118,9 +117,15 @@ class GroupMeans:
         pieces = [piece for part in parts for piece in part.values()]
         place = pieces[0].device if pieces else ranks.device
         if accumulate == "fixed":
-            sums = self._fixed_sums(parts, totals, weights, place)
+            columns = sum(run.length for run in self._floats)
+            sums = torch.zeros(columns, dtype=torch.int64, device=place)  # of means x FIXED_SCALE
+            cuts = self._cut(sums, self._floats)
+            for part, total, out in zip(parts, totals, cuts, strict=True):
+                for k, piece in part.items():
+                    if k in weights:
+                        out += (piece.double() * (weights[k] * FIXED_SCALE / total)).round_().long()
             _sum(sums, ranks)
-            for part, total, mean in zip(parts, totals, self._cut(sums, self._floats), strict=True):
+            for part, total, mean in zip(parts, totals, cuts, strict=True):
                 for piece in part.values() if total else ():
                     piece.copy_(mean.double() / FIXED_SCALE)
             return
@@ -130,28 +135,7 @@ class GroupMeans:
             first += len(part)
         groups = Groups.build(jobs, [len(piece) for piece in pieces], device=place)
         shares = [weights.get(k, 0.0) for part in parts for k in part]
-        if ranks.alone:
-            grouped_mean_(pieces, groups, shares)
-            return
-        sums = grouped_sum(pieces, groups, shares)
-        grouped_spread_(pieces, _sum(sums, ranks), groups, totals)
-
-    def _fixed_sums(
-        self,
-        parts: Sequence[Mapping[int, Tensor]],
-        totals: Sequence[float],
-        weights: Mapping[int, float],
-        place: torch.device,
-    ) -> Tensor:
-        """(columns of all runs,) int64: means over this rank, in units of 1 / FIXED_SCALE."""
-        columns = sum(run.length for run in self._floats)
-        sums = torch.zeros(columns, dtype=torch.int64, device=place)
-        for part, total, out in zip(parts, totals, self._cut(sums, self._floats), strict=True):
-            for k, piece in part.items():
-                if k in weights:
-                    share = weights[k] * FIXED_SCALE / total
-                    out += (piece.double() * share).round_().long()
-        return sums
+        grouped_spread_(pieces, _sum(grouped_sum(pieces, groups, shares), ranks), groups, totals)
 
     def _largest_integers(
         self, rows: Mapping[int, Row], givers: Collection[int], ranks: Ranks

@@ -29,7 +29,7 @@ the step of a server that starts and ends its phase in that round.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any, Literal
 
@@ -164,12 +164,6 @@ class FedBCD(Hierarchical):
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
         fed.metrics["virtual_time"] = clock.now
-
-    @override
-    def expected_sessions(self, fed: Fleet, t: int) -> Mapping[int, int | None]:
-        phases = [self.phase(fed, server, t) for server in self.clock.idle]
-        units = {i: k for phase in phases for i, k in phase.units.items()}
-        return {**self.hierarchy.batches(units, fed.data, t)}
 
     def _pulled(self, devices: Sequence[int]) -> list[int]:
         """The devices that communicate with their server; the others train alone."""

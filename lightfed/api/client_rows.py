@@ -1,35 +1,28 @@
-"""What clients keep: rows, and what an algorithm declares; saved, restored and moved.
+"""What clients keep: rows, and what an algorithm declares; saved and restored.
 
 A rank saves one matrix per client group, with the numbers of its clients, instead of 10,000 rows.
-A client on its way to another rank is what a checkpoint would hold of it. It goes through host
-memory.
 """
 
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from lightfed_kernels import compress, expand, popcount
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.api.places import Places
 from lightfed.local.client_group import GroupState
-from lightfed.state.chain import Saved
-from lightfed.state.client_state import KeptStates, block, by_client, stacked
+from lightfed.state.client_state import KeptStates, Saved, block, stacked
 from lightfed.state.rows import Row
-
-_AT_ONCE = 2**28  # bytes of rows on their way at a time, in each direction
 
 
 class ClientRows:
     """The rows of this rank's clients, in the stores of their groups, and what they keep.
 
-    What servers have sent has to be in the rows before they are saved or moved.
+    What servers have sent has to be in the rows before they are saved.
 
     Args:
         states: the groups.
@@ -59,8 +52,8 @@ class ClientRows:
         groups = {self._places.groups[client] for client in clients}
         return self._states[groups.pop()].store.view(clients) if len(groups) == 1 else None
 
-    def saved(self, chosen: Collection[int] | None = None) -> Saved:
-        """The state in host memory of this rank's clients, or of the chosen ones.
+    def saved(self) -> Saved:
+        """The state in host memory of this rank's clients.
 
         Of masked rows only the covered values. Matrices on the host are views of the rows: write
         them before the next round.
@@ -68,7 +61,7 @@ class ClientRows:
         found: Saved = defaultdict(list)
         for state in self._states:
             store = state.store
-            clients = [k for k in store.slots if chosen is None or k in chosen]
+            clients = [*store.slots]
             masked = {k for k in clients if self._kept.mask(k) is not None}
             found["values"] += stacked((k, self._covered(k)) for k in clients if k in masked)
             dense = [k for k in clients if k not in masked]
@@ -78,8 +71,7 @@ class ClientRows:
                 found["integers"].append(block(clients, store.block(clients).integers))
         for name, kept in self._kept.items():
             if kept.durable:
-                items = kept.data.items()
-                found[name] = stacked((k, x) for k, x in items if chosen is None or k in chosen)
+                found[name] = stacked(kept.data.items())
         return dict(found)
 
     def _row(self, client: int) -> Row:
@@ -104,52 +96,6 @@ class ClientRows:
             place = row.floats.device
             expand(state["values"].to(place), mask.to(place), out=row.floats)
         row.integers.copy_(state["integers"])
-
-    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Let clients change places, with all that they keep; called by every rank.
-
-        The pairs are disjoint, of clients of one group with different homes, between two rounds.
-        """
-        done, parts = 0, []
-        for one, _ in pairs:
-            parts.append(done // _AT_ONCE)
-            done += self._states[self._places.groups[one]].row_bytes
-        for _, part in groupby(zip(parts, pairs, strict=True), lambda item: item[0]):
-            self._move([pair for _, pair in part])
-        self._places.moved += 2 * len(pairs)
-
-    def _move(self, pairs: Sequence[tuple[int, int]]) -> None:
-        ranks, owner = self._places.ranks, self._places.owner
-        both = dict([*pairs, *((b, a) for a, b in pairs)])
-        to = {client: owner[other] for client, other in both.items()}
-        leaving = [client for client in sorted(to) if owner[client] == ranks.rank]
-        for client in leaving:
-            self._row(client)  # on disk it begins only now if the client took no part before
-        states = by_client(self.saved({*leaving}))
-        parts = [_packed({k: states[k] for k in leaving if to[k] == r}) for r in range(ranks.world)]
-        sizes = ranks.gather([[len(part) for part in parts]])
-        for client in leaving:
-            for kept in self._kept.values():
-                kept.restore(client, None)
-        owner.update(to)
-        for group, state in enumerate(self._states):
-            theirs = (k for k in leaving if self._places.groups[k] == group)
-            state.store.give({client: both[client] for client in theirs})
-        for part in ranks.swap(parts, [size[ranks.rank] for size in sizes]):
-            for client, own in _unpacked(part).items():
-                self.restore(client, own)
-
-
-def _packed(states: Mapping[int, Mapping[str, Tensor]]) -> Tensor:
-    """(n,) uint8; empty without clients."""
-    if not states:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(pickled(states)), dtype=torch.uint8)
-
-
-def _unpacked(package: Tensor) -> dict[int, dict[str, Tensor]]:
-    """What `_packed` was given."""
-    return pickle.loads(package.numpy().tobytes()) if len(package) else {}
 
 
 class _Pickler(pickle.Pickler):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 import lightning.pytorch as L
@@ -25,15 +24,13 @@ from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
 from lightfed.state.base import Base
-from lightfed.state.chain import Saved
-from lightfed.state.client_state import Kept, KeptStates, by_client
+from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.rows import ModelLayout, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of, with_prefix
@@ -67,11 +64,8 @@ class Fleet:
         work: local work and sampling.
         seed: of the whole run.
         host_rows: keep client rows in host memory.
-        row_folder: keep them in files in this folder instead.
-        rates: session times that the run has measured before.
         pack: decides how the clients of a group train side by side; by default they do not.
         accumulate: how sums over clients are held.
-        exchange_buffer: bytes per rank for rows that clients exchange; None for what it has.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
 
@@ -101,20 +95,17 @@ class Fleet:
         work: LocalWork | None = None,
         seed: int = 0,
         host_rows: bool = False,
-        row_folder: Path | None = None,
-        rates: Rates | None = None,
         pack: Callable[["Fleet", GroupState], Packing] | None = None,
         accumulate: Accumulate = "float64",
-        exchange_buffer: int | None = None,
         rounds: int | None = None,
         max_failed: int | None = None,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
-        self.host_rows = host_rows or row_folder is not None
+        self.host_rows = host_rows
         self.clients = sum(group.count for group in groups)
         self._sampled = self.work.sampled(self.clients)
-        self.accumulate, self.exchange_buffer = accumulate, exchange_buffer
+        self.accumulate = accumulate
         self.rounds, self.max_failed = rounds, max_failed
         data.reserve(algorithm.hold_out)
         self.base = Base()
@@ -124,7 +115,6 @@ class Fleet:
             seed=seed,
             device=self.device,
             host_rows=host_rows,
-            row_folder=row_folder,
             prepare=algorithm.prepare_module,
         )
         self.groups = [
@@ -141,7 +131,6 @@ class Fleet:
             keeps=algorithm.stateful,
             ranks=ranks,
             seed=seed,
-            rates=Rates() if rates is None else rates,
         )
         self.kept = KeptStates()
         self.client_rows = ClientRows(self.groups, self.places, self.kept)
@@ -188,6 +177,11 @@ class Fleet:
     def group_of(self, client: int) -> int:
         """The group of a client in this round."""
         return self.places.groups[client]
+
+    @property
+    def _place(self) -> torch.device:
+        """The device of the rows."""
+        return torch.device("cpu") if self.host_rows else self.device
 
     def home_group(self, client: int) -> int:
         """The configured group of a client, ignoring the round's assignment."""
@@ -287,8 +281,7 @@ class Fleet:
         assert name not in self.kept, f"{name} is kept already"
         found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
         require(self.algorithm.stateful or not durable, "model.algorithm", found, fix)
-        place = torch.device("cpu") if self.host_rows else self.device
-        self.kept[name] = Kept(name, place=place, device=self.device, durable=durable)
+        self.kept[name] = Kept(name, place=self._place, device=self.device, durable=durable)
         return self.kept[name]
 
     def keep_masks(self) -> Kept:
@@ -569,7 +562,7 @@ class Fleet:
             layout = self.groups[0].layout
             assert all(state.layout == layout for state in self.groups), "one architecture"
             self._exchange = Exchange(
-                layout, self.ranks, owner=self.places.owner, buffer=self.exchange_buffer
+                layout, self.ranks, owner=self.places.owner, device=self._place
             )
         mine = self.mine(range(self.clients))
         self.deliver(mine)
@@ -808,13 +801,6 @@ class Fleet:
                 kept.clear()
         if not self.algorithm.stateful:
             self._inbox.clear()
-
-    def move_for(self, t: int) -> None:
-        """Move rows that round t is expected to train, if that pays; called by every rank."""
-        if self.algorithm.stateful and not self.ranks.alone:
-            pairs = self.places.pays_to_move(self.algorithm.expected_sessions(self, t))
-            self.deliver(self.mine([client for pair in pairs for client in pair]))
-            self.client_rows.move(pairs)
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""

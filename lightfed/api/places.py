@@ -1,11 +1,11 @@
-"""Where the clients are: their groups, packs and ranks, and which of them had better move."""
+"""Where the clients are: their groups, packs and ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import Blocks, Rates, cut, exchanges, place, split
+from lightfed.distributed.placement import Rates, blocks, cut, place, split
 from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import LocalWork, SessionPlans
 from lightfed.utils.rng import numpy_generator
@@ -29,15 +29,13 @@ class Places:
         work: local work and sampling.
         ranks: of the run.
         seed: of the whole run.
-        rates: session times that the run has measured before.
 
     Attributes:
         home_groups: by client, as configured.
         groups: by client, in this round.
         owner: the rank of a client: its home, or that of its sessions in this round.
         packs: the number of what a client is placed with, in a pack or alone.
-        blocks: of clients that keep their rows.
-        moved: number of rows that have moved between ranks for this round.
+        rates: measured times of sessions.
     """
 
     def __init__(
@@ -49,24 +47,21 @@ class Places:
         keeps: bool,
         ranks: Ranks,
         seed: int,
-        rates: Rates,
     ) -> None:
         self._states, self._data, self._work, self._seed = states, data, work, seed
-        self.keeps, self.ranks, self.rates = keeps, ranks, rates
+        self.keeps, self.ranks, self.rates = keeps, ranks, Rates()
         self.home_groups = [i for i, s in enumerate(states) for _ in range(s.group.count)]
         self.groups = self.home_groups
         self.owner: dict[int, int] = {}
         self.packs: dict[int, int] = {}
-        self.moved = 0
         if keeps:
             counts, sizes = [s.group.count for s in states], [s.side_by_side for s in states]
-            self.blocks = Blocks(counts, sizes)
-            self.packs = {k: self.blocks.of(k) for k in range(len(self.home_groups))}
+            self.packs = dict(enumerate(blocks(counts, sizes)))
             self._settle([*self.packs])
 
     def open_round(self) -> None:
         """Begin a round, in which stateless clients have no place yet."""
-        self.groups, self.moved = self.home_groups, 0
+        self.groups = self.home_groups
         if not self.keeps:
             self.owner, self.packs = {}, {}
 
@@ -106,20 +101,6 @@ class Places:
             for alike in split(members, shape):
                 packs += cut(alike, packing.most)
         self.packs = {client: number for number, pack in enumerate(packs) for client in pack}
-
-    def pays_to_move(self, sessions: Mapping[int, int | None]) -> list[tuple[int, int]]:
-        """Clients that had better change places before a round, in pairs.
-
-        Blocks of clients that train side by side move as a whole. None unless their groups have
-        been timed. A session has so many batches; None for as many as configured.
-        """
-        if self.rates.of(self.groups[k] for k in sessions) is None:
-            return []
-        blocks, ranks = self.blocks, self.ranks.world
-        homes = {block: self.owner[blocks.members(block)[0]] for block in range(len(blocks))}
-        size = [n * self._states[group].row_bytes for group, n in blocks.kinds]
-        pairs = exchanges(self.loads(sessions, sessions), homes, blocks.kind, size, ranks=ranks)
-        return [pair for a, b in pairs for pair in blocks.pairs(a, b)]
 
     def loads(
         self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None

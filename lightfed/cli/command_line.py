@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from lightfed.distributed.starting import check_variables
+from lightfed.distributed.slurm import check_variables
 from lightfed.utils import __version__
 from lightfed.utils.errors import UserError, of_users_code
 from lightfed.utils.process import (

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from lightfed_kernels import ALIGNMENT
 from torch import Tensor
 
 from lightfed.distributed import watch
@@ -27,10 +25,6 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)  # torch's own
 
-# Elements from which on a row is merged in shards. With gloo on one machine, 2 or 4 ranks, smaller
-# rows are merged as fast by a single all-reduce, which waits less often.
-SHARDED = 1 << 21
-_SENT = 1 << 19  # elements that a rank sends at a time over gloo: buffers that a cache holds
 _PACKAGE = 1 << 13  # bytes of a rank's objects that one collective gathers: a hundred sessions
 _LENGTH = 8  # bytes in front of them, which say how many they are
 
@@ -125,62 +119,6 @@ class Ranks:
             self.wire_bytes += 2 * (self.world - 1) / self.world * payload
         return tensor
 
-    def sum_into_(self, row: Tensor, sums: Tensor, finish: Callable[[Tensor, int], object]) -> None:
-        """Add sums up over the ranks and finish a row from them; all ranks get the same bits.
-
-        From `SHARDED` elements on, a rank adds up and finishes a shard of the columns, and gives it
-        to the others: of an element, (W - 1) / W (8 + 4) bytes are sent instead of (W - 1) / W 16.
-
-        Args:
-            row: (P,) float32, P a multiple of 32; the same on all ranks.
-            sums: (P,) float64 or int64, whose sum does not depend on order; overwritten.
-            finish: called with total sums and the first of their columns, writes these columns.
-        """
-        if self.world == 1 or len(row) < SHARDED:
-            finish(self.sum_(sums), 0)
-            return
-        words = len(row) // ALIGNMENT
-        cuts = [words * rank // self.world * ALIGNMENT for rank in range(self.world + 1)]
-        sizes = [stop - start for start, stop in pairwise(cuts)]
-        finish(self._reduce_scatter(list(sums.split(sizes))), cuts[self.rank])
-        self._all_gather(list(row.split(sizes)))
-
-    def _reduce_scatter(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum over the ranks of this rank's part; `parts`, by rank, are overwritten."""
-        own = parts[self.rank]
-        if self._over_nccl(own):
-            total = torch.empty_like(own)
-            with self.collective("a reduce-scatter", waits=False):
-                dist.reduce_scatter(total, list(parts))
-            self.wire_bytes += (sum(map(len, parts)) - len(own)) * own.element_size()
-            return total
-        # gloo's own is an all-reduce and a copy.
-        step = -(-_SENT // (self.world - 1))
-        for start in range(0, max(map(len, parts)), step):
-            cut = [part[start : start + step] for part in parts]
-            mine = cut[self.rank]
-            for theirs in self.swap(cut, [len(mine)] * self.world):
-                if theirs is not mine:
-                    mine += theirs
-        return own
-
-    def _all_gather(self, parts: Sequence[Tensor]) -> None:
-        """Give this rank's part to all, and put theirs into `parts`, by rank."""
-        own = parts[self.rank]
-        with self.collective("an all-gather", waits=False):
-            if self._over_nccl(own):
-                dist.all_gather(list(parts), own)
-            else:  # in place, which gloo's own is not
-                sent = [self._sendable(part) for part in parts]
-                every = [
-                    dist.broadcast(part, rank, group=self._group(part), async_op=True)
-                    for rank, part in enumerate(sent)
-                ]
-                for work, part, came in zip(every, parts, sent, strict=True):
-                    work.wait()
-                    part.copy_(came)
-        self.wire_bytes += (self.world - 1) * len(own) * own.element_size()
-
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Send every rank its part and receive one from each; this rank's own is not copied.
 
@@ -202,9 +140,6 @@ class Ranks:
         found = list(received.to(own.device).split(coming))
         found[self.rank] = own
         return found
-
-    def _over_nccl(self, tensor: Tensor) -> bool:
-        return self.side is not None and tensor.device.type != "cpu"
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         return tensor.cpu() if self.staged else tensor

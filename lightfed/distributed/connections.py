@@ -13,12 +13,6 @@ from lightfed.utils.errors import UserError
 _MEET = 60.0  # seconds for all ranks to connect
 _HELLO = 5.0  # seconds for a caller to name its rank
 _TOKEN = 16  # bytes
-_KEEP_ALIVE = {
-    "TCP_KEEPIDLE": 15,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 3,  # 30 s in all
-    "TCP_USER_TIMEOUT": 30_000,  # ms: no probes are sent while data is unacknowledged
-}
 _REACH = "name an address that all nodes reach, with its ports open between them"
 
 
@@ -47,16 +41,8 @@ def connect(ranks: Group, address: str, interface: str) -> dict[int, socket.sock
     else:
         links = {0: _call(address, port, token, ranks.rank)}
     for link in links.values():
-        _probe(link)
+        link.settimeout(None)
     return links
-
-
-def _probe(link: socket.socket) -> None:
-    """Wait for the other end without limit, but detect a lost node."""
-    link.settimeout(None)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _accept(listener: socket.socket, world: int, token: bytes) -> dict[int, socket.socket]:

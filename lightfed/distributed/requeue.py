@@ -25,7 +25,6 @@ _ENDING_REASONS = ("TimeLimit", "NodeFail", "NodeDown", "Preempted", "Preemption
 _WAITING = ("PENDING", "REQUEUED")
 _RESTARTS = 5  # without progress
 _TOO_SHORT = "so its time is too short; submit with a longer --time, or an earlier --signal"
-_UNSOUND = "because its nodes fail first; submit with --exclude, or find out what ends them"
 _GO_ON = "the same command with --ckpt_path last continues from there"
 _PATIENCE = 60  # seconds for scontrol: the controller may be busy or restarting
 # Seconds to wait to be killed, by signal. SIGTERM is followed by SIGKILL anyway, perhaps soon.
@@ -41,17 +40,14 @@ class Outcome:
     kills: bool = False
 
 
-def requeue(
-    job: Job, *, progressed: bool = True, why_not: str = _TOO_SHORT, run: Run = subprocess.run
-) -> Outcome:
+def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> Outcome:
     """Requeue a job, unless its user is cancelling it.
 
     `scontrol requeue` would revive a cancelled job. SLURM sends SIGTERM on cancellation too, so the
     state is queried first. While processes are being killed the state is COMPLETING, and the reason
     distinguishes a time limit from a cancellation. If SLURM or an operator has already requeued the
     job, its restart count is higher than its processes know. `progressed` says whether a session
-    was finished since the job was started; `why_not` is the message for a job that has been
-    restarted too often without. `run` is as subprocess.run.
+    was finished since the job was started. `run` is as subprocess.run.
     """
     name = f"job {job.name}"
     shown = _scontrol(run, "show", "job", "-o", job.name)
@@ -67,7 +63,7 @@ def requeue(
     if state != "RUNNING" and not ending:
         return Outcome(False, f"{name} is being cancelled")
     if not progressed and job.restarts >= _RESTARTS:
-        found = f"no session has finished since restart {job.restarts}, {why_not}"
+        found = f"no session has finished since restart {job.restarts}, {_TOO_SHORT}"
         return Outcome(False, f"{name} is not requeued: {found}")
     done = _scontrol(run, "requeue", job.name)
     if done.returncode and "pending" not in _words(done):
@@ -123,17 +119,3 @@ def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
     outcome = requeue(job, progressed=interrupted.progressed)
     ends = " and continues from there" if outcome.requeued else f"; {_GO_ON}"
     return replace(outcome, said=outcome.said + ends)
-
-
-def after_node_loss(*, progressed: bool, environ: Mapping[str, str] = os.environ) -> str:
-    """Requeue the job of a run that has lost a node, before SLURM sees it fail.
-
-    `progressed` says whether a round was saved since the job was started. Returns a clause that
-    says what happens to the run; "" outside a job.
-    """
-    job = job_of(environ)
-    if job is None:
-        return ""
-    outcome = requeue(job, progressed=progressed, why_not=_UNSOUND)
-    ends = " and continues from its last checkpoint" if outcome.requeued else f"; {_GO_ON}"
-    return outcome.said + ends

@@ -2,18 +2,15 @@
 
 A collective waits for a dead rank until it times out, and a rank that is training sessions is in no
 collective. So every rank holds a TCP connection to rank 0, and a thread waits on it. The kernel
-closes the connection however the process dies. Keep-alive probes notice a lost node within half a
-minute. A rank that leaves on purpose sends a goodbye first: an end of file without one is a death.
-Then one rank prints which rank died, and all of them exit. A crash would repeat, so the run ends.
-After a lost node the run may continue elsewhere: the rank that prints arranges that first.
+closes the connection however the process dies. A rank that leaves on purpose sends a goodbye first:
+an end of file without one is a death. Then one rank prints which rank died, and all of them exit. A
+crash would repeat, so the run ends.
 
-Each message is one line of JSON. `left` and `failed` are goodbyes. `lost` means that a collective
-failed; rank 0 answers with `end`. A `signal` that asks one rank to stop is forwarded to all, which
-otherwise would finish all of their sessions first. A rank that is stopped keeps its connection: the
-collective that waits for it times out.
+Each message is one line of JSON. `left` and `failed` are goodbyes. By `end` rank 0 ends the others.
+A rank that is stopped or lost with its node keeps its connection: the collective that waits for it
+times out, and the ranks that wait end.
 """
 
-import errno
 import json
 import os
 import selectors
@@ -29,66 +26,32 @@ from typing import Literal, NoReturn
 from lightfed.distributed.connections import Group, connect
 from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
-GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
+GRACE = 5.0  # seconds for ranks to exit by themselves
 _FLUSH = 5.0  # seconds for printed output to be read
 _LONGEST = 500  # characters of an error message to forward
-_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
 
 
-State = Literal["running", "left", "failed", "lost"]
+Goodbye = Literal["left", "failed"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Peer:
-    """A rank and what it `said`: its error, or the collective that failed there."""
+    """A rank."""
 
     rank: int
     host: str
     pid: int
-    state: State = "running"
-    said: str = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
-
-
-class Peers:
-    """All ranks of a run, as one of them knows them."""
-
-    def __init__(self, rank: int, peers: Sequence[Peer]) -> None:
-        self._rank, self._peers = rank, peers
-        self._order: list[Peer] = []  # in order of their messages
-
-    def __getitem__(self, rank: int) -> Peer:
-        return self._peers[rank]
-
-    def receive(self, peer: Peer, state: State, said: str) -> None:
-        """Record a peer's message about itself."""
-        peer.state, peer.said = state, said
-        self._order.append(peer)
-
-    def reports_rank_0(self) -> bool:
-        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
-        others = self._peers[1:]
-        elsewhere = [peer for peer in others if peer.host != self._peers[0].host]
-        return self._rank == (elsewhere or others)[0].rank
-
-    def reason(self) -> str:
-        """Why the run cannot continue, as known to rank 0."""
-        failed = [peer for peer in self._order if peer.state == "failed"]
-        if failed:
-            return f"{failed[0]} ended with an error ({failed[0].said})"
-        if left := [peer for peer in self._peers if peer.state == "left"]:
-            return f"{', '.join(map(str, left))} ended before the others"
-        return f"{self._order[0]}: {self._order[0].said}"
 
 
 class Watch:
     """This rank's end of the connections, and the thread that waits on them.
 
     `peers` are all ranks in order, `links` connections by the rank at the other end: on rank 0 to
-    all others, else to rank 0. `kill` and `node_lost` are as in `start`.
+    all others, else to rank 0. `kill` is as in `start`.
     """
 
     def __init__(
@@ -97,19 +60,15 @@ class Watch:
         peers: Sequence[Peer],
         links: Mapping[int, socket.socket],
         kill: Callable[[], None],
-        node_lost: Callable[[], str],
     ) -> None:
-        self.node_lost = node_lost
-        self._rank, self._links, self._kill = rank, links, kill
-        self._peers = Peers(rank, peers)
-        self.signal = False
+        self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
-        self._deadline: float | None = None
+        self._said_goodbye: set[int] = set()  # other ranks
         self._ending = threading.Lock()
         self._unread = dict.fromkeys(links, b"")
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
-    def goodbye(self, state: State, said: str) -> None:
+    def goodbye(self, state: Goodbye, said: str) -> None:
         """Inform the others before this rank ends; only the first goodbye counts."""
         if not self._gone:
             self._gone = True
@@ -118,33 +77,20 @@ class Watch:
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_WR)
 
-    def lost(self, what: str, said: str) -> None:
-        """Report why a collective failed, and end this process.
+    def lost(self, said: str) -> None:
+        """End this process after a failed collective; returns only after a goodbye.
 
-        Returns only if this rank has said goodbye. `said` is torch's message.
+        The thread may end it before, with a better reason. The ranks' teardown would wait for a
+        stopped one once more.
         """
-        if self._gone:
-            return
-        said = f"{what} failed ({said})"
-        if self._rank:
-            self._send("lost", said)
-            time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
-            reports = self._peers.reports_rank_0()
-            self._end(f"{self._peers[0]} does not answer; {said}" if reports else None)
-        self._receive(self._peers[0], "lost", said)
-        time.sleep(GRACE)
-        self._end(self._peers.reason())
+        if not self._gone:
+            time.sleep((2.0 if self._rank else 1.5) * GRACE)
+            self._end(f"{self._peers[self._rank]}: {said}")
 
     def forget(self) -> None:
         """Close the connections without a goodbye."""
         for link in self._links.values():
             link.close()
-
-    def spread_signal(self) -> None:
-        """Forward the signal that asks this rank to stop to the others; once."""
-        if not self.signal:
-            self.signal = True
-            self._send("signal")
 
     def _send(self, state: str, said: str = "") -> None:
         line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
@@ -156,70 +102,58 @@ class Watch:
         selector = selectors.DefaultSelector()
         for rank, link in self._links.items():
             selector.register(link, selectors.EVENT_READ, rank)
-        while selector.get_map() or self._deadline is not None:
-            ends = None if self._deadline is None else max(0, self._deadline - time.monotonic())
-            for key, _ in selector.select(ends):
+        while selector.get_map():
+            for key, _ in selector.select():
                 if not self._read(key.data):
                     selector.unregister(key.fileobj)
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                self._deadline = None
-                if not self._gone:
-                    self._end(None if self._rank else self._peers.reason())
         self.forget()
 
     def _read(self, rank: int) -> bool:
         """Read a peer's messages; False at the end of the file."""
-        peer = self._peers[rank]
-        data, silent = b"", False
-        try:
+        data = b""
+        with suppress(OSError):  # a reset
             data = self._links[rank].recv(4096)
-        except OSError as error:  # a reset, or no answer to keep-alive probes
-            silent = error.errno in _NO_ANSWER
-        if not data and peer.state not in ("left", "failed") and not self._gone:
-            self._lose(peer, silent=silent)
+        if not data and rank not in self._said_goodbye and not self._gone:
+            reports = rank > 0 or self._reports_rank_0()
+            self._end(f"{self._peers[rank]} died" if reports else None)
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
-            self._receive(peer, **json.loads(line))
+            self._receive(self._peers[rank], **json.loads(line))
         return bool(data)
 
-    def _receive(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
+    def _receive(self, peer: Peer, state: Goodbye | Literal["end"], said: str) -> None:
         if state == "end":
             if not self._gone:
                 self._end(None)
-            return
-        if state == "signal":
-            if not self.signal and self._rank == 0:
-                self._send("signal", said)
-            self.signal = True
-            return
-        self._peers.receive(peer, state, said)
-        if state != "left" and self._deadline is None:
-            self._deadline = time.monotonic() + GRACE
+        else:
+            self._said_goodbye.add(peer.rank)
+            if state == "failed":
+                reason = None if self._rank else f"{peer} ended with an error ({said})"
+                late = threading.Timer(GRACE, self._end_unless_gone, (reason,))
+                late.daemon = True
+                late.start()
 
-    def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
-        """End: a peer died without a goodbye or, if `silent`, was lost with its node."""
-        reports = peer.rank > 0 or self._peers.reports_rank_0()
-        if not silent:
-            self._end(f"{peer} died" if reports else None)
-        if not reports:
-            time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
-            self._end(None)
-        self._end(f"{peer} is lost with its node (no answer)", self.node_lost)
+    def _end_unless_gone(self, reason: str | None) -> None:
+        if not self._gone:
+            self._end(reason)
 
-    def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
+    def _reports_rank_0(self) -> bool:
+        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
+        first, *others = self._peers
+        elsewhere = [peer for peer in others if peer.host != first.host]
+        return self._rank == (elsewhere or others)[0].rank
+
+    def _end(self, reason: str | None) -> NoReturn:
         """End this process, regardless of its other threads; some ranks have nothing to say."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the process
-        outcome = ""
-        with suppress(Exception):  # the ranks end even if requeueing fails
-            outcome = go_on()
         late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may block
         late.daemon = True
         late.start()
         if self._rank == 0:
             self._send("end")
         if reason is not None:
-            print(f"lightfed: error: {reason}; {outcome or _ENDS}", file=sys.stderr)
+            print(f"lightfed: error: {reason}; {_ENDS}", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -235,42 +169,20 @@ def start(
     address: str,
     interface: str,
     kill: Callable[[], None],
-    node_lost: Callable[[], str],
 ) -> None:
     """Watch the ranks from now until they leave; all ranks call this together.
 
     A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
-    which it listens. `kill` ends the child processes that are still running. `node_lost` arranges
-    for the run to continue without a lost node and returns a clause that says so, or ""; the rank
-    that prints calls it. If an earlier run already watches the ranks, it is replaced. A
-    UserError if a rank cannot reach rank 0.
+    which it listens. `kill` ends the child processes that are still running. If an earlier run
+    already watches the ranks, nothing changes. A UserError if a rank cannot reach rank 0.
     """
     global _current
-    if _current is not None:
-        _current.node_lost = node_lost
     if ranks.world == 1 or _current is not None:
         return
     links = connect(ranks, address, interface)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
-    _current = Watch(ranks.rank, peers, links, kill, node_lost)
-
-
-def spread_signal() -> None:
-    """Forward a signal that asks this rank to stop to the other ranks."""
-    if _current is not None:
-        _current.spread_signal()
-
-
-def signalled() -> bool:
-    """Whether this rank knows of a signal that asks any rank to stop."""
-    return _current is not None and _current.signal
-
-
-def forget_signal() -> None:
-    """Clear a past signal that all ranks already know about."""
-    if _current is not None:
-        _current.signal = False
+    _current = Watch(ranks.rank, peers, links, kill)
 
 
 def leave() -> None:
@@ -294,10 +206,10 @@ def fail(error: BaseException) -> None:
 def lost(what: str, error: Exception) -> None:
     """End this process after a failed collective if the ranks are watched; see Watch.lost."""
     if _current is not None:
-        _current.lost(what, _one_line(str(error)))
+        _current.lost(_one_line(f"{what} failed ({error})"))
 
 
-def _goodbye(state: State, said: str = "") -> None:
+def _goodbye(state: Goodbye, said: str = "") -> None:
     global _current
     if _current is not None:
         _current.goodbye(state, said)

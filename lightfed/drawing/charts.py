@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from lightfed.drawing.theme import colour_of, dash_of
 from lightfed.results.tables import readable
 from lightfed.results.units import is_share
 
 DECADES = 50  # ratio of largest to smallest value from which a loss has a log axis
+SHARE = ".4~%"  # on axes, and precise enough for the numbers at a mark
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Axis:
     Attributes:
         column: its name.
         title: beside the axis and in tables; the readable name of the column by default.
-        format: of numbers, in d3's language; `.0%` for shares.
+        format: of numbers, in d3's language.
         log: whether the axis is logarithmic.
         zero: whether it begins at zero.
         names: of a column of names, in their order on the axis; by default that of the table.
@@ -48,7 +49,7 @@ def metric_axis(column: str, metric: str, values: pd.Series[float], title: str =
     known = values.dropna()
     wide = len(known) > 0 and 0 < known.min() < known.max() / DECADES
     log = ("perplexity" in metric or "loss" in metric) and wide
-    return Axis(column, title or readable(metric), "%" if is_share(metric) else "", log=log)
+    return Axis(column, title or readable(metric), SHARE if is_share(metric) else "", log=log)
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ class Series:
     @classmethod
     def of(cls, column: str, names: Iterable[str], title: str = "") -> Series:
         """Colours in the order of the names."""
-        ordered = dict.fromkeys(names)
-        return cls(column, {name: place for place, name in enumerate(ordered)}, title)
+        return cls(column, {n: place for place, n in enumerate(dict.fromkeys(names))}, title)
+
+    def drawn(self, data: pd.DataFrame) -> dict[str, int]:
+        """The places of the names that are in `data`."""
+        names = {*data["series"]}
+        return {name: place for name, place in self.places.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,20 @@ class Chart:
         return {key: value for key, value in spec.items() if key not in ("config", "data")}
 
     @property
+    def values(self) -> dict[str, Any]:
+        """The data as `columns` and rows of `data`, numbers with five digits."""
+        short = self.data.map(lambda x: float(f"{x:.5g}") if isinstance(x, float) else x)
+        text = short.to_json(orient="split", index=False, double_precision=15)
+        values: dict[str, Any] = json.loads(text)
+        return values
+
+    @property
     def table(self) -> pd.DataFrame:
         """What a reader may want as numbers."""
         shown = self.data[list(self.columns)]
-        numbers = shown.select_dtypes("number")
-        return shown[numbers.notna().any(axis=1)].rename(columns=self.headings)
+        said = list(self.headings.values())
+        names = {c: h if said.count(h) == 1 else f"{h} {c}" for c, h in self.headings.items()}
+        return shown.rename(columns=names)
 
 
 @dataclass(frozen=True)
@@ -114,29 +128,11 @@ class Figure:
     @property
     def series(self) -> dict[str, int]:
         """Names drawn in any of its charts and their places, for one legend."""
-        charts = [(chart.series, chart.data["series"]) for chart in self.charts if chart.series]
-        drawn = {name for _, names in charts for name in names}
-        return {n: p for by, _ in charts for n, p in by.places.items() if n in drawn}
+        drawn = [chart.series.drawn(chart.data) for chart in self.charts if chart.series]
+        return {name: place for one in drawn for name, place in one.items()}
 
     @property
     def table(self) -> pd.DataFrame:
         """The numbers of all its charts."""
         tables = {chart.title: chart.table for chart in self.charts}
         return pd.concat(tables, names=["chart"]).reset_index("chart")
-
-
-def looks(
-    by: Series, data: pd.DataFrame, *, lines: bool = False
-) -> tuple[alt.Color, alt.StrokeDash]:
-    """Channels of colours and dashes; their legend is for files, as a page has its own."""
-    drawn = {name: by.places[name] for name in by.places if name in set(data["series"])}
-    rows_are_series = bool((data["y"] == data["series"]).all())
-    legend: alt.Legend | None = alt.Legend(symbolType="stroke" if lines else "circle")
-    if len(drawn) < 2 or rows_are_series:
-        legend = None
-    colours = alt.Scale(domain=list(drawn), range=[colour_of(place) for place in drawn.values()])
-    dashes = alt.Scale(domain=list(drawn), range=[dash_of(place) for place in drawn.values()])
-    return (
-        alt.Color("series:N", scale=colours, title=None, legend=legend),
-        alt.StrokeDash("series:N", scale=dashes, title=None, legend=legend),
-    )

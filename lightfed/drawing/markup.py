@@ -2,7 +2,7 @@
 
 A page works from a file, offline, under a content policy that lets only its own two scripts run
 and nothing be fetched. It draws its charts in the reader's colours and draws them again if these
-change. Every text is escaped. `parts()` has the macros of templates/parts.html.
+change. Every text is escaped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import math
 import os
 from contextlib import suppress
 from functools import cache
@@ -19,27 +18,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import vl_convert
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from lightfed.drawing.charts import Chart, Figure
+from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import VERSION, write_file
 from lightfed.drawing.theme import THEME, dash_of
 from lightfed.utils.errors import UserError
-
-DIGITS = 5  # of a number in a chart
-LICENCES = (
-    "Vega, Vega-Lite, vega-embed and vega-tooltip: copyright University of Washington Interactive "
-    "Data Lab and contributors, BSD 3-Clause licence. D3: copyright Mike Bostock, ISC licence."
-)
-
-
-@cache
-def parts() -> Any:
-    """The macros of parts.html; each returns markup."""
-    return _environment().get_template("parts.html").module
 
 
 def document(name: str, *, template: str, **also: Any) -> str:
@@ -51,38 +37,25 @@ def document(name: str, *, template: str, **also: Any) -> str:
     script = (files("lightfed.drawing") / "templates" / "charts.js").read_text("utf-8")
     packed = library()
     allowed = f"'{digest(script.encode())}' '{digest(gzip.decompress(packed))}'"
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            name=name,
-            script=Markup(script),
-            packed=base64.b64encode(packed).decode("ascii"),
-            policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'",
-            licences=LICENCES,
-            **also,
-        )
-    )
+    also |= {
+        "script": Markup(script),
+        "packed": base64.b64encode(packed).decode("ascii"),
+        "policy": f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'",
+    }
+    return _environment().get_template(template).render(name=name, **also)
 
 
 def content(figure: Figure) -> list[dict[str, Any]]:
-    """What the page's script draws: each chart's specification and the columns of its data."""
+    """What the page's script draws: each chart's specification, columns and data."""
     return [
         {
             "spec": chart.spec,
-            "data": {name: _column(chart.data[name]) for name in chart.data},
+            "data": chart.values,
             "columns": {name: (axis.heading, axis.format) for name, axis in chart.columns.items()},
             "series": chart.series is not None,
         }
         for chart in figure.charts
     ]
-
-
-def describe(chart: Chart) -> str:
-    """For readers who do not see the chart."""
-    names = [] if chart.series is None else list(chart.data["series"].unique())
-    of = f" of {', '.join(map(str, names[:12]))}" if names else ""
-    return f"{chart.title}{of}. The numbers are in the table below the figure."
 
 
 def library() -> bytes:
@@ -106,23 +79,6 @@ def digest(script: bytes) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode('ascii')}"
 
 
-def _column(values: pd.Series[Any]) -> Any:
-    """Numbers with DIGITS digits, up to the last that is known; names once each, with places."""
-    if values.dtype.kind == "b":
-        return values.tolist()
-    if values.dtype.kind in "iuf":
-        return [_number(value) for value in values.loc[: values.last_valid_index()]]
-    codes, names = values.factorize()
-    return {"of": [str(name) for name in names], "at": codes.tolist()}
-
-
-def _number(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    short = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-    return int(short) if short == int(short) else short
-
-
 @cache
 def _environment() -> Environment:
     made = Environment(
@@ -132,7 +88,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # and columns in their order
-    made.filters |= {"typeset": _typeset, "content": content, "describe": describe}
+    made.filters |= {"typeset": _typeset, "content": content}
     made.globals |= {"theme": THEME, "dash": dash_of}
     return made
 

@@ -1,7 +1,6 @@
-"""Terminal output at the end of a run: key figures, client groups, and the path of the page."""
+"""Tables in the terminal."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from pandas import DataFrame
 from rich import box
@@ -10,28 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lightfed.results.run import read
-from lightfed.results.tables import client_group_table, headline, key_figures, measured
-
 WIDTH_OF_A_FILE = 240
-CLIENT_GROUP_SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
-
-
-def print_summary(run: Path) -> None:
-    """Print the tables of a run folder, and the path of its page; a UserError if it is none."""
-    files = read(run)
-    console = new_console()
-    print_line(console, f"{files.name}: {headline(files)}")
-    if files.synthetic:
-        print_line(console, "synthetic data")
-    print_table(console, key_figures(files), left=(0, 2), spare=("note",))
-    if text := measured(files):
-        print_line(console, text)
-    if len(groups := client_group_table(files)):
-        print_table(console, groups, spare=CLIENT_GROUP_SPARE)
-    page = run / "index.html"
-    if page.is_file():
-        print_line(console, f"page: {page}")
 
 
 def new_console() -> Console:
@@ -55,26 +33,16 @@ def print_table(
     `left` are positions of left-aligned columns; `spare` names columns in the order in which they
     are dropped. Brackets in cells are not markup.
     """
-    for header in spare:
-        if fits(console, content):
+    for further in (*spare, None):
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+        for number, header in enumerate(content.columns):
+            widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
+            side: JustifyMethod = "left" if number in left else "right"
+            table.add_column(Text(header), justify=side, overflow="fold", min_width=widest)
+        for row in content.itertuples(index=False, name=None):
+            table.add_row(*map(Text, row))
+        needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
+        if further is None or needed <= console.width:
             break
-        content = content.drop(columns=header, errors="ignore")
-    console.print(_table(content, left))
-
-
-def fits(console: Console, content: DataFrame) -> bool:
-    """Whether the console is wide enough not to break cells."""
-    needed = Measurement.get(console, console.options.update(width=10_000), _table(content))
-    return needed.minimum <= console.width
-
-
-def _table(content: DataFrame, left: Sequence[int] = (0,)) -> Table:
-    """Cells stay whole, and words of headers."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for number, header in enumerate(content.columns):
-        widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
-        side: JustifyMethod = "left" if number in left else "right"
-        table.add_column(Text(header), justify=side, overflow="fold", min_width=widest)
-    for row in content.itertuples(index=False, name=None):
-        table.add_row(*map(Text, row))
-    return table
+        content = content.drop(columns=further, errors="ignore")
+    console.print(table)

@@ -50,12 +50,9 @@ def metric_axis_of(column: str, table: pd.DataFrame) -> Axis:
 
 def common_axis(metric: str, tables: Iterable[pd.DataFrame], column: str, title: str) -> Axis:
     """One axis of a metric for several charts."""
-    tables = list(tables)
-    values = pd.concat([table[column] for table in tables])
-    ends = [table[name] for table in tables for name in (column, "low", "high") if name in table]
-    every = pd.concat(ends)
-    low, high = float(every.min()), float(every.max())
-    axis = metric_axis(column, metric, values, title)
+    every = pd.concat(tables).reindex(columns=[column, "low", "high"])
+    low, high = every.min().min(), every.max().max()
+    axis = metric_axis(column, metric, every[column], title)
     margin = 0 if axis.log else MARGIN * (high - low)
     return replace(axis, ends=(low - margin, high + margin)) if high > low else axis
 

@@ -6,8 +6,6 @@ names the key.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,8 +14,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.api.algorithm import Algorithm
-from lightfed.distributed.slurm import check_tasks
-from lightfed.distributed.starting import check_variables
+from lightfed.distributed.slurm import check_tasks, check_variables
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs.saving import LastCheckpoint
@@ -45,16 +42,8 @@ def algorithm(given: Algorithm) -> Algorithm:
     return given
 
 
-def row_folder(store: str, folder: str | None) -> Path | None:
-    """The folder of the file of clients' rows; None without, which refuses a given one."""
-    found, fix = f"{folder}, and store is {store}", "set model.store: disk, or leave it out"
-    require(folder is None or store == "disk", "model.store_folder", found, fix)
-    return Path(folder or gettempdir()).expanduser() if store == "disk" else None
-
-
 def check_numbers(
     eval_clients: int | None,
-    exchange_buffer: int | None,
     max_failed_clients: int | None,
     clients: int,
 ) -> None:
@@ -63,7 +52,6 @@ def check_numbers(
     require((eval_clients or 0) <= clients, "model.eval_clients", found, fix)
     for name, value, least, unit, more in (
         ("eval_clients", eval_clients, 1, "clients", ", or leave personal out of model.evaluate"),
-        ("exchange_buffer", exchange_buffer, 1, "MiB", "; a few rows of the model make it quick"),
         ("max_failed_clients", max_failed_clients, 0, "clients", ""),
     ):
         fits, fix = value is None or value >= least, f"give at least {least}{more}"

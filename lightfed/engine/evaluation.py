@@ -149,7 +149,7 @@ class Evaluation:
         if not fleet.algorithm.stateful:
             members = sorted(members, key=lambda k: len(self._data.test_index(k)))
             return [members[i : i + most] for i in range(0, len(members), most)]
-        return split(members, fleet.places.blocks.of)
+        return split(members, fleet.pack_of)
 
     def _alone(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of others."""

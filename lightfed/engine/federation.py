@@ -13,7 +13,6 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport, exact
@@ -62,9 +61,7 @@ class Federation(Recorded, L.LightningModule):
         evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
         accumulate: Accumulate = "float64",
-        store: Literal["device", "host", "disk"] = "device",
-        store_folder: str | None = None,
-        exchange_buffer: int | None = None,
+        store: Literal["device", "host"] = "device",
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
         max_failed_clients: int | None = None,
@@ -95,13 +92,7 @@ class Federation(Recorded, L.LightningModule):
             eval_clients: Number of clients to evaluate, drawn once; by default all, or 1,000 of
                 more.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
-            store: Keep client rows on the device; in pinned host memory if they do not fit; or in a
-                file that is mapped into memory, if they fit in neither. In the file, clients that
-                never take part take no space.
-            store_folder: Folder of that file, on a local disk; by default the one for temporary
-                files (TMPDIR). The file has no name, and its space is free when the process ends.
-            exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL); by
-                default 256, or a quarter of a GPU's free memory if that is more.
+            store: Keep client rows on the device, or in pinned host memory if they do not fit.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
@@ -121,7 +112,7 @@ class Federation(Recorded, L.LightningModule):
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)
-        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients, self.num_clients)
+        checks.check_numbers(eval_clients, max_failed_clients, self.num_clients)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
@@ -129,8 +120,6 @@ class Federation(Recorded, L.LightningModule):
             "seed": seed,
             "accumulate": accumulate,
             "host_rows": store == "host",
-            "row_folder": checks.row_folder(store, store_folder),
-            "exchange_buffer": None if exchange_buffer is None else exchange_buffer * 2**20,
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)
@@ -150,9 +139,8 @@ class Federation(Recorded, L.LightningModule):
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
-        rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
         options = self.fleet_options(trainer) | {"pack": self.packing_of(trainer)}
-        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
+        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, **options)
         setup.check_built(self._kinds, self.fleet, data)
         setup.attach_sessions(
             self.fleet, data, trainer, self.optimizer, evaluated=bool(self._kinds)
@@ -209,7 +197,6 @@ class Federation(Recorded, L.LightningModule):
         moments = self.evaluation.in_sessions if validates else ()
         self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
-            self.fleet.move_for(t)
             self.algorithm.round(self.fleet, t)
         self._report.trained(self.federated_trainer, self.fleet.close_round())
 

@@ -20,7 +20,7 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.finished import Suspended
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.rank_sessions import Pending, RunClient
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.utils import lightning_private
 from lightfed.utils.errors import Interrupted, UserError
@@ -98,7 +98,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
         try:
             path = Path(path).with_name(JOURNAL)
-            found = saving.load_journal(path, ranks, t=t, identity=identity)
+            found = checkpoint.load_journal(path, ranks, t=t, identity=identity)
         except UserError as error:
             federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
             return plan
@@ -122,7 +122,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         self.trainer.strategy.checkpoints.finish()
         ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
         path = last.path.with_name(JOURNAL)
-        saving.save_journal(suspended, path, ranks, t=t, identity=identity)
+        checkpoint.save_journal(suspended, path, ranks, t=t, identity=identity)
         saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
         progressed = suspended.new > 0 or t != self._first
         raise Interrupted(self.messages.asked(), saved, resumable=True, progressed=progressed)
@@ -183,8 +183,6 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         first_iter = trainer._logger_connector._first_loop_iter
         self.val_loop.restarting = False
         federation = federation_of(trainer)
-        if federation.algorithm.stateful:  # clients may have moved, and with them the jobs
-            self.val_loop._combined_loader = None
         with federation.fleet.ranks.timings.part("evaluation"):
             self.val_loop.run()
         trainer.training = True
@@ -273,8 +271,7 @@ class FederatedLoop(lightning_private._FitLoop):
     def on_advance_end(self) -> None:
         super().on_advance_end()
         self.epoch_loop.forget_journal()
-        moved = federation_of(self.trainer).fleet.places.moved
-        signal = self.epoch_loop.messages.round_ends(moved=moved)
+        signal = self.epoch_loop.messages.round_ends()
         if signal and not self.done:
             self.epoch_loop.messages.run_ends()
             self.trainer.interrupt(signal)

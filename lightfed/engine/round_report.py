@@ -44,7 +44,7 @@ class RoundReport:
         rounds = trainer.current_epoch
         if trainer.run_logger is not None and trainer.is_global_zero:
             described = environment(fleet, trainer, evaluation=evaluation)
-            trainer.run_logger.start(described, trainer.config, finished_rounds=rounds)
+            trainer.run_logger.start(described, finished_rounds=rounds)
         fleet.ranks.timings.take()  # the start is no part of the first round
         for logger in trainer.loggers:
             logger.log_hyperparams(trainer.config)
@@ -205,7 +205,7 @@ class RoundMessages:
     def __init__(self, trainer: RunTrainer) -> None:
         self._trainer = trainer
         self._seconds: dict[Part, float] = {}  # of a round that is not reported yet
-        self._round = self._moved = 0  # its number, and the rows that have moved
+        self._round = 0  # its number
         self._said: list[Message] = []  # at the last gather of this round
 
     def outgoing(self) -> Message:
@@ -221,15 +221,15 @@ class RoundMessages:
         self._said, logger = said, self._trainer.run_logger
         if logger is not None and self._seconds:
             means = {p: sum(rank.seconds[p] for rank in said) / len(said) for p in PARTS}
-            logger.log_timings(self._round, means, moved=self._moved)
+            logger.log_timings(self._round, means)
         self._seconds = {}
 
-    def round_ends(self, *, moved: int) -> int:
-        """Report a round, in which so many rows moved, with the next gather; as `asked`."""
+    def round_ends(self) -> int:
+        """Report a round with the next gather; as `asked`."""
         ranks = self._trainer.strategy.ranks
         if not self._said:  # nothing was gathered in this round
             ranks.gather([])
-        self._round, self._moved = self._trainer.current_epoch, moved
+        self._round = self._trainer.current_epoch
         self._seconds = ranks.timings.take()
         if ranks.alone:  # nobody has to wait
             ranks.gather([])

@@ -18,7 +18,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
 from lightfed.engine.session_setup import step_schedule
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.results.run import ReadFiles, Run, read
+from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
@@ -47,7 +47,6 @@ class RunTrainer(Recorded, L.Trainer):
     clipping: Clips
     in_round: bool = False
     _config: dict[str, Any] | None = None
-    _tables: ReadFiles
     _limits: dict[str, Any]
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
@@ -76,14 +75,11 @@ class RunTrainer(Recorded, L.Trainer):
 
     @property
     def results(self) -> Run:
-        """The run's tables: `rounds`, and `clients` with a row a client and evaluation.
-
-        Files that have not changed since the last access are not read again.
-        """
+        """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
         logger = self.run_logger
         if logger is None or not logger.claimed:
             raise UserError("trainer.logger", "no run folder to read", "call fit with logger=True")
-        return read(logger.folder, self._tables)
+        return read(logger.folder)
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:

@@ -23,11 +23,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed import requeue, watch
+from lightfed.distributed import watch
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
-from lightfed.distributed.slurm import check_launch
-from lightfed.distributed.starting import check_rank
+from lightfed.distributed.slurm import check_launch, check_rank
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints
@@ -146,9 +145,7 @@ class FederatedStrategy(DDPStrategy):
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
-        watch.start(
-            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
-        )
+        watch.start(self.ranks, self._address, self._interface(), self._kill_launched)
         self._relieve_observer()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -243,14 +240,6 @@ class FederatedStrategy(DDPStrategy):
         if launched:
             self.launcher.procs = launched.copy()  # type: ignore[union-attr]
             launched.clear()
-
-    def _node_lost(self) -> str:
-        """Requeue the job of a run that has lost a node, if it trains and keeps checkpoints."""
-        assert self.lightning_module is not None
-        trainer = self.lightning_module.trainer
-        if trainer.state.fn != TrainerFn.FITTING or not trainer.checkpoint_callbacks:
-            return ""
-        return requeue.after_node_loss(progressed=self.checkpoints.progressed)
 
     @override
     def on_exception(self, exception: BaseException) -> None:

@@ -125,7 +125,6 @@ class FederatedTrainer(RunTrainer):
             enable_page: Keep the run folder's page up to date, and print the summary at the end.
         """
         self._deferred_checkpoints = []
-        self._tables = {}
         self._makes_page = enable_page
         time = None if max_time is None else str(max_time)
         self._limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}

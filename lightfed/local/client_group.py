@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -16,7 +15,6 @@ from lightfed.models.build import DataSpec, blank, build_network, class_of, para
 from lightfed.models.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.state.base import Base
 from lightfed.state.costs import forward_flops, passes
-from lightfed.state.disk_rows import DiskRows
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, reason, require
@@ -211,7 +209,6 @@ class GroupState:
         seed: of the run.
         device: of the rank.
         host_rows: keep the rows in host memory.
-        row_folder: keep them in a file in this folder instead.
         prepare: the algorithm's change to a fresh module.
 
     Attributes:
@@ -242,7 +239,6 @@ class GroupState:
         seed: int,
         device: torch.device,
         host_rows: bool,
-        row_folder: Path | None,
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> None:
         module = group.build(data, position=position, seed=seed)
@@ -259,11 +255,7 @@ class GroupState:
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
         base.share(self.live)
-        self.store = (
-            RowStore(self.layout, device=device, host=host_rows)
-            if row_folder is None
-            else DiskRows(self.layout, device=device, folder=row_folder)
-        )
+        self.store = RowStore(self.layout, device=device, host=host_rows)
         self.staging = Staging(self.store) if self.store.host else None
         self._borrowed: Row | None = None
 

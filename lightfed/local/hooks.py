@@ -107,17 +107,6 @@ class Hooks(Recorded, nn.Module, ABC):
     def round(self, fed: Any, t: int) -> None:
         """One round, t = 0, 1, ..."""
 
-    def expected_sessions(self, fed: Any, t: int) -> Mapping[int, int | None]:
-        """The sessions that a round is expected to train, known before it.
-
-        Rows of a stateful algorithm's clients move between ranks for them, if that is quicker.
-        The results are the same if others train.
-
-        Returns:
-            client -> batches; None for as many as configured.
-        """
-        return dict.fromkeys(fed.participants(t))
-
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         """Modify a newly built client module, before its layout is determined.
 

@@ -7,7 +7,6 @@ from itertools import islice
 
 from torch import Tensor
 
-from lightfed.distributed import watch
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Finished, Suspended, finished
 from lightfed.local.hooks import SessionFleet
@@ -111,7 +110,6 @@ class Training(ClientSessions):
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in fleet.plan.tested}, []
         self.plans = self.plans.of(steps, phases)
-        watch.forget_signal()
         with self._timings.part("sessions"):
             packs = self._runner.form(mine, t) if self._runner.trainers else []
             self._packs = {client: pack for pack in packs for client in pack}
@@ -150,7 +148,7 @@ class Training(ClientSessions):
             )
         if client in self._results:
             return self._results[client]
-        if self._fleet.plan.suspends and _asked():
+        if self._fleet.plan.suspends and signals.asked() is not None:
             return None
         try:
             if client in self._packs:
@@ -203,14 +201,6 @@ class Training(ClientSessions):
 def _tallied(tally: Mapping[str, Mapping[int, Tensor]]) -> dict[str, int]:
     """The sums over this rank's clients, each read from the device at once."""
     return {name: int(sum(kept.values())) for name, kept in tally.items()}
-
-
-def _asked() -> bool:
-    """Whether this rank, or another as far as known, has received a signal."""
-    if signals.asked() is not None:
-        watch.spread_signal()
-        return True
-    return watch.signalled()
 
 
 def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:

@@ -4,7 +4,7 @@ The algorithm's `round` runs on a `Fleet` whose clients are all on other ranks. 
 sessions are only recorded, and the ledger counts the bytes up and down.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.gossip import ROOM
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.local_work import Phase
@@ -35,16 +34,12 @@ class PlannedRanks(Ranks):
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         return tensor
 
-    @override
-    def sum_into_(self, row: Tensor, sums: Tensor, finish: object) -> None:
-        pass
-
 
 class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
 
     `counts` are (groups, ranks) sessions; `loads` (ranks,) are sums of their costs, in samples x
-    FLOPs or seconds, and `longest` is the largest of a pack.
+    FLOPs, and `longest` is the largest of a pack.
     """
 
     counts: np.ndarray
@@ -114,8 +109,11 @@ class DryFleet(Fleet):
         """Count the bytes of whole rows."""
         self.bound = self.bound if masks is None else "at most"
         layout = self.groups[0].layout
-        if self.ranks.world > 1:  # blocks in transit are no larger than all rows
-            self.others = min(self.exchange_buffer or ROOM, 6 * self.clients * 4 * layout.size)
+        owner = self.places.owner
+        pairs = {(owner[k], j) for k, theirs in senders.items() for j in theirs}
+        coming = Counter(rank for rank, sender in pairs if owner[sender] != rank)
+        rows = max(coming.values(), default=0)
+        self.others = max(self.others, 2 * rows * 4 * layout.size)  # as packages and as rows
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         for receiver, theirs in senders.items():
             for sender in theirs:

@@ -57,7 +57,7 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
     one_of_each = int(row_bytes(fleet).sum())
     return {
         "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
-        "two rows of every group, the others in host memory or on disk": (
+        "two rows of every group, the others in host memory": (
             2 * one_of_each if fleet.host_rows else 0
         ),
         "live modules, one per group": one_of_each,
@@ -137,8 +137,7 @@ def _ranks(fleet: DryFleet, numbers: np.ndarray) -> str:
     names = [str(rank) for rank in range(fleet.ranks.world)]
     if len(names) > _TABLE:  # per column: not of the same rank
         names, numbers = ["least", "median", "most"], np.quantile(numbers, [0, 0.5, 1], axis=1).T
-    timed = fleet.places.rates.of(range(len(fleet.groups))) is not None
-    lines = [("rank", "sessions", "seconds" if timed else "samples x FLOPs", "rows")]
+    lines = [("rank", "sessions", "samples x FLOPs", "rows")]
     for name, (sessions, load, row) in zip(names, numbers.T.tolist(), strict=True):
         lines.append((name, f"{sessions:,g}", _scaled(load), _scaled(row, "B")))
     return aligned(lines)

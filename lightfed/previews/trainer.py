@@ -3,12 +3,9 @@
 import torch
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import Rates
 from lightfed.engine.federation import Federation
 from lightfed.engine.setup import attach_sessions
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.runs.checkpoint import main_file
 from lightfed.utils.errors import UserError
 
 
@@ -45,7 +42,6 @@ class PreviewTrainer(FederatedTrainer):
         datamodule: FederatedDataModule,
         world_size: int,
         rounds: int = 5,
-        ckpt_path: str | None = None,
     ) -> None:
         """Print a plan for many ranks: packs, balance, bytes, memory; starts no ranks.
 
@@ -54,8 +50,6 @@ class PreviewTrainer(FederatedTrainer):
             datamodule: the FederatedDataModule.
             world_size: Number of ranks to plan for.
             rounds: Number of first rounds to plan.
-            ckpt_path: A checkpoint of such a run: its measured session times are the costs, instead
-                of samples x FLOPs.
         """
         from lightfed.previews.dry_run import DryFleet, PlannedRanks
         from lightfed.previews.plan import memory, plan_text
@@ -66,24 +60,11 @@ class PreviewTrainer(FederatedTrainer):
             raise UserError("world_size", found, "give at least 1 and at most one rank per client")
         if rounds < 1:
             raise UserError("rounds", f"{rounds}", "give at least 1")
-        rates = None if ckpt_path is None else _rates(ckpt_path, len(model.groups))
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
         ranks = PlannedRanks(world_size)
         options = model.fleet_options(self) | {"pack": model.packing_of(self)}
-        fleet = DryFleet(
-            model.groups, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
-        )
+        fleet = DryFleet(model.groups, model.algorithm, datamodule, ranks=ranks, **options)
         attach_sessions(fleet, datamodule, self, model.optimizer, evaluated=False)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))
-
-
-def _rates(ckpt_path: str, groups: int) -> Rates:
-    """Session times of all groups, measured by a run."""
-    rates = Rates.of_checkpoint(main_file(ckpt_path), Ranks(torch.device("cpu")))
-    if rates.of(range(groups)) is None:
-        found = f"{ckpt_path} lacks session times of some of the {groups} groups"
-        fix = "give a checkpoint of this configuration, or leave it out"
-        raise UserError("ckpt_path", found, fix)
-    return rates

@@ -5,19 +5,12 @@ use: pandas takes half a second.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lightfed.drawing.summary import print_summary
-    from lightfed.report.comparison import compare
-    from lightfed.report.page import build
-
-__all__ = ["build", "compare", "print_summary"]
+from typing import Any
 
 _HOMES = {
     "build": "lightfed.report.page",
     "compare": "lightfed.report.comparison",
-    "print_summary": "lightfed.drawing.summary",
+    "print_summary": "lightfed.report.page",
 }
 
 

@@ -8,27 +8,27 @@ from typing import NoReturn
 from typing_extensions import override
 
 from lightfed.drawing.files import FORMATS, TABLES
-from lightfed.drawing.summary import print_summary
-from lightfed.report.page import build
+from lightfed.report.page import build, print_summary
 from lightfed.results.run import Run, read
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
-METRICS, OWN, INDEX = "metrics.csv", "comparison.html", "index.html"
+METRICS, OWN = "metrics.csv", ("comparison.html", "index.html")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed report`."""
     asked = _parser().parse_args(argv)
     if len(asked.runs) == 1 and not asked.compare:
-        _refuse_idle_flags(asked)
+        given = [name for name in ("output", "group", "target") if getattr(asked, name) is not None]
+        fix = "give two runs or drop it"
+        require(not given, f"--{''.join(given[:1])}", "nothing to compare with one run", fix)
         return _one(asked.runs[0], asked)
     runs, skipped = readable_runs([run for folder in asked.runs for run in _runs_in(folder)])
     if len(runs) == 1 and not asked.compare:
         print("\n".join(skipped))
         return _one(runs[0].folder, asked)
-    if len(runs) < 2:
-        found = "; ".join([f"a comparison of {len(runs)} run{'s' * (not runs)}", *skipped])
-        raise UserError("report", found, "name two or more runs")
+    found = "; ".join([f"a comparison of {len(runs)} run{'s' * (not runs)}", *skipped])
+    require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
     compare(
@@ -44,16 +44,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs among some folders, and a line for each that is no run and no comparison."""
+    """The runs among some folders, and a line for each that is no run and no output of reports."""
     runs, skipped = [], []
     for folder in folders:
-        if not folder.exists():
-            raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
-        comparison = (folder / OWN).is_file() and not (folder / METRICS).is_file()
-        if comparison or folder.name == INDEX:
-            continue  # its own output, written beside the runs
+        require(folder.exists(), "report", f"there is no folder {folder}", "name the one of a run")
         try:
-            runs.append(read(folder))
+            if folder.name != OWN[1] and not (folder / OWN[0]).is_file():
+                runs.append(read(folder))
         except UserError as error:
             skipped.append(f"skipped {folder}: {error.found}")
     return runs, skipped
@@ -70,41 +67,38 @@ def _parser() -> argparse.ArgumentParser:
         prog="lightfed report",
         description="Make the page of a run folder, or compare several of them.",
     )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a run folder; two or more are compared"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder; two or more are compared")
+    add(
         "--compare",
         action="store_true",
         help="compare; a folder that is not a run means all runs directly below it",
     )
-    parser.add_argument(
+    add(
         "--output",
         type=Path,
         metavar="FOLDER",
         help="where to write a comparison (default: comparison, beside the runs)",
     )
-    parser.add_argument(
+    add(
         "--group",
         action=argparse.BooleanOptionalAction,
         help="compare experiments: runs that differ only in the seed share a row, mean and 95 %% "
         "interval (the default); --no-group: a row a run",
     )
-    parser.add_argument(
+    add(
         "--target",
         type=float,
         metavar="ACCURACY",
         help="in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it, and is that of "
-        "FlexiFed's strategies (default: what Clustered-FL reached in the end), and of clouds and "
-        "methods compared with pFedMoE (default: what all of them reached)",
+        "FlexiFed's strategies (default: what Clustered-FL reached), and of clouds and methods "
+        "compared with pFedMoE (default: what all of them reached)",
     )
     for flag, kinds, what in (
         ("--format", FORMATS, "also write each figure as a file"),
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
     ):
-        parser.add_argument(
-            flag, type=_listed(kinds), default=(), metavar=",".join(kinds), help=what
-        )
+        add(flag, type=_listed(kinds), default=(), metavar=",".join(kinds), help=what)
     return parser
 
 
@@ -126,14 +120,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError("report", message, "see lightfed report --help")
 
 
-def _refuse_idle_flags(asked: argparse.Namespace) -> None:
-    for name in ("output", "group", "target"):
-        if getattr(asked, name) is not None:
-            raise UserError(f"--{name}", "nothing to compare with one run", "give two or drop it")
-
-
 def _runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else the runs directly below it."""
-    if (folder / METRICS).is_file() or not folder.is_dir():
-        return [folder]
-    return sorted(path.parent for path in folder.glob(f"*/{METRICS}")) or [folder]
+    below = [] if (folder / METRICS).is_file() else folder.glob(f"*/{METRICS}")
+    return sorted(path.parent for path in below) or [folder]

@@ -1,33 +1,23 @@
-"""The figures of any comparison: courses, final values, costs, and the spread over clients.
+"""The figures of any comparison: courses, final values, and the spread over clients.
 
 Experiments on different data are never drawn in one chart: each condition has charts of its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.tidy import course_table, score_row, stacked
-from lightfed.report.run_figures import DRAG, SENT, against
+from lightfed.report.run_figures import DRAG, over_bytes
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group
-from lightfed.results.outcome import client_metric, totals
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
-
-COSTS = {
-    "sent": (SENT, "bytes sent"),
-    "flops": (("computed by all clients", "FLOPs"), "computation"),
-    "stored_bytes": (("kept by a client", "B"), "bytes kept"),
-    "seconds": (("time of the run", "s"), "time"),
-}
-Draw = Callable[[Sequence[Group], str, Series, str], list[Chart]]
 
 
 def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
@@ -35,23 +25,13 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
     by = Series("label", {group.label: group.place for group in groups}, "experiment")
     conditions = gathered(groups, lambda group: group.condition)
     note, metric = seeds_note(groups) or "single runs", readable(base_name(column))
-    spread = (
-        "The clients of all runs of an experiment at their last evaluation. Boxes: quartiles; "
-        "lines: 5 % to 95 %; bars: median (thick) and mean (thin)."
-    )
-    kinds: tuple[tuple[str, str, str, Draw], ...] = (
+    spread = f"The clients of all runs of an experiment at their last evaluation. {marks.BOXES}"
+    figures = []
+    for name, title, caption, draw in (
         ("comparison", f"Course of the {readable(column)}", f"Lines: {note}. {DRAG}", _courses),
         ("comparison-finals", f"Final {metric}", f"Points: {note}.", _finals),
-        (
-            "comparison-costs",
-            "Costs",
-            f"A point is a run, at its final {readable(column)}.",
-            _costs,
-        ),
         ("comparison-clients", f"Spread of the {metric} over clients", spread, _clients),
-    )
-    figures = []
-    for name, title, caption, draw in kinds:
+    ):
         charts: list[Chart] = []
         for condition, own in conditions.items():
             charts += draw(own, column, by, f"{condition}: " if len(conditions) > 1 else "")
@@ -63,10 +43,8 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
 def seeds_note(groups: Sequence[Group]) -> str:
     """`mean and 95 % t interval over 5 seeds`; empty if every row is one run."""
     counts = sorted({len(group.runs) for group in groups})
-    if counts[-1] == 1:
-        return ""
-    ends = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    return f"mean and 95 % t interval over {ends} seeds"
+    ends = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
+    return f"mean and 95 % t interval over {ends} seeds" if counts[-1] > 1 else ""
 
 
 def _courses(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
@@ -77,9 +55,7 @@ def _courses(groups: Sequence[Group], column: str, by: Series, begin: str) -> li
     y = metric_axis("mean", base_name(column), table["mean"])
     title = f"{begin}{sentence(column)}"
     over_rounds = marks.lines(table, Axis("round"), y, by, title=title)
-    sent = table[table["sent"] > 0]
-    named = f"{title} for the bytes sent"
-    return [over_rounds, *against(sent, "sent", SENT, y, by, marks.lines, named)]
+    return [over_rounds, *over_bytes(table, y, by, title)]
 
 
 def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
@@ -101,28 +77,13 @@ def _finals(groups: Sequence[Group], column: str, by: Series, begin: str) -> lis
     return charts
 
 
-def _costs(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
-    rows = [
-        {"label": group.label, "value": run.final(column), **totals(run)}
-        for group in groups
-        for run in group.runs
-    ]
-    table = pd.DataFrame(rows).replace(math.inf, math.nan)
-    y = metric_axis("value", column, table["value"], title=readable(column))
-    charts: list[Chart] = []
-    for name, (quantity, short) in COSTS.items():
-        title = f"{begin}{sentence(base_name(column))} and {short}"
-        charts += against(table[table[name] > 0], name, quantity, y, by, marks.points, title)
-    return charts
-
-
 def _clients(groups: Sequence[Group], column: str, by: Series, begin: str) -> list[Chart]:
     metric = base_name(column)
     parts = [
         finite(run.evaluation[[metric]]).assign(label=group.label)
         for group in groups
         for run in group.runs
-        if client_metric(run, metric) == metric and metric in run.evaluation
+        if metric in run.evaluation
     ]
     if not parts:
         return []

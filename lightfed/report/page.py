@@ -10,32 +10,23 @@ from datetime import datetime
 from pathlib import Path
 
 from lightfed.drawing.charts import Figure
-from lightfed.drawing.files import write_figures, write_file, write_table
+from lightfed.drawing.files import write_file, write_files
 from lightfed.drawing.markup import document
+from lightfed.drawing.summary import new_console, print_line, print_table
+from lightfed.report.final_figures import key_figures
 from lightfed.report.index import write_index
 from lightfed.report.run_figures import run_figures
 from lightfed.results.outcome import totals
 from lightfed.results.run import Run, read
-from lightfed.results.tables import (
-    client_group_table,
-    headline,
-    key_figures,
-    measured,
-    rounds_table,
-    rounds_text,
-)
+from lightfed.results.tables import client_group_table, headline, measured, rounds_text
 from lightfed.results.units import seconds_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.keys import flat
 
+SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
 FILES = "report"  # folder of figures and tables that were asked for
-ROUNDS_SHOWN = 10
 REFRESH = 10  # seconds after which the page of a running run loads itself
-ABSENT = {
-    "curves": "No curves: fewer than two rounds were measured.",
-    "clients": "No picture of the clients: none were evaluated individually (clients.csv).",
-    "partition": "No picture of the partition: it was not recorded (partition.npz).",
-}
+SYNTHETIC = "Synthetic data: these results say nothing about the data set that it imitates."
 
 
 def build(
@@ -57,12 +48,8 @@ def build(
     """
     files = read(run)
     figures = [*run_figures(files), *figures_of_run(files)]
-    write_figures(figures, run / FILES, formats)
-    for table in tables:
-        write_table(key_figures(files), run / FILES / "final", table)
-        write_table(client_group_table(files), run / FILES / "client-groups", table)
-        for figure in figures:
-            write_table(figure.table, run / FILES / figure.name, table)
+    numbers = {"final": key_figures(files), "client-groups": client_group_table(files)}
+    write_files(figures, numbers, run / FILES, formats, tables)
     page = run / "index.html"
     live = live and not files.finished
     write_file(page, _page(files, figures, live=live).encode())
@@ -70,31 +57,40 @@ def build(
     return page
 
 
+def print_summary(run: Path) -> None:
+    """Print the tables of a run folder, and the path of its page; a UserError if it is none."""
+    files = read(run)
+    console = new_console()
+    print_line(console, f"{files.name}: {headline(files)}")
+    print_table(console, key_figures(files), left=(0, 2), spare=("note",))
+    if text := measured(files):
+        print_line(console, text)
+    if len(groups := client_group_table(files)):
+        print_table(console, groups, spare=SPARE)
+    page = run / "index.html"
+    if page.is_file():
+        print_line(console, f"page: {page}")
+
+
 def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
-    drawn = {figure.name for figure in figures}
     groups = client_group_table(run)
-    synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
+    ended = "finished" if run.finished else f"not finished: {rounds_text(run)} rounds"
     return document(
         run.name,
         template="run.html",
         refresh=REFRESH if live else 0,
         run=run,
         headline=headline(run),
-        state=_state(run, live=live),
+        state="running" if live else ended,
         progress=_progress(run) if live else "",
         written=time.time() if live else 0,
-        notes=[synthetic] * run.synthetic,
+        notes=[SYNTHETIC] * bool(run.note),
         results=key_figures(run),
         finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(run)}",
         commands=_commands(run),
         figures=figures,
-        absent=[text for name, text in ABSENT.items() if name not in drawn],
         client_groups=groups if len(groups) else None,
         places=[run.client_groups.index(name) for name in groups.get("group", ())],
-        # a column a round: there may be thirty metrics
-        rounds=rounds_table(run, newest=ROUNDS_SHOWN)
-        .set_index("round")
-        .T.reset_index(names="round"),
         environment=[
             (key, value if isinstance(value, str) else json.dumps(value))
             for key, value in flat(run.environment)
@@ -103,25 +99,18 @@ def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
     )
 
 
-def _state(run: Run, *, live: bool) -> str:
-    if live:
-        return "running"
-    return "finished" if run.finished else f"not finished: {rounds_text(run)} rounds"
-
-
 def _progress(run: Run) -> str:
     """`12 of 30 rounds, about 4.0 min left. Written at 12:30:05`."""
     rest = (run.planned or run.last_round) - run.last_round
-    seconds = rest * totals(run)["per_round"]
-    left = f", about {seconds_text(seconds)} left" if rest else ""
+    left = f", about {seconds_text(rest * totals(run)['per_round'])} left" if rest else ""
     return f"{rounds_text(run)} rounds{left}. Written at {datetime.now():%H:%M:%S}"
 
 
-def _commands(run: Run) -> list[tuple[str, str]]:
+def _commands(run: Run) -> dict[str, str]:
     """What resumes the run and what compares it, in the folder that holds the one of the runs."""
     place = run.folder.absolute()
     runs, name = shlex.quote(place.parent.name), shlex.quote(place.name)
-    resume = f"lightfed fit --config {runs}/{name}/config.yaml --ckpt_path last"
-    compare = f"lightfed report {runs}/{name} {runs}/OTHER"
-    known = [("Resume", resume)] if run.config is not None else []
-    return [*known, ("Compare", compare)]
+    return {
+        "Resume": f"lightfed fit --config {runs}/{name}/config.yaml --ckpt_path last",
+        "Compare": f"lightfed report {runs}/{name} {runs}/OTHER",
+    }

@@ -1,4 +1,4 @@
-"""Which experiment is better in which metric: as sentences, tables and a csv file.
+"""Which experiment is better in which metric: as sentences and a csv file.
 
 Experiments are compared if they have the same data set, partition and number of clients. Metrics
 are compared if they mean the same: a client after aggregation is never compared with one that has
@@ -8,38 +8,23 @@ just trained, whatever their columns in metrics.csv are called.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import pandas as pd
 from pandas import DataFrame
 
-from lightfed.results.groups import (
-    Group,
-    data_terms,
-    final_heading,
-    final_text,
-    grouped,
-    synthetic_note,
-    usual_metric,
-)
-from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
+from lightfed.results import groups
+from lightfed.results.groups import Group
+from lightfed.results.intervals import Paired, paired, seeds_text
 from lightfed.results.outcome import best_of
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
-from lightfed.results.tables import readable, text_table
-from lightfed.results.units import NOTHING, is_share
+from lightfed.results.tables import readable
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 
 KINDS = ("global", "local", "personal")
-NOTE = (
-    "Means with their 95 % t interval over the seeds. Each experiment is compared with the best of "
-    "the others; a positive difference is in its favour. The interval of a difference is that of "
-    f"a paired t-test over the seeds that both have. {CHOSEN}"
-)
 
 
-@dataclass(frozen=True)
-class Contest:
+class Contest(NamedTuple):
     """One metric in which experiments are compared.
 
     `data` is their condition. `metric` has no kind (`personal/`); `name` is shown. `columns` are
@@ -53,7 +38,7 @@ class Contest:
 
     @property
     def title(self) -> str:
-        return f"{self.data}: {self.name}{synthetic_note(self.columns)}"
+        return f"{self.data}: {self.name}{groups.synthetic_note(self.columns)}"
 
     def best_other(self, group: Group | None) -> Group:
         """The experiment with the best mean over the seeds among all others."""
@@ -63,37 +48,21 @@ class Contest:
     def paired(self, own: Group, rival: Group) -> Paired:
         return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
 
-    def verdict(self) -> str:
-        """Compares the best experiment with the next best, in a sentence."""
+    def verdicts(self) -> list[str]:
+        """A sentence for each experiment against the best of the others; the best comes first."""
         best = self.best_other(None)
-        rival = self.best_other(best)
-        text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
-        return f"{best.label} {text}."
-
-    def table(self) -> DataFrame:
-        """A row per experiment, against the best of the others."""
-        return text_table([self._row(group) for group in self.columns])
-
-    def _row(self, group: Group) -> dict[str, str]:
-        rival = self.best_other(group)
-        found = self.paired(group, rival)
-        unit = "points" if is_share(self.metric) else readable(self.metric)
-        seeds = (found.seeds_label, found.lacking(group.label, rival.label))
-        return {
-            "experiment": group.label,
-            final_heading(self.name, self.columns): final_text(group, self.columns[group]),
-            "against": rival.label,
-            f"difference, {unit}": found.gain if found.seeds else NOTHING,
-            INTERVAL: found.interval or NOTHING,
-            "seeds": ", ".join(text for text in seeds if text),
-            "verdict": found.verdict,
-        }
+        sentences = []
+        for own in (best, *(group for group in self.columns if group != best)):
+            rival, role = self.best_other(own), "the next best" if own == best else "the best"
+            text = self.paired(own, rival).sentence(own.label, rival.label, role=role)
+            sentences.append(f"{own.label} {text}.")
+        return sentences
 
 
 def contests(runs: Sequence[Run]) -> list[Contest]:
     """All metrics that at least two experiments on the same data have."""
-    met = gathered(grouped(runs), lambda group: frozenset(data_terms(group).items()))
-    return [contest for groups in met.values() if len(groups) > 1 for contest in _contests(groups)]
+    met = gathered(groups.grouped(runs), lambda group: frozenset(groups.data_terms(group).items()))
+    return [contest for members in met.values() for contest in _contests(members)]
 
 
 def verdicts_csv(found: Sequence[Contest]) -> str:
@@ -102,42 +71,37 @@ def verdicts_csv(found: Sequence[Contest]) -> str:
     for contest in found:
         for own, rival in itertools.permutations(contest.columns, 2):
             pair = contest.paired(own, rival)
-            lines.append(
-                {
-                    "data": contest.data,
-                    "metric": contest.columns[own],
-                    "method": own.name,
-                    "rival": rival.name,
-                    "rival_metric": contest.columns[rival],
-                    "n": len(pair.seeds),
-                    "seeds": seeds_text(pair.seeds),
-                    "missing": pair.lacking(own.name, rival.name),
-                    "difference": pair.difference,
-                    "low": pair.low,
-                    "high": pair.high,
-                    "verdict": pair.verdict,
-                }
-            )
-    return pd.DataFrame(lines).to_csv(index=False)
+            line = {
+                "data": contest.data,
+                "metric": contest.columns[own],
+                "method": own.name,
+                "rival": rival.name,
+                "rival_metric": contest.columns[rival],
+                "n": len(pair.seeds),
+                "seeds": seeds_text(pair.seeds),
+                "missing": pair.lacking(own.name, rival.name),
+                "difference": pair.difference,
+                "low": pair.low,
+                "high": pair.high,
+                "verdict": pair.verdict,
+            }
+            lines.append(line)
+    return DataFrame(lines).to_csv(index=False)
 
 
-def _contests(groups: Sequence[Group]) -> list[Contest]:
-    metric = usual_metric(groups)
+def _contests(members: Sequence[Group]) -> list[Contest]:
+    metric = groups.usual_metric(members)
     name = readable(metric)
-    stages = {group: stage_columns(group, metric) for group in groups}
-    found = {f"{kind} {name}": dict.fromkeys(groups, f"{kind}/{metric}") for kind in KINDS}
+    stages = {group: stage_columns(group, metric) for group in members}
+    found = {f"{kind} {name}": dict.fromkeys(members, f"{kind}/{metric}") for kind in KINDS}
     if any(len(columns) == 2 for columns in stages.values()):
         del found[f"personal {name}"]  # a different stage in different runs
         for stage in (AGGREGATED, TRAINED):
             own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
             found[f"{name} {stage}"] = own
-    every = [
-        Contest(
-            groups[0].condition,
-            metric,
-            shown,
-            {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])},
-        )
-        for shown, own in found.items()
-    ]
-    return [contest for contest in every if len(contest.columns) > 1]
+    known = {
+        shown: {g: c for g, c in columns.items() if math.isfinite(g.score(c)[0])}
+        for shown, columns in found.items()
+    }
+    condition = members[0].condition
+    return [Contest(condition, metric, n, own) for n, own in known.items() if len(own) > 1]

@@ -1,7 +1,6 @@
 """What a column of metrics.csv is: `<kind>/<metric>`, its spread, or its mean over a client group.
 
-Metrics (`val/acc`) and client groups may have slashes in their names. The run has recorded which
-client groups there are.
+Metrics (`val/acc`) and client groups may have slashes in their names.
 """
 
 import re

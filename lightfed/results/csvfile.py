@@ -1,50 +1,61 @@
-"""Reads a csv file of a run, which may still be growing; errors name the line."""
+"""Reads files of a run, of which csv files may still be growing; errors name the file."""
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Sequence
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 
 from lightfed.utils.errors import UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+UNREADABLE = (OSError, KeyError, ValueError, EOFError, zlib.error, BadZipFile, yaml.YAMLError)
+NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
-def read_csv(
-    path: Path, *, keys: Sequence[str], text: Sequence[str] = ()
-) -> tuple[DataFrame, bool]:
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise a UserError that names the file if it cannot be read."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise damaged(path, " ".join(str(error).split())) from error
+
+
+def read_csv(path: Path, keys: Sequence[str] = ("round",)) -> tuple[DataFrame, bool]:
     """The complete lines of a csv file, and whether the last one is incomplete.
 
-    The file must have the columns `keys`, which hold whole numbers unless named in `text`. In
-    columns that are no `text` an empty field is NaN, and `nan`, a value that was measured, is
-    infinite. A UserError if the file is damaged.
+    All columns but `group` are numbers. An empty field is NaN, and `nan`, a value that was
+    measured, is infinite. Without a line it has only the columns `keys`. A UserError if the file is
+    damaged.
     """
     import pandas as pd
 
-    lines, _, rest = path.read_bytes().decode("utf-8", "replace").rpartition("\n")
-    head, *rows = csv.reader(io.StringIO(lines.replace("\r", ""))) if lines else [keys]
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(head):
-            many = "more" if len(row) > len(head) else "fewer"
-            raise damaged(path, f"line {number} has {many} fields than the first line")
-    if missing := [name for name in keys if name not in head]:
-        raise damaged(path, f"its first line has no column {missing[0]}")
-    table = pd.DataFrame(rows, columns=pd.Index(head), dtype="str")
-    numbers = table.drop(columns=[*text]).apply(pd.to_numeric, errors="coerce").astype("float64")
-    numbers = numbers.mask(table[numbers.columns] == "nan", np.inf)
-    wrong = numbers.isna() & (table[numbers.columns] != "")
-    whole = [name for name in keys if name not in text]
-    wrong[whole] = numbers[whole] % 1 != 0
-    if wrong.any(axis=None):
-        line, name = wrong.stack().idxmax()
-        raise damaged(path, f"line {line + 2}, column {name}: {str(table.at[line, name])!r}")
-    return table.assign(**numbers).astype(dict.fromkeys(whole, "int64")), bool(rest)
+    text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
+    lines, _, rest = text.rpartition("\n")
+    if "\n" not in lines:  # no row yet
+        return pd.DataFrame(columns=pd.Index(keys)), bool(rest)
+    with reading(path):
+        table = pd.read_csv(
+            io.StringIO(NAN.sub("inf", lines)),
+            dtype={"group": "str"},
+            na_values=[""],
+            keep_default_na=False,
+        )
+        texts = table.drop(columns="group", errors="ignore").select_dtypes(exclude="number")
+        if len(texts.columns) or "round" not in table:
+            raise ValueError(f"no numbers in column {[*texts, 'round'][0]}")
+    return table, bool(rest)
 
 
 def finite(table: DataFrame) -> DataFrame:

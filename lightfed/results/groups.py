@@ -11,15 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightfed.results import outcome
 from lightfed.results.columns import base_name
 from lightfed.results.mixtures import combination, level_counts
-from lightfed.results.outcome import (
-    each_seed_once,
-    mean_and_std,
-    primary_metric,
-    t_half_width,
-    traffic,
-)
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.units import metric_text, spread_text
@@ -27,14 +21,13 @@ from lightfed.results.units import metric_text, spread_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
+SEED = re.compile(r"[-_./]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
 # what labels leave out: the algorithm, which they begin with, and what levels and conditions name
 NO_LABEL = re.compile(
     r"model\.(algorithm(\.class_path)?|clients\.\d+\.(count|level|rate))$"
     r"|data\.(dataset|partition)\b"
 )
 NO_DATA = re.compile(r"(?!data\.(dataset|partition)\b)|data\.dataset(\.class_path)?$")
-RUNNING = " (not finished)"
 
 
 @dataclass(frozen=True)
@@ -42,13 +35,13 @@ class Group:
     """One row of a comparison: one run, or several of different seeds.
 
     Attributes:
-        name: that of the only run, or of the first without its seed; says so if no run is finished.
+        name: folder of the only run, or of the first without its seed; says so if no run is
+            finished.
         runs: one of each seed; the finished ones, or of all if none is.
         label: its method, and in what that differs from others; the name if nothing is known.
         condition: its data set, and in what the data differ from those of others.
         place: of its colour and dash, the same for equal labels; the first label of each method
             comes before all others.
-        method_place: that of the first label of its method.
     """
 
     name: str
@@ -56,11 +49,6 @@ class Group:
     label: str = field(default="", compare=False)
     condition: str = field(default="", compare=False)
     place: int = field(default=0, compare=False)
-    method_place: int = field(default=0, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or self.name)
-        object.__setattr__(self, "condition", self.condition or self.data)
 
     @property
     def data(self) -> str:
@@ -72,14 +60,14 @@ class Group:
 
     def score(self, column: str) -> tuple[float, float]:
         """The last finite values in a column: mean and sample deviation over the runs."""
-        return mean_and_std([run.final(column) for run in self.runs])
+        return outcome.mean_and_std([run.final(column) for run in self.runs])
 
     def interval(self, column: str) -> tuple[float, float, float, int]:
         """Of the runs whose last value is finite: mean, 95 % t interval (NaN below two), number."""
-        known = [value for run in self.runs if math.isfinite(value := run.final(column))]
-        mean, std = mean_and_std(known)
-        half = t_half_width(std, len(known))
-        return mean, mean - half, mean + half, len(known)
+        known = sum(math.isfinite(run.final(column)) for run in self.runs)
+        mean, std = self.score(column)
+        half = outcome.t_half_width(std, known)
+        return mean, mean - half, mean + half, known
 
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.
@@ -92,9 +80,9 @@ class Group:
 
         values = pd.concat([run.series(column) for run in self.runs], axis=1, join="inner")
         values = values.dropna()
-        sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
+        sent = pd.concat([outcome.traffic(run) for run in self.runs], axis=1).loc[values.index]
         mean, std, n = values.mean(axis=1), values.std(axis=1), len(self.runs)
-        half = t_half_width(std, n)
+        half = outcome.t_half_width(std, n)
         own = {"mean": mean, "std": std, "low": mean - half, "high": mean + half, "n": n}
         return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
 
@@ -110,7 +98,7 @@ def synthetic_note(groups: Iterable[Group]) -> str:
 
 def usual_metric(groups: Iterable[Group]) -> str:
     """The metric that most runs show first, without `global/` or `personal/`."""
-    names = [base_name(primary_metric(run)) for run in runs_of(groups)]
+    names = [base_name(outcome.primary_metric(run)) for run in runs_of(groups)]
     return Counter(names).most_common(1)[0][0]
 
 
@@ -133,68 +121,50 @@ def final_heading(name: str, groups: Iterable[Group]) -> str:
 
 
 def singles(runs: Sequence[Run]) -> list[Group]:
-    """A row per run, named by its name, or by its path if two runs have the same name."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        parent = common_parent(runs)
-        names = [os.path.relpath(run.folder.absolute(), parent) for run in runs]
-    groups = [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
-    return _described(groups, [{"seed": str(run.seed)} for run in runs])
+    """A row per run."""
+    return _described([[run] for run in runs], seeds=True)
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """A row per experiment, in the order of their first runs."""
-    found = [*gathered(runs, lambda run: run.experiment["digest"]).values()]
-    names, times = [_name(own) for own in found], Counter[str]()
-    groups = []
-    for name, own in zip(names, found, strict=True):
-        times[name] += 1
-        groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, own))
-    return [
-        replace(group, name=group.label) if times[name] > 1 else group
-        for name, group in zip(names, _described(groups, [{}] * len(groups)), strict=True)
-    ]
+    return _described([*gathered(runs, lambda run: run.experiment["digest"]).values()])
 
 
-def _group(name: str, runs: Sequence[Run]) -> Group:
-    counted = each_seed_once([run for run in runs if run.finished] or runs)
-    return Group(name + RUNNING * (not counted[0].finished), tuple(counted))
-
-
-def _described(groups: Sequence[Group], further: Sequence[dict[str, str]]) -> list[Group]:
-    """With conditions, labels and places.
+def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Group]:
+    """With names, conditions, labels and places; with `seeds` labels may name the seed.
 
     If some of an algorithm on the same data do not differ, all of this algorithm keep their names.
     """
-    found = [replace(g, condition=c) for g, c in zip(groups, _conditions(groups), strict=True)]
-    methods = gathered(range(len(found)), lambda i: found[i].algorithm)
+    ended = [[run for run in own if run.finished] or own for own in rows]
+    found = [Group("", tuple(outcome.each_seed_once(own))) for own in ended]
+    parent = common_parent(runs_of(found)) if found else Path()
+    paths = [os.path.relpath(group.runs[0].folder.absolute(), parent) for group in found]
+    short = [SEED.sub("", p) if len(g.runs) > 1 else p for g, p in zip(found, paths, strict=True)]
+    data = [{k: v for k, v in data_terms(group).items() if k != "data"} for group in found]
+    texts = [text.replace("partition ", "") for text in told_apart(data)]
+    for i, group in enumerate(found):
+        name = (short[i] if short[i] and short.count(short[i]) == 1 else paths[i]) + _end(group)
+        condition = ", ".join(filter(None, (group.data, texts[i])))
+        found[i] = replace(group, name=name, label=name, condition=condition)
     elsewhere = len({group.condition for group in found}) > 1
+    methods = gathered(range(len(found)), lambda i: found[i].algorithm)
     for method, places in methods.items():
-        texts = told_apart([terms_of(found[i]) | further[i] for i in places])
-        named = len(methods) > 1 or (elsewhere and not all(texts))
-        labels = [", ".join(filter(None, (method * named, text))) for text in texts]
-        unlike = {(found[i].condition, label) for i, label in zip(places, labels, strict=True)}
-        if all(labels) and len(unlike) == len(places):
+        own = [found[i] for i in places]
+        seed = [{"seed": str(group.runs[0].seed)} if seeds else {} for group in own]
+        texts = told_apart([terms_of(g) | also for g, also in zip(own, seed, strict=True)])
+        whole = len(methods) > 1 or (elsewhere and not all(texts))
+        labels = [", ".join(filter(None, (method * whole, text))) for text in texts]
+        unlike = {(g.condition, label) for g, label in zip(own, labels, strict=True)}
+        if all(labels) and len(unlike) == len(own):
             for i, label in zip(places, labels, strict=True):
-                end = RUNNING * found[i].name.endswith(RUNNING)
-                found[i] = replace(found[i], label=label + end)
-    first = {group.algorithm: group.label for group in found[::-1]}
-    every = [*dict.fromkeys([*(first[name] for name in methods), *(g.label for g in found)])]
-    return [
-        replace(g, place=every.index(g.label), method_place=every.index(first[g.algorithm]))
-        for g in found
-    ]
+                found[i] = replace(found[i], label=label + _end(found[i]))
+    first = [found[places[0]].label for places in methods.values()]
+    order = list(dict.fromkeys([*first, *(group.label for group in found)]))
+    return [replace(group, place=order.index(group.label)) for group in found]
 
 
-def _conditions(groups: Sequence[Group]) -> list[str]:
-    """What each was trained on: `Digits, alpha 0.3`, with no more than tells them apart."""
-    settings = [data_terms(group) for group in groups]
-    texts = told_apart([{k: v for k, v in one.items() if k != "data"} for one in settings])
-    shorter = [text.replace("partition ", "") for text in texts]
-    return [
-        ", ".join(filter(None, pair))
-        for pair in zip((g.data for g in groups), shorter, strict=True)
-    ]
+def _end(group: Group) -> str:
+    return "" if group.runs[0].finished else " (not finished)"
 
 
 def data_terms(group: Group) -> dict[str, str]:
@@ -216,9 +186,3 @@ def common_parent(runs: Sequence[Run]) -> Path:
     """The deepest folder that holds all the runs; relative if it is below the current one."""
     parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
-
-
-def _name(runs: Sequence[Run]) -> str:
-    """The name of the only run, or that of the first without its seed."""
-    name = runs[0].name
-    return (SEED_SUFFIX.sub("", name) or name) if len(runs) > 1 else name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightfed.results.groups import Group
-from lightfed.results.outcome import t_half_width
+from lightfed.results.outcome import mean_and_std, t_half_width
 from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.results.units import direction, is_share, metric_text
@@ -56,10 +56,8 @@ class Paired:
     @property
     def interval(self) -> str:
         """`1.20 to 3.80`, empty below two seeds."""
-        if math.isnan(self.low):
-            return ""
         ends = [_signed(self.metric, end).removeprefix("+") for end in (self.low, self.high)]
-        return " to ".join(ends)
+        return "" if math.isnan(self.low) else " to ".join(ends)
 
     @property
     def gain(self) -> str:
@@ -69,15 +67,13 @@ class Paired:
     @property
     def seeds_label(self) -> str:
         """`3 seeds (0-2)`."""
-        count = len(self.seeds)
-        return f"{count} seed{'s' * (count != 1)} ({seeds_text(self.seeds)})"
+        return f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)} ({seeds_text(self.seeds)})"
 
     def lacking(self, own: str, rival: str) -> str:
         """`FML lacks seed 2`; empty if both have all seeds."""
-        pairs = ((own, self.rival_only), (rival, self.own_only))
         return ", ".join(
             f"{name} lacks seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)}"
-            for name, seeds in pairs
+            for name, seeds in ((own, self.rival_only), (rival, self.own_only))
             if seeds
         )
 
@@ -92,25 +88,21 @@ class Paired:
         unit = " points" if is_share(self.metric) else ""
         interval = f"{INTERVAL} {self.interval}" if self.interval else ""
         parts = (f"{self.gain}{unit} {over}", interval, self.seeds_label, self.lacking(own, rival))
-        return f"{', '.join(part for part in parts if part)}: {self.verdict}"
+        return f"{', '.join(filter(None, parts))}: {self.verdict}"
 
 
 def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
     """Compare two experiments, each by its own column of metrics.csv."""
     mine, theirs = (_finals(g, c) for g, c in zip((own, rival), columns, strict=True))
     seeds = sorted(mine.keys() & theirs.keys())
-    gains = direction(metric) * np.array([mine[seed] - theirs[seed] for seed in seeds])
-    mean = float(gains.mean()) if seeds else math.nan
-    half = t_half_width(float(gains.std(ddof=1)), len(seeds)) if len(seeds) > 1 else math.nan
-    return Paired(
-        metric=metric,
-        seeds=tuple(seeds),
-        own_only=tuple(sorted(mine.keys() - theirs.keys())),
-        rival_only=tuple(sorted(theirs.keys() - mine.keys())),
-        difference=mean,
-        low=mean - half,
-        high=mean + half,
+    mean, std = mean_and_std([direction(metric) * (mine[seed] - theirs[seed]) for seed in seeds])
+    half = t_half_width(std, len(seeds))
+    mine_only, theirs_only = (
+        sorted(mine.keys() - theirs.keys()),
+        sorted(theirs.keys() - mine.keys()),
     )
+    only = tuple(mine_only), tuple(theirs_only)
+    return Paired(metric, tuple(seeds), *only, mean, mean - half, mean + half)
 
 
 def goal_text(column: str, target: float) -> str:
@@ -141,13 +133,8 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 def _finals(group: Group, column: str) -> dict[int, float]:
     """The last value of each seed's run; unfinished runs have no final value."""
-    return {
-        seed: value
-        for run in group.runs
-        if (seed := run.seed) is not None
-        and run.finished
-        and math.isfinite(value := run.final(column))
-    }
+    finals = {run.seed: run.final(column) for run in group.runs if run.finished}
+    return {s: value for s, value in finals.items() if s is not None and math.isfinite(value)}
 
 
 def _signed(metric: str, value: float) -> str:

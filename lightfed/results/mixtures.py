@@ -1,9 +1,9 @@
 """Levels of clients (HeteroFL, Diao et al., ICLR 2021) and the names of their combinations."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import count, takewhile
 
 from lightfed.utils.keys import LEVELS
 
@@ -15,32 +15,15 @@ def level_name(rate: float) -> str:
     return next((level for level, width in LEVELS.items() if width == rate), f"{rate:g}")
 
 
-def client_group_keys(settings: Mapping[str, str]) -> list[str]:
-    """`model.clients.0` and so on, as they are in config.yaml."""
-    found = (re.match(r"model\.clients\.\d+", name) for name in settings)
-    return list(dict.fromkeys(key[0] for key in found if key))
-
-
 def level_counts(settings: Mapping[str, str]) -> dict[float, int]:
-    """Clients by rate, the widest first; empty if a rate or a count is not known."""
+    """Clients by rate, the widest first; a group without `rate` and `level` has rate 1."""
     counts: Counter[float] = Counter()
-    for key in client_group_keys(settings):
-        rate, members = rate_of(settings, key), settings.get(f"{key}.count", "")
-        if not rate or not members.isdecimal():
-            return {}
-        counts[rate] += int(members)
+    groups = (f"model.clients.{place}" for place in count())
+    for group in takewhile(lambda group: f"{group}.count" in settings, groups):
+        rate, level = (settings.get(f"{group}.{key}", "null") for key in ("rate", "level"))
+        width = LEVELS.get(level, 1.0) if rate == "null" else float(rate)
+        counts[width] += int(settings[f"{group}.count"])
     return dict(sorted(counts.items(), reverse=True))
-
-
-def rate_of(settings: Mapping[str, str], client_group: str) -> float | None:
-    """The width of a group: its `rate` or `level`, 1 without both; None if invalid."""
-    rate, level = (settings.get(f"{client_group}.{key}", "null") for key in ("rate", "level"))
-    if rate == "null":
-        return LEVELS.get(level, 1.0)
-    try:
-        return float(rate) if 0 < float(rate) <= 1 else None
-    except ValueError:
-        return None
 
 
 def even(counts: Mapping[float, int]) -> bool:
@@ -57,6 +40,6 @@ def combination(counts: Mapping[float, int]) -> str:
     if even(counts):
         return "-".join(map(level_name, counts))
     clients = sum(counts.values())
-    tenths = all(10 * count % clients == 0 for count in counts.values())
+    tenths = all(10 * number % clients == 0 for number in counts.values())
     unit = clients / 10 if tenths else math.gcd(*counts.values())
-    return "-".join(f"{level_name(rate)}{count / unit:.0f}" for rate, count in counts.items())
+    return "-".join(f"{level_name(rate)}{number / unit:.0f}" for rate, number in counts.items())

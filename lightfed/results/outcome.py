@@ -1,12 +1,8 @@
-"""The result of a run: its primary metric and final values, also for each client group.
-
-Every number on a page, in a table or in a comparison is computed here, once.
-"""
+"""The result of a run: its primary metric, final values, and costs."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,18 +10,15 @@ import numpy as np
 
 from lightfed.results.columns import KINDS, base_name, is_metric, kind_of
 from lightfed.results.run import Run
-from lightfed.results.units import direction, is_share, lower_is_better
+from lightfed.results.units import direction, is_share
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import Series
 
 Spread = TypeVar("Spread", float, "Series")
 Item = TypeVar("Item")
 NAN = math.nan
 LEVEL = 0.95  # of intervals
-SPENT = ("bytes_up", "bytes_down", "flops")
-COSTS = (*SPENT, "stored_bytes")
-GROUP_COLUMNS = ("clients", "tested", "mean", "std", "worst10", "local", *COSTS)
 TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over all rounds
 
 
@@ -38,7 +31,7 @@ def totals(run: Run) -> dict[str, float]:
     found = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
     kept = run.evaluation["stored_bytes"].mean() if "stored_bytes" in run.evaluation else NAN
     found |= {"sent": float(traffic(run).max()), "stored_bytes": float(kept)}
-    return found | {"per_round": found["seconds"] / max(1, run.series("seconds").count())}
+    return found | {"per_round": float(run.series("seconds").mean())}
 
 
 def best(run: Run, column: str) -> tuple[float, int]:
@@ -46,7 +39,7 @@ def best(run: Run, column: str) -> tuple[float, int]:
     values = run.series(column).dropna()
     if values.empty:
         return NAN, 0
-    place = int(values.argmin() if lower_is_better(column) else values.argmax())
+    place = int((values * direction(column)).argmax())
     return float(values.iloc[place]), int(values.index[place])
 
 
@@ -62,23 +55,13 @@ def primary_metric(run: Run) -> str:
         metric = base_name(column)
         return metric != "accuracy", not is_share(metric), KINDS.index(kind_of(column))
 
-    measured = filter(run.has, map(str, run.rounds))
-    own = [n for n in measured if _is_mean(n, run) and "loss" not in n.lower()]
+    own = [name for name in _means(run) if run.has(name) and "loss" not in name.lower()]
     return min(own, key=rank, default="train_loss")
 
 
 def base_names(run: Run) -> list[str]:
     """The metrics of a run including losses, each once, in the order of the columns."""
-    return list(
-        dict.fromkeys(base_name(name) for name in map(str, run.rounds) if _is_mean(name, run))
-    )
-
-
-def client_metric(run: Run, metric: str) -> str | None:
-    """The column of clients.csv for `metric`, or a substitute; None if there is none."""
-    if metric in run.client_metrics:
-        return metric
-    return min(run.client_metrics, key=lower_is_better, default=None)
+    return list(dict.fromkeys(map(base_name, _means(run))))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -117,9 +100,8 @@ def each_seed_once(runs: Sequence[Run]) -> list[Run]:
     Sweeps of several studies share experiments. Two runs of one seed have the same bits, so
     counting both would understate the deviation.
     """
-    every = sorted(runs, key=lambda run: len(run.rounds))
-    longest = {run.environment.get("seed", run.folder): run for run in every}.values()
-    return [run for run in runs if run in longest]
+    longest = {run.seed: run for run in sorted(runs, key=lambda run: len(run.rounds))}
+    return [run for run in runs if run in longest.values()]
 
 
 def traffic(run: Run) -> Series:
@@ -150,41 +132,9 @@ def worst_tenth(values: Series, metric: str) -> float:
     return float(worst(math.ceil(len(known) / 10)).mean())
 
 
-def client_groups(run: Run, metric: str) -> DataFrame:
-    """A row a client group at the last personalised evaluation; what is unknown is NaN.
-
-    Columns: `clients` of the group, how many were `tested`, `mean` and `std` (population) over
-    these, each with its own model, `worst10` (mean over the worst tenth), `local` (mean of the
-    global model on the clients' samples) and the mean of what they keep; of what all clients of the
-    group have sent and computed since the start, the mean over these. No rows without clients.csv.
-    """
-    import pandas as pd
-
-    if run.evaluation.empty:
-        return pd.DataFrame(columns=[*GROUP_COLUMNS])
-    own = client_metric(run, metric)
-    columns = [*dict.fromkeys(name for name in (own, f"local/{own}", "stored_bytes") if name)]
-    groups = run.evaluation.reindex(columns=["group", *columns]).groupby("group")
-    found = groups[columns].mean().rename(columns={own: "mean", f"local/{own}": "local"})
-    scores = groups[own] if own else None
-    found["tested"] = groups.size()
-    found["std"] = scores.std(ddof=0) if scores else NAN
-    found["worst10"] = scores.apply(lambda x: worst_tenth(x, own or "")) if scores else NAN
-    sizes = pd.Series(run.group_sizes, dtype=float)
-    found["clients"] = sizes.reindex(found.index).fillna(found["tested"])
-    at, sums = run.costs or (0, ())
-    if at == run.last_round and len(sums) == len(sizes):
-        spent = pd.DataFrame(sums, index=sizes.index, columns=[*SPENT])
-        found = found.join(spent.div(sizes, axis=0))
-    order = [name for name in run.client_groups if name in found.index]
-    return found.reindex(index=order, columns=[*GROUP_COLUMNS])
-
-
-def _is_mean(column: str, run: Run) -> bool:
-    """Whether a column is a metric of the whole run: not of a group, not a spread."""
-    of = re.sub("_(std|worst10)$", "", column)
-    return (
-        is_metric(column)
-        and column not in run.client_group_columns
-        and (of == column or of not in run.rounds)
-    )
+def _means(run: Run) -> list[str]:
+    """The columns that are metrics of the whole run: not of a group, not a spread."""
+    metrics = filter(is_metric, map(str, run.rounds))
+    columns = [name for name in metrics if name not in run.client_group_columns]
+    spreads = {name + end for name in columns for end in ("_std", "_worst10")}
+    return [name for name in columns if name not in spreads]

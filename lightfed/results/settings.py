@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.results.csvfile import damaged
+from lightfed.results.csvfile import reading
 from lightfed.utils.keys import column_of, experiment, flat, long_name
 
 Item = TypeVar("Item")
@@ -47,10 +47,8 @@ def read_settings(config: str, path: Path) -> dict[str, str]:
     A UserError if `config`, the content of `path`, is not YAML.
     """
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # keeps scalars as text
-    try:
+    with reading(path):
         content = yaml.load(config, Loader=loader)
-    except yaml.YAMLError as error:
-        raise damaged(path, " ".join(str(error).split())) from error
     return {key: str(value) for key, value in flat(content) if key and value != ""}
 
 
@@ -62,30 +60,24 @@ def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     return found
 
 
-def usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The most frequent value of each option, or `unset`; none in a tie, so that all show."""
-    names = dict.fromkeys(name for one in options for name in one)
-    found = {}
-    for name in names:
-        (value, times), *others = Counter(one.get(name, "unset") for one in options).most_common(2)
-        found[name] = "" if others and others[0][1] == times else value
-    return found
-
-
-def difference(options: Mapping[str, str], usual: Mapping[str, str]) -> str:
-    """The options with unusual values, such as `norm gn, width 0.5`; digests if nothing else is."""
-    own = {name: options.get(name, "unset") for name in usual}
-    unusual = [name for name in usual if own[name] != usual[name]]
-    stated = [name for name in unusual if not name.endswith(" digest")]
-    return ", ".join(f"{name} {own[name]}" for name in stated or unusual)
-
-
 def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
-    """How each differs from most of those with the same key in `alike`."""
-    paired = list(zip(options, alike, strict=True))
-    members = gathered(paired, lambda pair: pair[1])
-    most = {key: usual([own for own, _ in found]) for key, found in members.items()}
-    return [difference(own, most[key]) for own, key in paired]
+    """How each differs from most of those with the same key in `alike`: `norm gn, width 0.5`.
+
+    Digests are named if nothing else differs; a tie shows all its values.
+    """
+    members = gathered(zip(alike, options, strict=True), lambda pair: pair[0])
+    texts = []
+    for key, own in zip(alike, options, strict=True):
+        rivals = [rival for _, rival in members[key]]
+        unusual = {}
+        for name in dict.fromkeys(name for rival in rivals for name in rival):
+            values = Counter(rival.get(name, "unset") for rival in rivals).most_common(2)
+            value, tie = own.get(name, "unset"), len({times for _, times in values}) < len(values)
+            if tie or value != values[0][0]:
+                unusual[name] = f"{name} {value}"
+        stated = [text for name, text in unusual.items() if not name.endswith(" digest")]
+        texts.append(", ".join(stated or unusual.values()))
+    return texts
 
 
 def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
@@ -98,11 +90,8 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
         tried = [tuple(one.get(key) for key in (*chosen, name)) for one in options]
         if len(set(tried)) > len({values[:-1] for values in tried}):
             chosen.append(name)
+    texts = [{name: one[name] for name in chosen if name in one} for one in options]
     return [
-        ", ".join(
-            one[name] if name in NAMELESS else f"{name} {one[name]}"
-            for name in chosen
-            if name in one
-        )
-        for one in options
+        ", ".join(text if name in NAMELESS else f"{name} {text}" for name, text in own.items())
+        for own in texts
     ]

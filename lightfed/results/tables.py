@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lightfed.results.columns import OF_CLIENTS, base_name
-from lightfed.results.outcome import (
-    best,
-    client_groups,
-    client_metric,
-    primary_metric,
-    totals,
-    worst_tenth,
-)
+from lightfed.results.columns import base_name
+from lightfed.results.outcome import primary_metric, worst_tenth
 from lightfed.results.run import Run
-from lightfed.results.units import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    flops_text,
-    metric_text,
-    seconds_text,
-)
-from lightfed.utils.keys import COLUMNS
+from lightfed.results.units import NOTHING, bytes_text, count_text, flops_text, metric_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-TEXTS = {"B": bytes_text, "FLOPs": flops_text, "s": seconds_text, "": count_text}  # by unit
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
@@ -47,79 +30,28 @@ def without_empty_columns(table: DataFrame) -> DataFrame:
 
 def headline(run: Run) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
-    stated = run.environment
-    tested, ranks = stated.get("evaluated_clients"), stated.get("ranks")
-    parts = [" on ".join(str(stated[key]) for key in ("algorithm", "dataset") if stated.get(key))]
-    if run.num_clients is not None:
-        groups = f" in {len(run.client_groups)} groups" if len(run.client_groups) > 1 else ""
-        parts.append(_counted(run.num_clients, "client") + groups)
-        if tested and tested < run.num_clients:
-            parts.append(f"personal metrics of {tested:,} of {run.num_clients:,} clients")
-    parts.append(f"{rounds_text(run)} round{'s' * (run.last_round != 1)}")
-    if run.seed is not None:
-        parts.append(f"seed {run.seed}")
-    if ranks is not None:
-        parts.append(_counted(ranks, "rank"))
-    if stated.get("reconfigured"):
-        parts.append("other settings in some rounds")
+    stated, clients = run.environment, run.num_clients or 0
+    tested, groups = stated.get("evaluated_clients") or clients, len(run.client_groups)
+    parts = (
+        f"{run.algorithm} on {run.data}{run.note}",
+        counted(clients, "client") + f" in {groups} groups" * (groups > 1),
+        f"personal metrics of {tested:,} of {clients:,} clients" * (tested < clients),
+        f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
+        f"seed {run.seed}",
+        counted(stated.get("ranks", 1), "rank"),
+        f"{failures_text(run)} sessions left out" * (failures_text(run) != NOTHING),
+        "other settings in some rounds" * bool(stated.get("reconfigured")),
+    )
     return ", ".join(filter(None, parts))
 
 
 def measured(run: Run) -> str:
     """A sentence that says which model `personal` metrics are of; empty if there are none."""
-    text = f"Personal: {run.holds}, on the client's own test samples."
+    holds = str(run.environment.get("personal") or "what a client holds")
+    moments = {"aggregated": ", after aggregation", "trained": ", as its session left it"}
+    when = moments.get(str(run.environment.get("evaluate_at")), "")
+    text = f"Personal: {holds}{when}, on the client's own test samples."
     return text if run.has(f"personal/{base_name(primary_metric(run))}") else ""
-
-
-def key_figures(run: Run) -> DataFrame:
-    """The final values that were measured: `figure`, `final`, and a `note` that may be empty."""
-    primary, total = primary_metric(run), totals(run)
-    metric, (most, best_round) = base_name(primary), best(run, primary)
-    losses = run.series("train_loss").dropna()
-    loss_round = int(losses.index.max()) if len(losses) else 0
-    held = run.evaluation.reindex(columns=[metric])[metric]
-    deviations = {kind: run.final(f"{kind}/{metric}_std") for kind in OF_CLIENTS}
-    deviations["personal"] = float(held.std(ddof=0))  # a run logs none of perplexities
-
-    def of_metric(kind: str, label: str, note: str) -> tuple[str, str, str]:
-        std = deviations.get(kind, math.nan)
-        spread = "" if math.isnan(std) else f"std over clients {metric_text(metric, std)}"
-        if best_round and primary.startswith(f"{kind}/"):
-            note = f"best {metric_text(metric, most)} in round {best_round}"
-        value = metric_text(metric, run.final(f"{kind}/{metric}"))
-        return f"{label} {readable(metric)}", value, "; ".join(filter(None, (note, spread)))
-
-    def of_cost(label: str, name: str, text: Callable[[float], str]) -> tuple[str, str, str]:
-        each = text(total[name] / (run.num_clients or math.nan))
-        return label, text(total[name]), "" if each == NOTHING else f"{each} per client"
-
-    worst = metric_text(metric, worst_tenth(held, metric))
-    figures = (
-        ("rounds", rounds_text(run), ""),
-        ("sessions left out", failures_text(run), "failed, or their updates not finite"),
-        of_metric("global", "global", ""),
-        of_metric("personal", "personal", "mean over clients"),
-        (f"worst 10 % {readable(metric)}", worst, "mean of that tenth"),
-        *(of_metric(kind, label, note) for kind, (label, note) in OF_CLIENTS.items()),
-        (
-            "train loss",
-            metric_text("loss", run.series("train_loss").get(loss_round, math.nan)),
-            f"of round {loss_round}" if loss_round != run.last_round else "",
-        ),
-        of_cost("sent up", "bytes_up", bytes_text),
-        of_cost("sent down", "bytes_down", bytes_text),
-        ("between servers", bytes_text(total["server_bytes"]), "in addition to what clients send"),
-        of_cost("compute", "flops", flops_text),
-        ("stored / client", _stored(total["stored_bytes"]), "mean over clients"),
-        ("virtual time", seconds_text(run.final("virtual_time")), "of the devices"),
-        (
-            "time per round",
-            seconds_text(total["per_round"]),
-            f"{seconds_text(total['seconds'])} in all",
-        ),
-    )
-    head = ("figure", "final", "note")
-    return text_table([dict(zip(head, f, strict=True)) for f in figures if f[1] != NOTHING])
 
 
 def rounds_text(run: Run) -> str:
@@ -138,37 +70,30 @@ def client_group_table(run: Run) -> DataFrame:
     """One row per client group: metrics of its clients' models and, if different, the global model.
 
     Metrics, and bytes kept, are of the clients that were tested. Bytes sent and FLOPs are means
-    over all clients of the group, counted from the start of the run, as those of `key_figures`.
+    over all clients of the group, counted from the start of the run.
     """
-    main = base_name(primary_metric(run))
-    metric = client_metric(run, main) or ""
-    rows = [
-        {
-            "group": str(name),
-            "clients": _tested_of(own["tested"], own["clients"]),
-            readable(metric) or "metric": metric_text(metric, own["mean"]),
-            "std over clients": metric_text(metric, own["std"]),
-            "worst 10 %": metric_text(metric, own["worst10"]),
-            "of the global model": metric_text(metric, own["local"]),
-            "up / client": bytes_text(own["bytes_up"]),
-            "down / client": bytes_text(own["bytes_down"]),
-            "compute / client": flops_text(own["flops"]),
-            "stored / client": _stored(own["stored_bytes"]),
+    metric = base_name(primary_metric(run))
+    columns = ["group", metric, f"local/{metric}", "stored_bytes"]
+    tested = dict(iter(run.evaluation.reindex(columns=columns).groupby("group")))
+    rows = []
+    for name in filter(tested.__contains__, run.client_groups):
+        _, scores, shared, kept = (tested[name][column] for column in columns)
+        size = run.group_sizes.get(name, len(scores))
+        up, down, flops = (cost / size for cost in run.costs.get(name, (math.nan,) * 3))
+        row = {
+            "group": name,
+            "clients": f"{len(scores):,} of " * (len(scores) < size) + f"{size:,}",
+            readable(metric): metric_text(metric, scores.mean()),
+            "std over clients": metric_text(metric, scores.std(ddof=0)),
+            "worst 10 %": metric_text(metric, worst_tenth(scores, metric)),
+            "of the global model": metric_text(metric, shared.mean()),
+            "up / client": bytes_text(up),
+            "down / client": bytes_text(down),
+            "compute / client": flops_text(flops),
+            "stored / client": stored_text(kept.mean()),
         }
-        for name, own in client_groups(run, main).to_dict("index").items()
-    ]
+        rows.append(row)
     return without_empty_columns(text_table(rows))
-
-
-def rounds_table(run: Run, newest: int) -> DataFrame:
-    """The last `newest` rounds, latest first, without learning rates and means of groups."""
-    picked = run.rounds.iloc[: -newest - 1 : -1]
-    texts = {
-        readable(name): [_cell(name, x) for x in picked[name]]
-        for name in picked.columns.astype(str)
-        if name not in run.client_group_columns and not name.startswith("lr-")
-    }
-    return without_empty_columns(text_table([]).assign(round=picked.index.astype("str"), **texts))
 
 
 def readable(name: str) -> str:
@@ -182,22 +107,11 @@ def sentence(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _counted(number: int, word: str) -> str:
+def counted(number: int, word: str) -> str:
+    """`1 rank`, `4 ranks`."""
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
-def _cell(column: str, value: float) -> str:
-    if column not in COLUMNS:
-        return metric_text(column, value)
-    return TEXTS[COLUMNS[column].unit](value) if math.isfinite(value) else NOTHING
-
-
-def _tested_of(tested: float, clients: float) -> str:
-    """`10`, or `5 of 10 tested`."""
-    every = count_text(clients)
-    return every if tested == clients else f"{count_text(tested)} of {every} tested"
-
-
-def _stored(value: float) -> str:
+def stored_text(value: float) -> str:
     """Clients of most methods keep nothing; then there is nothing to show."""
     return bytes_text(value) if value else NOTHING

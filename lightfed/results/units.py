@@ -58,15 +58,13 @@ def seconds_text(value: float) -> str:
     if value < 1:
         return f"{1000 * value:.0f} ms"
     if value < 120:
-        return f"{three_digits(value)} s"
+        return f"{_three_digits(value)} s"
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
 def virtual_text(mean: float, half: float) -> str:
     """Virtual seconds, never converted to minutes or hours, with half their interval if known."""
-    if math.isnan(mean):
-        return NOTHING
-    return f"{mean:.4g} s" if math.isnan(half) else f"{mean:.4g} +- {half:.2g} s"
+    return NOTHING if math.isnan(mean) else f"{spread_text('', mean, half)} s"
 
 
 def count_text(value: float) -> str:
@@ -75,13 +73,11 @@ def count_text(value: float) -> str:
 
 def unit_of(largest: float, unit: str) -> tuple[float, str]:
     """Divisor and name of the unit in which `largest` is in 1..1000, such as (1e6, "MB")."""
-    for factor, prefix in PREFIXES:
-        if largest >= factor:
-            return factor, prefix + unit
-    return 1.0, unit
+    found = ((factor, prefix + unit) for factor, prefix in PREFIXES if largest >= factor)
+    return next(found, (1.0, unit))
 
 
-def three_digits(value: float) -> str:
+def _three_digits(value: float) -> str:
     size = abs(value)
     return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
 
@@ -90,4 +86,4 @@ def _scaled_text(value: float, unit: str) -> str:
     if math.isnan(value):
         return NOTHING
     factor, name = unit_of(abs(value), unit)
-    return f"{value:.0f} {name}" if factor == 1 else f"{three_digits(value / factor)} {name}"
+    return f"{value:.0f} {name}" if factor == 1 else f"{_three_digits(value / factor)} {name}"

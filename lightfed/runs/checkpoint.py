@@ -9,26 +9,38 @@ A reader sees the old checkpoint or the new one, never a mixture. The shards of 
 main file that names the tag are written and flushed under temporary names. Then the old main file
 is renamed to the previous one and the new file takes its place. Shards of other tags are removed
 last. Whenever the writer dies, at least one of the two main files exists and `load_newest` finds
-it. A main file names several tags if each has only the clients that had changed (`state/chain.py`).
+it.
 """
 
 import logging
+import os
 import shutil
-from collections.abc import Collection
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from os.path import isfile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+import torch
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.utils.atomic_io import check, read
-from lightfed.utils.errors import UserError, require
+from lightfed.local.finished import Suspended
+from lightfed.runs import run_lock
+from lightfed.state.client_state import Saved
+from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
+from lightfed.utils.errors import DiskError, UserError, repair, require
 from lightfed.utils.lightning_private import may_make_modules
+from lightfed.utils.memory import free_memory
 
-SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number of each, the format
-FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
+SHARDS = "lightfed_shards"  # key in the main file: tag of the shards, their number, the format
+FORMAT = 4  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 JOURNAL = "sessions.ckpt"
 _PREVIOUS = ".previous"
+_NOT_STATE = ("hyper_parameters", "hparams_name")  # ends of keys; config.yaml has these values
 log = logging.getLogger(__name__)
 
 
@@ -39,14 +51,17 @@ def load_server_safetensors_instead(module: type, arguments: Any) -> Any:
     raise UserError("load_from_checkpoint", found, fix)
 
 
-MAKER = {"_instantiator": f"{__name__}.{load_server_safetensors_instead.__name__}"}
+_MAKER = {"_instantiator": f"{__name__}.{load_server_safetensors_instead.__name__}"}
 """`hyper_parameters` of a main file: the function that makes its module."""
 
-may_make_modules(MAKER["_instantiator"])
+may_make_modules(_MAKER["_instantiator"])
 
 
 class OtherFormat(UserError):
     """A checkpoint is intact, but another version of lightfed wrote it."""
+
+
+# Reading.
 
 
 def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
@@ -54,20 +69,38 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
 
     Verifies all checksums. If `ranks` read it together, all call this, each verifies a share of the
     shards, and all return or raise alike. Returns the main file's content, and under `CLIENTS` a
-    list of the shards, oldest first, with memory-mapped tensors. A client's state is that of the
-    last shard that has it. Raises OtherFormat if another version of lightfed wrote it, and a
-    UserError if it does not exist or is not complete.
+    list of the shards, with memory-mapped tensors. Raises OtherFormat if another version of
+    lightfed wrote it, and a UserError if it does not exist or is not complete.
     """
-    if ranks is None:
-        return _load(path, share=slice(None))
+    rank, world = (0, 1) if ranks is None else (ranks.rank, ranks.world)
     checkpoint: dict[str, Any] = {}
     failures: list[UserError] = []
     try:
-        checkpoint = _load(path, share=slice(ranks.rank, None, ranks.world))
+        checkpoint = _load(path, share=slice(rank, None, world))
     except UserError as error:
         failures = [error]
-    for failure in ranks.gather(failures):
+    for failure in failures if ranks is None else ranks.gather(failures):
         raise failure
+    return checkpoint
+
+
+def _load(path: str | Path, *, share: slice) -> dict[str, Any]:
+    """Read main file and shards; verify the checksums of a share of the shards."""
+    main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
+    check(main)
+    checkpoint = read(main)
+    ours, fix = isinstance(checkpoint, dict) and SHARDS in checkpoint, "give one of a lightfed run"
+    require(ours, "ckpt_path", f"{main} was not written by lightfed", fix)
+    shards = checkpoint[SHARDS]
+    written = shards.get("format")
+    if written != FORMAT:
+        found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
+        fix = "resume with the version that wrote it, which environment.json names"
+        raise OtherFormat("ckpt_path", found, fix)
+    files = [_shard(main, shards["tag"], rank) for rank in range(shards["ranks"])]
+    for file in files[share]:
+        check(file)
+    checkpoint[CLIENTS] = [read(file) for file in files]
     return checkpoint
 
 
@@ -119,6 +152,21 @@ def previous_of(main: Path) -> Path:
     return main.with_name(f"{main.stem}{_PREVIOUS}{main.suffix}")
 
 
+def shard_folder(main: Path) -> Path:
+    """The folder of a main file's shards, shared with the previous checkpoint."""
+    return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
+
+
+def tag_of(main: Path) -> str:
+    """The tag of a main file's shards; "" if it cannot be read."""
+    if not isfile(main):  # to read a pipe would wait for a writer
+        return ""
+    try:
+        return str(read(main)[SHARDS]["tag"])
+    except (UserError, LookupError, TypeError):
+        return ""
+
+
 def remove(path: str | Path) -> None:
     """Remove a checkpoint, the one before it, and their shards."""
     main = Path(path)
@@ -127,61 +175,166 @@ def remove(path: str | Path) -> None:
     shutil.rmtree(main.with_name(main.name + ".shards"), ignore_errors=True)
 
 
-def remove_leftovers(main: Path, keep: Collection[str]) -> None:
-    """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
-    for old in shard_folder(main).glob("*"):
-        if old.name not in keep:
-            shutil.rmtree(old, ignore_errors=True)
-    for part in main.parent.glob(part_of(main, "*").name):
-        part.unlink(missing_ok=True)
-
-
-def shard_folder(main: Path) -> Path:
-    """The folder of a main file's shards, shared with the previous checkpoint."""
-    return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
-
-
-def shard_file(main: Path, tag: str, rank: int) -> Path:
-    """The shard of a rank."""
+def _shard(main: Path, tag: str, rank: int) -> Path:
     return shard_folder(main) / tag / f"rank{rank}.pt"
 
 
-def part_of(main: Path, tag: str) -> Path:
+def _part(main: Path, tag: str) -> Path:
     """The path of a main file before it takes its place."""
     return main.with_name(f"{main.name}.{tag}.part")
 
 
-def tags_of(main: Path) -> list[str]:
-    """The tags of a main file's shards; none if it cannot be read."""
-    if not isfile(main):  # to read a pipe would wait for a writer
-        return []
-    try:
-        return list(_read_main(main)[SHARDS]["tags"])
-    except (UserError, KeyError):
-        return []
+# Writing.
 
 
-def _load(path: str | Path, *, share: slice) -> dict[str, Any]:
-    """Read main file and shards; verify the checksums of a share of the shards."""
-    main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
-    check(main)
-    checkpoint = _read_main(main)
-    shards = checkpoint[SHARDS]
-    written = shards.get("format")
-    if written != FORMAT:
-        found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
-        fix = "resume with the version that wrote it, which environment.json names"
-        raise OtherFormat("ckpt_path", found, fix)
-    tags, ranks = shards["tags"], range(shards["ranks"])
-    files = [shard_file(main, tag, rank) for tag in tags for rank in ranks]
-    for file in files[share]:
-        check(file)
-    checkpoint[CLIENTS] = [read(file) for file in files]
-    return checkpoint
+class Writing:
+    """A checkpoint, as dumped by Lightning, that is to be written; every rank makes one.
+
+    The rows of this rank's clients are under `CLIENTS`, on stateful runs. `path`, of rank 0, is
+    that of the main file. `keep_previous`: the replaced checkpoint becomes the previous one; if
+    not, or if it is incomplete, an existing previous one stays.
+    """
+
+    def __init__(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | Path,
+        ranks: Ranks,
+        *,
+        keep_previous: bool = True,
+    ) -> None:
+        main, self._tag = ranks.broadcast((str(path), uuid4().hex[:12]))
+        self._main = Path(main)
+        self._keep_previous = keep_previous
+        self._rows: Saved | None = checkpoint.pop(CLIENTS, None)
+        keys = [key for key in checkpoint if not key.endswith(_NOT_STATE)]
+        self._content = {key: checkpoint[key] for key in keys}  # only primitives load safely
+
+    def detach(self, ranks: Ranks) -> bool:
+        """Copy all that training goes on to change, so that `write` can run in a thread.
+
+        Returns False, on every rank, if that takes more than half of the free memory of any.
+        """
+        rows = self._rows or {}  # empty on every rank, or on none
+        views = [block for own in rows.values() for block in own if block["values"]._is_view()]
+        size = sum(block["values"].nbytes for block in views)
+        if rows and ranks.any(2 * size * ranks.world > free_memory()):
+            return False
+        for block in views:
+            block["values"] = block["values"].clone()
+        self._content = deepcopy(self._content)
+        return True
+
+    def write(self, ranks: Ranks) -> None:
+        """Write it; every rank does so at the same time.
+
+        In a thread `ranks` are those of the thread. Raises a DiskError on every rank if any could
+        not write, and TakenOver if the run continues in another process. New files are then
+        removed, and the old ones are unchanged.
+        """
+        if self._rows is not None:
+            shard = _shard(self._main, self._tag, ranks.rank)
+            self._on_all_ranks(lambda: _write(self._rows, shard), ranks)
+        world = 0 if self._rows is None else ranks.world
+        self._content["hyper_parameters"] = _MAKER
+        self._content[SHARDS] = {"tag": self._tag, "ranks": world, "format": FORMAT}
+        self._on_all_ranks(lambda: self._commit() if ranks.rank == 0 else None, ranks)
+
+    def _on_all_ranks(self, step: Callable[[], None], ranks: Ranks) -> None:
+        """Run a writing step on every rank; if it fails on one, no rank waits for it."""
+        failures: list[tuple[int, str, OSError | run_lock.TakenOver]] = []
+        try:
+            step()
+        except (OSError, run_lock.TakenOver) as error:
+            failures = [(ranks.rank, socket.gethostname(), error)]
+        failures = ranks.gather(failures)
+        if not failures:
+            return
+        if ranks.rank == 0 and self._tag != tag_of(self._main):
+            self._remove_new()
+        rank, host, failure = failures[0]
+        if isinstance(failure, run_lock.TakenOver):
+            raise failure
+        raise ranks.broadcast(_unwritable(self._main, rank, host, failure)) from failure
+
+    def _commit(self) -> None:
+        """Write the main file and replace the old one."""
+        main, previous = self._main, previous_of(self._main)
+        if self._rows is not None:
+            flush_folder(shard_folder(main))  # the tag's own name
+        _write(self._content, _part(main, self._tag))
+        run_lock.check(main)  # at the last moment
+        old = tag_of(main) if self._keep_previous else ""
+        if old:
+            os.replace(main, previous)
+        os.replace(_part(main, self._tag), main)
+        flush_folder(main.parent)
+        with suppress(OSError):  # the next checkpoint removes leftovers
+            self._remove_others(keep={self._tag, old or tag_of(previous)})
+
+    def _remove_others(self, keep: set[str]) -> None:
+        """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
+        for old in shard_folder(self._main).glob("*"):
+            if old.name not in keep:
+                shutil.rmtree(old, ignore_errors=True)
+        for part in self._main.parent.glob(_part(self._main, "*").name):
+            part.unlink(missing_ok=True)
+
+    def _remove_new(self) -> None:
+        folder = shard_folder(self._main)
+        shutil.rmtree(folder / self._tag, ignore_errors=True)
+        with suppress(OSError):  # it does not exist
+            _part(self._main, self._tag).unlink()
+        with suppress(OSError):  # it holds other shards
+            folder.rmdir()
 
 
-def _read_main(path: Path) -> dict[str, Any]:
-    checkpoint = read(path)
-    ours, fix = isinstance(checkpoint, dict) and SHARDS in checkpoint, "give one of a lightfed run"
-    require(ours, "ckpt_path", f"{path} was not written by lightfed", fix)
-    return checkpoint
+def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any) -> None:
+    """Write a checkpoint; called by every rank, with arguments and errors of `Writing`."""
+    Writing(checkpoint, path, ranks, **how).write(ranks)
+
+
+def _write(content: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: torch.save(content, file))
+
+
+def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
+    found = f"checkpoint {main} cannot be written ({error.strerror or error})"
+    whole = newest_file(main)
+    kept = "" if whole is None else f"; {whole} is complete"
+    fix = f"{repair(error)} and run the same command again{kept}"
+    return DiskError("trainer.default_root_dir", f"{found} on rank {rank} ({host})", fix)
+
+
+# The journal of a round.
+
+
+def save_journal(
+    suspended: Suspended, path: Path, ranks: Ranks, *, t: int, identity: Mapping[str, Any]
+) -> None:
+    """Save the finished sessions of round t, so that they are not trained twice.
+
+    A session is atomic and its draws are named: a round that restarts from its checkpoint has the
+    same sessions. Called by every rank, with the errors of `save`. `identity` has properties that a
+    run that resumes from it must share.
+    """
+    rows = {client: done.state_dict() for client, done in suspended.finished.items()}
+    content = {"round": t, "call": suspended.call, "identity": dict(identity), CLIENTS: rows}
+    save(content, path, ranks, keep_previous=False)
+
+
+def load_journal(
+    path: Path, ranks: Ranks, *, t: int, identity: Mapping[str, Any]
+) -> tuple[int, dict[int, dict[str, Any]]] | None:
+    """The journal of round t, read by all ranks together: call of `train`, sessions by client.
+
+    None if there is no journal of this round and this federation: one of a finished round is stale.
+    A UserError if it cannot be read.
+    """
+    if not ranks.any(path.is_file()):
+        return None
+    content = load(path, ranks)
+    if content["round"] != t or content["identity"] != dict(identity):
+        return None
+    return content["call"], {k: s for shard in content[CLIENTS] for k, s in shard.items()}

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from lightfed.api.fleet import Fleet
-from lightfed.distributed.placement import RATES
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
@@ -25,13 +24,6 @@ _TESTS = "lightfed_round_tests"  # of the last round
 def config_digest(options: Mapping[str, Any]) -> str:
     """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
     return _digest(relevant(options, "result", "seed"))
-
-
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The keys on which results depend that differ in two configurations: [before, now] each."""
-    one, other = (relevant(options, "result", "seed") for options in (before, now))
-    pairs = {key: [one.get(key), other.get(key)] for key in sorted(one.keys() | other.keys())}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +62,6 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _FRUITLESS: fleet.fruitless_rounds,
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
-        RATES: fleet.places.rates.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
     }
     states = fleet.states()

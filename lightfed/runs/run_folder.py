@@ -12,14 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
 from lightfed.runs import run_lock
 from lightfed.runs.checkpoint import JOURNAL, newest_file
-from lightfed.runs.federation_state import changed
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, require
 
@@ -231,21 +229,6 @@ class RunFolder:
         """Write environment.json: which run this is, and the environment."""
         run_lock.check(self.path)
         _write(self.path, self._identity() | dict(environment))
-
-    def changes(self, config: Mapping[str, Any], rounds: int) -> list[dict[str, Any]]:
-        """What changed in the run's configuration, by key, and after which rounds.
-
-        The last of them is from the folder's config.yaml to this one, after so many rounds.
-        """
-        if not self._reconfigured:
-            return []
-        known = read_environment(self.path).get("changes", [])
-        try:
-            before = yaml.safe_load((self.path / CONFIG).read_text())
-            keys = changed(before, json.loads(json.dumps(config, default=str)))
-        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # edited
-            keys = {}
-        return [*known, *([{"round": rounds} | keys] if keys else [])]
 
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
         """Record that the run has finished; see `finished_rounds`."""

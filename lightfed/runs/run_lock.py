@@ -9,7 +9,6 @@ a line, is harmless: that start would write the same bits.
 import json
 import os
 import socket
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -50,18 +49,12 @@ def check(path: Path) -> None:
     Raises TakenOver if another process has taken the folder, and an OSError if the token cannot be
     read.
     """
-    for folder in _above(os.path.abspath(path)):
+    here = path.resolve()
+    for folder in (here, *here.parents):
         if folder in _tokens:
             owner = _owner(folder)
             if owner and owner["token"] != _tokens[folder]:
                 raise _taken_over(folder, owner)
-
-
-@lru_cache(16)
-def _above(path: str) -> tuple[Path, ...]:
-    """A path and its parents, resolved; checked every round, and resolving takes system calls."""
-    here = Path(path).resolve()
-    return here, *here.parents
 
 
 def _owner(folder: Path) -> dict[str, Any]:

@@ -145,19 +145,9 @@ class RunLogger(Logger):
             read_rows(table.path)
 
     @rank_zero_only
-    def start(
-        self,
-        environment: Mapping[str, Any],
-        config: Mapping[str, Any] | None = None,
-        *,
-        finished_rounds: int,
-    ) -> None:
-        """Write environment.json; keep the rows of rounds that this run does not repeat.
-
-        The file says after which rounds which keys of the configuration changed.
-        """
-        changes = self.place.changes(config or {}, finished_rounds)
-        self.place.describe({**environment, **({"changes": changes} if changes else {})})
+    def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
+        """Write environment.json; keep the rows of rounds that this run does not repeat."""
+        self.place.describe(environment)
         for name, table in self._tables.items():
             rows = read_rows(table.path, finished_rounds)
             if name == "metrics":
@@ -243,17 +233,17 @@ class RunLogger(Logger):
             self._tables["clients"].append(rows, self._tables["clients"].rows)
 
     @rank_zero_only
-    def log_timings(self, number: int, seconds: Mapping[Part, float], *, moved: int) -> None:
+    def log_timings(self, number: int, seconds: Mapping[Part, float]) -> None:
         """Append a row to timings.csv; called after the round's checkpoint, in the next round.
 
-        `seconds` are those of the parts of round `number`; `moved` rows have moved between ranks.
+        `seconds` are those of the parts of round `number`.
         """
         if number not in self._rounds:
             return
         with suppress(run_lock.TakenOver):  # the next round raises it
             self.place.check()
             row: Row = {"round": number, **{name: round(s, 6) for name, s in seconds.items()}}
-            self._tables["timings"].append([row | {"moved": moved}], self._tables["timings"].rows)
+            self._tables["timings"].append([row], self._tables["timings"].rows)
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:

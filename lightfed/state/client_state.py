@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.state.chain import Saved
+# State of some clients, by name: matrices (K, ...) as "values", with the numbers (K,) of their
+# "clients".
+Saved = dict[str, list[dict[str, Tensor]]]
 
 
 class Kept(UserDict[int, Tensor]):

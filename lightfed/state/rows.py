@@ -384,10 +384,6 @@ class RowStore:
         self._floats, self._integers = floats, integers
         return True
 
-    def give(self, slots: Mapping[int, int]) -> None:
-        """Give slots to other clients (leaving -> coming), whose rows are then undefined."""
-        self.slots = {slots.get(client, client): slot for client, slot in self.slots.items()}
-
     def fill(self, row: Row) -> None:
         """Give every slot these values."""
         self._floats[:] = row.floats
@@ -395,14 +391,16 @@ class RowStore:
 
     def row(self, client: int) -> Row:
         """The client's row as views of the store."""
-        slot = self._slot(client)
+        slot = self.slots[client]
         return Row(self._floats[slot], self._integers[slot])
 
     def view(self, clients: Sequence[int]) -> Row | None:
         """The clients' rows as (K, P) and (K, Q) views; None if others lie between them."""
         slots = self._slots(clients)
         span = slice(slots[0], slots[0] + len(slots))
-        return self._part(span) if slots == list(range(span.start, span.stop)) else None
+        if slots != list(range(span.start, span.stop)):
+            return None
+        return Row(self._floats[span], self._integers[span])
 
     def block(self, clients: Sequence[int]) -> Row:
         """The clients' rows as (K, P) and (K, Q); copies unless `view` has them."""
@@ -425,11 +423,5 @@ class RowStore:
     def __contains__(self, client: int) -> bool:
         return client in self.slots
 
-    def _slot(self, client: int) -> int:
-        return self.slots[client]
-
     def _slots(self, clients: Sequence[int]) -> list[int]:
-        return [self._slot(client) for client in clients]
-
-    def _part(self, slots: slice) -> Row:
-        return Row(self._floats[slots], self._integers[slots])
+        return [self.slots[client] for client in clients]

@@ -7,7 +7,6 @@ stands for edits of a file in `configs/heterofl`.
 
 import json
 import re
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,11 @@ def configuration(text: str) -> dict[str, Any]:
         network = _with(network, norm=word["norm"]) if word["norm"] != "bn" else network
         network = _with(network, scaler=False) if word["scale"] == "0" else network
     if word["split"] != "iid":
-        _split(config, int(word["split"].removeprefix("non-iid-")))
+        classes = int(word["split"].removeprefix("non-iid-"))
+        source["partition"] = _with("Classes", per_client=classes, strict_paper=True)
+        config["trainer"]["max_epochs"] *= 2
+        schedule = model["lr_schedule"]["init_args"]
+        schedule["milestones"] = [2 * t for t in schedule["milestones"]]
     if word["assignment"] == "dynamic":
         redrawn = {"assignment": "dynamic", "level_weights": weights}
         model["algorithm"] = _with(model["algorithm"], **redrawn)
@@ -76,14 +79,6 @@ def configuration(text: str) -> dict[str, Any]:
     model["clients"] = [{**group, "model": network} for group in groups]
     model["fraction"] = float(word["fraction"])
     return config
-
-
-def _split(config: dict[str, Any], classes: int) -> None:
-    """Give clients so many classes, and all of them twice the rounds."""
-    config["data"]["partition"] = _with("Classes", per_client=classes, strict_paper=True)
-    config["trainer"]["max_epochs"] *= 2
-    schedule = config["model"]["lr_schedule"]["init_args"]
-    schedule["milestones"] = [2 * t for t in schedule["milestones"]]
 
 
 def _client_groups(modes: str, users: int) -> tuple[list[dict[str, Any]], list[int]]:
@@ -132,12 +127,10 @@ def explained(text: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run `lightfed control`; `argv` holds the words after it."""
-    parser = ArgumentParser("lightfed control", description="Explain a control string of HeteroFL.")
-    data = f"DATA:STRING, with one of {', '.join(DATA)}; MNIST by default"
-    parser.add_argument("string", nargs="*", help=data)
-    words, unknown = parser.parse_known_args(argv)
-    found = [*words.string, *unknown]
-    require(len(found) == 1, "control", f"{len(found)} words", "see lightfed control --help")
-    text = found[0]
-    print(explained(text if ":" in text else f"MNIST:{text}"), end="")
+    if {"-h", "--help"} & {*argv}:
+        print("usage: lightfed control [DATA:]STRING\n\nExplain a control string of HeteroFL.\n")
+        print(f"DATA is one of {', '.join(DATA)}; MNIST by default.")
+        return 0
+    require(len(argv) == 1, "control", f"{len(argv)} words", "see lightfed control --help")
+    print(explained(argv[0] if ":" in argv[0] else f"MNIST:{argv[0]}"), end="")
     return 0

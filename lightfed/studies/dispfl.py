@@ -7,16 +7,16 @@ Decentralized Sparse Training", ICML 2022, arXiv:2206.00187.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Chart, Figure, Series
-from lightfed.drawing.tidy import common_axis, course_table, stacked
+from lightfed.drawing.charts import Axis, Chart, Figure
 from lightfed.results.csvfile import damaged
 from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.outcome import traffic
@@ -24,21 +24,32 @@ from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable
 from lightfed.results.units import NOTHING
-from lightfed.studies.shared import figures_of
+from lightfed.studies.shared import course_charts, figures_of
 
 MOST_READ, MOST_DRAWN = 100, 40  # clients
-FEWEST = 3  # clients: two have a single pair, which cannot be correlated
-SMALLEST_STD = 1e-9  # values that vary only by rounding have no correlation
 AGGREGATED, TRAINED = "after aggregation", "after local training"
 KINDS = {AGGREGATED: ("aggregated",), TRAINED: ("trained", "finetuned")}
 MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
+CAPTION = (
+    "The models of the clients, or the server's where there is one, on the clients' own test "
+    "samples, before and after local training in a round. Bands: 95 % t intervals over seeds."
+)
 
 
-def figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]:
-    """Both stages, for each data set on which a method measured both; `target` is not used."""
-    del target
-    members = gathered(grouped(runs), lambda group: group.data).items()
-    return [figure for data, own in members for figure in _stages(data, own)]
+def figures(runs: Sequence[Run]) -> Iterator[Figure]:
+    """A chart for each stage, a line for each method, where a method measured both."""
+    for name, groups in gathered(grouped(runs), lambda group: group.condition).items():
+        metric = usual_metric(groups)
+        columns = {group: stage_columns(group, metric) for group in groups}
+        if all(len(own) < len(KINDS) for own in columns.values()):
+            continue
+        panels = {
+            stage.capitalize(): {g: own[stage] for g, own in columns.items() if stage in own}
+            for stage in KINDS
+        }
+        charts = course_charts(panels, {group: group.label for group in groups}, metric)
+        title = f"{readable(metric)} {AGGREGATED} and {TRAINED}"
+        yield from figures_of("stages", name, title, charts, CAPTION, groups)
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:
@@ -61,41 +72,12 @@ def stage_columns(group: Group, metric: str) -> dict[str, str]:
     return {stage: column for stage, column in found.items() if column}
 
 
-def _stages(data: str, groups: Sequence[Group]) -> list[Figure]:
-    """A chart for each stage, a line for each method; none unless a line has two rounds."""
-    metric = usual_metric(groups)
-    columns = {group: stage_columns(group, metric) for group in groups}
-    if all(len(own) < 2 for own in columns.values()):
-        return []
-    tables = {}
-    for stage in (AGGREGATED, TRAINED):
-        measured = {g: own[stage] for g, own in columns.items() if stage in own}
-        courses = [course_table(g, column, g.label) for g, column in measured.items()]
-        if drawn := [course for course in courses if len(course) > 1]:
-            tables[stage] = stacked(drawn, metric)
-    if not tables:
-        return []
-    label = f"{readable(metric)} on the clients' own test samples"
-    y = common_axis(metric, tables.values(), "mean", label)
-    by = Series("series", {group.label: group.place for group in groups}, "method")
-    charts = [
-        marks.lines(table, Axis("round"), y, by, title=stage.capitalize())
-        for stage, table in tables.items()
-    ]
-    caption = (
-        "The models of the clients, or the server's where there is one, before and after local "
-        "training in a round. Bands: 95 % t intervals over seeds."
-    )
-    title = f"{readable(metric)} {AGGREGATED} and {TRAINED}"
-    return figures_of("stages", data, title, charts, caption, groups)
-
-
 def mask_distances(run: Run) -> pd.DataFrame:
-    """The Hamming distances of clients' masks, as a share of the elements that a mask leaves out.
+    """The Hamming distances of clients' masks, as a share of the elements that are not in all.
 
     masks/client<k>.safetensors has one tensor `mask` of packed words: bit i of word w is element
     32 w + i of the client's row, 1 if the client keeps it; padding is 0. At most 100 clients,
-    evenly spaced by id, are read, and those with the most frequent length of a mask compared.
+    evenly spaced by id, are read.
 
     Returns:
         (K, K) by id, ascending; empty if no mask leaves anything out.
@@ -103,41 +85,31 @@ def mask_distances(run: Run) -> pd.DataFrame:
     Raises:
         UserError: a file of masks/ is damaged.
     """
-    paths = _mask_files(run)
-    ids = [sorted(paths)[place] for place in marks.evenly_spaced(len(paths), most=MOST_READ)]
-    read = {client: _words(paths[client]) for client in ids}
-    lengths = Counter(len(words) for words in read.values()).most_common(1)
-    alike = {client: words for client, words in read.items() if len(words) == lengths[0][0]}
-    if not alike:
+    paths = run.folder.glob("masks/client[0-9]*.safetensors")
+    files = {int(path.stem.removeprefix("client")): path for path in paths}
+    clients = [sorted(files)[place] for place in marks.evenly_spaced(len(files), most=MOST_READ)]
+    if not clients:
         return pd.DataFrame()
-    masks = np.stack(list(alike.values()))
-    sizes = {*(run.environment.get("parameters") or {}).values()}
-    elements = sizes.pop() if len(sizes) == 1 else 32 * masks.shape[1]
-    kept_by_some = int(np.bitwise_count(np.bitwise_or.reduce(masks)).sum())
-    kept_by_all = int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
-    sparse = max(kept_by_some, elements) - kept_by_all
-    differing = np.zeros((len(masks), len(masks)))
-    for place, mask in enumerate(masks):
-        apart = np.bitwise_count(masks[place:] ^ mask).sum(axis=1, dtype=np.int64)
-        differing[place, place:] = differing[place:, place] = apart
-    clients = pd.Index([*alike])
-    return pd.DataFrame(differing / sparse, clients, clients) if sparse else pd.DataFrame()
+    masks = np.stack([_words(files[client]) for client in clients])
+    elements = max(run.environment.get("parameters", {}).values(), default=32 * masks.shape[1])
+    sparse = elements - int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
+    differing = [np.bitwise_count(masks ^ mask).sum(axis=1, dtype=np.int64) for mask in masks]
+    return pd.DataFrame(differing, clients, clients) / sparse if sparse > 0 else pd.DataFrame()
 
 
 def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     """Cosine similarity of clients' class shares, and `mask_distances`: both (K, K).
 
-    Clients are sorted by their most frequent class, then by its share, largest first. None without
-    a partition or three clients with masks. A UserError if a mask is damaged.
+    Clients are sorted by their most frequent class, then by id. None without a partition or masks.
+    A UserError if a mask is damaged.
     """
     if run.partition is None:
         return None
     masks, counts = mask_distances(run), run.partition.counts
-    if len(masks) < FEWEST:
+    if masks.empty:
         return None
     own = counts.loc[masks.index].to_numpy()
-    share = own.max(axis=1) / np.maximum(1, own.sum(axis=1))
-    order = masks.index[np.lexsort((-share, own.argmax(axis=1)))]
+    order = masks.index[own.argmax(axis=1).argsort(kind="stable")]
     shares = counts.loc[order]
     shares = shares.div(np.maximum(1.0, np.linalg.norm(shares, axis=1)), axis=0)
     return shares @ shares.T, masks.loc[order, order]
@@ -149,21 +121,20 @@ def similarity_figure(run: Run) -> Figure | None:
         return None
     labels, masks = found
     upper = np.triu_indices(len(masks), k=1)
-    pairs = np.stack([values.to_numpy()[upper] for values in found])
-    alike = pairs.std(axis=1).min() < SMALLEST_STD
-    clients, total = len(masks), len(_mask_files(run))
+    # what varies only by rounding has no correlation
+    pairs = np.stack([values.to_numpy()[upper] for values in found]).round(9)
+    alike = pairs.std(axis=1).min() == 0
     cosine = Axis("value", "cosine similarity", ends=(0.0, 1.0), format=".2f")
     charts = (
         _heat(labels, cosine, "Training labels of two clients"),
         _heat(masks, Axis("value", "Hamming distance", format=".1%"), "Masks of two clients"),
     )
-    of = f" of {clients:,} of {total:,} clients" if clients < total else " of clients"
-    text = f"Pearson correlation over {math.comb(clients, 2):,} pairs{of}: "
-    text += NOTHING if alike else f"{np.corrcoef(pairs)[0, 1]:+.3f}"
+    correlation = NOTHING if alike else f"{np.corrcoef(pairs)[0, 1]:+.3f}"
+    text = f"Pearson correlation over {len(upper[0]):,} pairs of clients: {correlation}"
     caption = (
-        "Clients with a mask, by their most frequent class; a distance is a share of the elements "
-        "that are not in every mask. A negative correlation means that clients with similar data "
-        "have similar masks."
+        f"At most {MOST_READ} clients with a mask, of which {MOST_DRAWN} are drawn, by their most "
+        "frequent class; a distance is a share of the elements that are not in every mask. A "
+        "negative correlation means that clients with similar data have similar masks."
     )
     return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, caption)
 
@@ -172,27 +143,16 @@ def _heat(values: pd.DataFrame, shade: Axis, title: str) -> Chart:
     """A cell for each pair of clients, without the diagonal."""
     shown = marks.evenly_spaced(len(values), most=MOST_DRAWN)
     cells = values.iloc[shown, shown].mask(np.eye(len(shown), dtype=bool))
-    names = cells.index.astype(str)
-    table = cells.set_axis(names, axis=1).set_axis(names.rename("client")).reset_index()
-    x, y = (Axis(name, "client", names=tuple(names)) for name in ("other", "client"))
-    return marks.heat(table.melt("client", var_name="other"), x, y, shade, title=title)
-
-
-def _mask_files(run: Run) -> dict[int, Path]:
-    """By client."""
-    paths = run.folder.glob("masks/client[0-9]*.safetensors")
-    return {int(path.stem.removeprefix("client")): path for path in paths}
+    cells = cells.rename(str, axis=0).rename(str, axis=1).rename_axis("client")
+    x, y = (Axis(name, names=tuple(cells.index)) for name in ("other client", "client"))
+    table = cells.reset_index().melt("client", var_name="other client")
+    return marks.heat(table, x, y, shade, title=title)
 
 
 def _words(path: Path) -> np.ndarray:
     """(W,) the words of one mask."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         words = load_file(path)["mask"]
     except (KeyError, OSError, SafetensorError) as error:
         raise damaged(path, str(error)) from error
-    if words.dtype != np.int32 or words.ndim != 1:
-        raise damaged(path, f"a mask of type {words.dtype} and shape {words.shape}")
     return words.view(np.uint32)  # whose bits are counted with the sign

@@ -27,6 +27,7 @@ from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 
+KINDS = ("exact", "asymptotic (8)", "in a run")
 _MOST = 100_000_000  # delays to draw: a minute, and 3 GiB
 _BATCHES = 20  # of consecutive rounds, whose means are nearly independent
 _ROUNDS = 100  # in a batch
@@ -75,23 +76,20 @@ class Cloud:
 
 
 def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
-    """The analysis: three rows for each B (`wait`), each of a `kind`.
+    """The analysis: for each B (`wait`) the `seconds` of a round, and its durations of all KINDS.
 
-    `duration` is that of a round relative to E[tau_(N)], NaN where (8) does not apply; `error` is
-    its standard error, NaN if it is exact. B is part of the name of its draws.
+    These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is the standard error of
+    the last one. B is part of the name of its draws.
     """
     from lightfed.utils.rng import numpy_generator
 
     full = cloud.expected(cloud.servers)
-    rows: list[tuple[object, ...]] = []
+    rows = []
     for wait in waits:
         run = cloud.in_a_run(wait, numpy_generator(seed, "latency/run", round=wait)) / full
-        rows += [
-            (wait, "exact", cloud.expected(wait) / full, math.nan),
-            (wait, "asymptotic (8)", cloud.asymptotic(wait), math.nan),
-            (wait, "in a run", *run),
-        ]
-    return pd.DataFrame(rows, columns=pd.Index(["wait", "kind", "duration", "error"]))
+        seconds = cloud.expected(wait)
+        rows.append((wait, seconds, seconds / full, cloud.asymptotic(wait), *run))
+    return pd.DataFrame(rows, columns=pd.Index(["wait", "seconds", *KINDS, "error"]))
 
 
 def latency(
@@ -136,24 +134,23 @@ def latency(
 
 
 def _print(cloud: Cloud, table: pd.DataFrame) -> None:
-    errors = table["error"].map(lambda error: "" if math.isnan(error) else f" +- {error:.4f}")
-    texts = table["duration"].map("{:.4f}".format).replace("nan", NOTHING) + errors
-    cells = table.assign(text=texts).pivot_table("text", "wait", "kind", "first", sort=False)
-    cells.insert(0, "round lasts", [seconds_text(cloud.expected(int(b))) for b in cells.index])
+    cells = {kind: table[kind].map("{:.4f}".format).replace("nan", NOTHING) for kind in KINDS}
+    cells["in a run"] += table["error"].map(" +- {:.4f}".format)
+    named = {"B": table["wait"].astype("str"), "round lasts": table["seconds"].map(seconds_text)}
     console = new_console()
     print_line(console, f"{cloud}")
-    shown = cells.reset_index(names="B").astype("str")
-    print_table(console, shown, spare=("round lasts", "asymptotic (8)"))
+    print_table(console, pd.DataFrame(named | cells), spare=("round lasts", "asymptotic (8)"))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
 
 
 def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
     """A curve of each kind over the share of servers waited for; bands are two standard errors."""
-    low, high = (table["duration"] + sign * 2 * table["error"] for sign in (-1, 1))
-    data = table.assign(share=table["wait"] / cloud.servers, low=low, high=high)
+    data = table.sort_values("wait").melt(["wait", "error"], KINDS, "kind", "duration")
+    error = 2 * data["error"].where(data["kind"] == "in a run")
+    low, high = data["duration"] - error, data["duration"] + error
+    data = data.assign(share=data["wait"] / cloud.servers, low=low, high=high)
     x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
     y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
-    by, title = Series.of("kind", data["kind"]), f"Duration of a round: {cloud}"
-    chart = marks.lines(data.sort_values("share"), x, y, by, title=title)
+    chart = marks.lines(data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud}")
     return Figure("latency", f"{cloud}", (chart,))

@@ -33,8 +33,7 @@ def conformance(
 
     Server state, rows and other state of clients, metrics, metrics.csv and clients.csv must have
     the same bits in all runs. A run is stopped during its last round and resumed on another number
-    of ranks. Clients that keep rows move between ranks before every round but the first. They run
-    in another process: a script calls this under `if __name__ == "__main__":`.
+    of ranks. They run in another process: a script calls this under `if __name__ == "__main__":`.
 
     Args:
         algorithm: a class, or a `functools.partial` of one: it is pickled, so a notebook has to
@@ -57,8 +56,7 @@ def conformance(
         plan = Plan({"case": case, "again": case}, ranks, moves)
         digests = digests_of(plan, Path(folder))
     for name in plan.cases:
-        check_ranks(plan, name, digests)
-        check_resumed(plan, name, digests)
+        check(plan, name, digests)
 
 
 def digests_of(plan: Plan, folder: Path) -> Digests:
@@ -67,20 +65,11 @@ def digests_of(plan: Plan, folder: Path) -> Digests:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-def check_ranks(plan: Plan, name: str, digests: Digests) -> None:
-    """Check that all ranks of all numbers of ranks have the same bits."""
-    for ranks in plan.worlds:
-        _check("straight", plan, name, ranks, digests)
-
-
-def check_resumed(plan: Plan, name: str, digests: Digests) -> None:
-    """Check that a resumed run has the bits of one that never stopped."""
-    _check("resumed", plan, name, plan.move(name)[1], digests)
-
-
-def _check(kind: str, plan: Plan, name: str, ranks: int, digests: Digests) -> None:
+def check(plan: Plan, name: str, digests: Digests) -> None:
+    """Check that all ranks of all runs of a case have the same bits, resumed or not."""
     expected = digests[f"straight-0-of-{plan.worlds[0]}"][name]
-    for job in [f"{kind}-{rank}-of-{ranks}" for rank in range(ranks)]:
+    runs = [*(("straight", ranks) for ranks in plan.worlds), ("resumed", plan.move(name)[1])]
+    for job in [f"{kind}-{rank}-of-{ranks}" for kind, ranks in runs for rank in range(ranks)]:
         found = digests[job][name]
         different = [part for part in expected if found[part] != expected[part]]
         assert not different, f"{name}, {job}: {', '.join(different)} have different bits"

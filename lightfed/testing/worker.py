@@ -17,12 +17,10 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
-from lightfed.api.fleet import Fleet
 from lightfed.runs.checkpoint import load
 from lightfed.testing.case import ROUNDS, Case, read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
-from lightfed.utils.rng import numpy_generator
 
 Digest = dict[str, str]
 
@@ -93,32 +91,6 @@ def resumed(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
     return digest(*fit(plan.cases[name], place, ranks=ranks, **flags))
 
 
-def shuffle(fleet: Fleet, t: int) -> None:
-    """In place of `Fleet.move_for`: all that can change places do so.
-
-    Not before the first round, in which clients still are in order.
-    """
-    if fleet.algorithm.stateful and t > 0:
-        fleet.deliver(fleet.mine(range(fleet.clients)))
-        fleet.client_rows.move(random_pairs(fleet, t))
-
-
-def random_pairs(fleet: Fleet, t: int) -> list[tuple[int, int]]:
-    """Disjoint pairs of clients of blocks on different ranks, as many as come up."""
-    blocks, owner = fleet.places.blocks, fleet.places.owner
-    left = numpy_generator(fleet.seed, "test-moves", t).permutation(len(blocks)).tolist()
-    pairs = []
-    while left:
-        one = left.pop()
-        for other in left:
-            home, its = (owner[blocks.members(block)[0]] for block in (one, other))
-            if blocks.kind[other] == blocks.kind[one] and its != home:
-                left.remove(other)
-                pairs += blocks.pairs(one, other)
-                break
-    return pairs
-
-
 Run = Callable[[Plan, str, Path, int], Digest]
 
 
@@ -126,7 +98,6 @@ def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> No
     """Run every case once, with one start of the ranks."""
 
     def work(rank: int) -> None:
-        Fleet.move_for = shuffle  # type: ignore[assignment]
         digests = {name: one(plan, name, folder, ranks) for name in names}
         (folder / f"{one.__name__}-{rank}-of-{ranks}.json").write_text(json.dumps(digests))
 

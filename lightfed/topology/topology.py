@@ -7,16 +7,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from lightfed.topology.graphs import random_regular, small_world
 from lightfed.topology.matrices import read_adjacency
 from lightfed.utils.errors import require
 from lightfed.utils.recorded import Recorded
-from lightfed.utils.rng import numpy_generator
+from lightfed.utils.rng import derive_seed, numpy_generator
+
+if TYPE_CHECKING:
+    import networkx as nx  # takes a second, and most runs do not need it
+
+Lists = tuple[tuple[int, ...], ...]
 
 _KEY = "model.algorithm.init_args.topology.init_args"
 LARGEST = 1000  # clients; the spectral gap of more takes over half a second
@@ -179,7 +184,7 @@ class RandomRegular(Topology):
 
     @override
     def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        return list(random_regular(clients, self.degree, seed=seed)[client])
+        return list(_random_regular(clients, self.degree, seed=seed)[client])
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ class SmallWorld(Topology):
 
     @override
     def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        return list(small_world(clients, self.neighbours, self.rewire, seed=seed)[client])
+        return list(_small_world(clients, self.neighbours, self.rewire, seed=seed)[client])
 
 
 @dataclass(frozen=True)
@@ -295,3 +300,33 @@ def _need(fits: bool, name: str, found: object, fix: str) -> None:
 def _check_others(name: str, wanted: int, clients: int) -> None:
     found = f"{wanted} neighbours, but each of {clients} clients has {clients - 1} others"
     _need(wanted < clients, name, found, "lower it, or raise the number of clients (model.clients)")
+
+
+@lru_cache(maxsize=4)
+def _random_regular(clients: int, degree: int, *, seed: int) -> Lists:
+    """An undirected graph in which every client has `degree` neighbours, drawn by (seed, "graph").
+
+    If more than half of all edges exist, the missing ones are drawn instead: networkx pairs the
+    ends of edges until no client is its own neighbour, which a dense graph seldom gives.
+    """
+    import networkx as nx
+
+    drawn = min(degree, clients - 1 - degree)
+    graph = nx.random_regular_graph(drawn, clients, seed=derive_seed(seed, "graph"))
+    return _ascending(graph if drawn == degree else nx.complement(graph))
+
+
+@lru_cache(maxsize=4)
+def _small_world(clients: int, neighbours: int, rewire: float, *, seed: int) -> Lists:
+    """Watts and Strogatz's graph (Nature 393, 1998), drawn by (seed, "graph").
+
+    `neighbours` is even. Each edge of the ring is rewired with probability `rewire`.
+    """
+    import networkx as nx
+
+    seed = derive_seed(seed, "graph")
+    return _ascending(nx.watts_strogatz_graph(clients, neighbours, rewire, seed=seed))
+
+
+def _ascending(graph: "nx.Graph") -> Lists:
+    return tuple(tuple(sorted(graph[client])) for client in range(len(graph)))

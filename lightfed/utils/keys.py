@@ -75,8 +75,6 @@ model.evaluate_at               result  evaluate_at
 model.eval_clients              result  -                           clients
 model.accumulate                result
 model.store                     how
-model.store_folder              how
-model.exchange_buffer           how     -                           MiB
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
 model.max_failed_clients        result  max_failed_clients          sessions
@@ -210,5 +208,4 @@ COLUMNS = {
     "wire_bytes": Column("metrics", "B", "sent between ranks"),
     "seconds": Column("metrics", "s", "wall-clock time of the round"),
     "virtual_time": Column("metrics", "s", "on the virtual clock of the devices, from the start"),
-    "moved": Column("timings", "", "rows of clients that moved between ranks"),
 }

@@ -61,8 +61,8 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     with suppress(OSError, KeyError, ValueError):
         free = 1024.0 * _numbers(proc / "meminfo")["MemAvailable:"]
     with suppress(OSError, KeyError, ValueError):
-        own = (proc / "self/cgroup").read_text().splitlines()[-1].partition("::/")[2]
-        for group in (groups / own, *(groups / own).parents):
+        own = groups / (proc / "self/cgroup").read_text().splitlines()[-1].partition("::/")[2]
+        for group in (own, *own.parents):
             with suppress(OSError, KeyError, ValueError):  # no limit
                 limit = int((group / "memory.max").read_text())
                 taken = int((group / "memory.current").read_text())

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightfed.aggregation import coverage as module
 from lightfed.aggregation.coverage import Accumulate, Coverage
-from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
 from tests.aggregation.oracle import Case, Part, cases, coverage_of, merge, merged
 from tests.distributed import threads
@@ -68,17 +67,13 @@ def test_elements_that_nobody_covers_keep_their_bits(case: Case, accumulate: Acc
     assert torch.equal(found[weights == 0], case.old[weights == 0])
 
 
-def on_ranks(
-    case: Case, accumulate: Accumulate, owners: list[int], *, sharded: bool
-) -> list[Tensor]:
+def on_ranks(case: Case, accumulate: Accumulate, owners: list[int]) -> list[Tensor]:
     """What every rank ends up with, if a client is on the rank of its owner."""
     mine = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(4)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "SHARDED", 0 if sharded else 1 << 30)
-        return threads.on_ranks(
-            max(owners) + 1,
-            lambda ranks: merge(case, accumulate, mine=mine[ranks.rank], ranks=ranks),
-        )
+    return threads.on_ranks(
+        max(owners) + 1,
+        lambda ranks: merge(case, accumulate, mine=mine[ranks.rank], ranks=ranks),
+    )
 
 
 @settings(max_examples=30)
@@ -86,29 +81,28 @@ def on_ranks(
     cases(whole_weights=True),
     st.sampled_from(["float64", "fixed"]),
     st.integers(1, 4),
-    st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
-    case: Case, accumulate: Accumulate, ranks: int, sharded: bool, rng: random.Random
+    case: Case, accumulate: Accumulate, ranks: int, rng: random.Random
 ) -> None:
     owners = [rng.randrange(ranks) for _ in case.parts]
     expected = merge(case, accumulate)
-    for found in on_ranks(case, accumulate, owners, sharded=sharded):
+    for found in on_ranks(case, accumulate, owners):
         assert torch.equal(found, expected)
 
 
 @settings(max_examples=20)
-@given(cases(), st.integers(2, 4), st.booleans(), st.randoms(use_true_random=False))
+@given(cases(), st.integers(2, 4), st.randoms(use_true_random=False))
 def test_fixed_sums_are_exact_for_any_weights_and_values(
-    case: Case, ranks: int, sharded: bool, rng: random.Random
+    case: Case, ranks: int, rng: random.Random
 ) -> None:
     # Magnitudes 2^-100 to 2^21 beside each other, which no float64 sum survives in every order.
     for part in case.parts:
         part.row.mul_(torch.tensor(rng.choice([2.0**-92, 1.0, 2.0**13])))
     owners = [rng.randrange(ranks) for _ in case.parts]
     expected = merge(case, "fixed")
-    for found in on_ranks(case, "fixed", owners, sharded=sharded):
+    for found in on_ranks(case, "fixed", owners):
         assert torch.equal(found, expected)
 
 
@@ -161,13 +155,9 @@ def test_rows_in_one_matrix_have_the_same_mean(
     block = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1))
     if 0.0 in weights:
         block[weights.index(0.0)] = torch.nan
-    monkeypatch.setattr(module, "_PIECE", 64)  # of 16 columns
     rows, local = list(block), range(4)
     old, one, two = (torch.full((layout.size,), 5.0) for _ in range(3))
     coverage.merge_(old, [0] * 4, local, rows, weights=weights)
-    if 0.0 not in weights:
-        monkeypatch.delattr(module, "slice_sum")
-        monkeypatch.delattr(module, "slice_merge_")
     coverage.merge_(one, [0] * 4, local, block, weights=weights)
     ranks = Ranks(torch.device("cpu"))
     coverage.merge_(two, [0] * 4, local, block, weights=weights, ranks=ranks)

@@ -1,7 +1,6 @@
-"""Rows from client to client: means, packages, and that ranks and blocks do not matter."""
+"""Rows from client to client: means, packages, and that ranks do not matter."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,12 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout, pack_mask, unpack_mask
 from torch import Tensor
 
-from lightfed.aggregation import gossip as exchange
-from lightfed.aggregation import shipment
+from lightfed.aggregation import gossip
 from lightfed.aggregation.gossip import Exchange, Over
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.topology.topology import Ring
-from lightfed.utils.errors import UserError
 from tests.distributed.threads import on_ranks
-from tests.engine.spy import data, federation
-from tests.small import fit
+from tests.small import CPU
 
 SHAPES = [("a", (40, 5)), ("bias", (7,)), ("b", (33, 9)), ("c", (64,))]
 LAYOUT = ModelLayout(
@@ -60,6 +54,11 @@ def oracle(rows: Mapping[int, Row], masks: Tensor, heard: Sequence[int], over: O
     return np.where(count > 0, total / np.maximum(count, 1), 0.0)
 
 
+def alone(count: int) -> Exchange:
+    """An exchange of clients on one rank."""
+    return Exchange(LAYOUT, Ranks(CPU), owner=dict.fromkeys(range(count), 0), device=CPU)
+
+
 HEARS = {0: [1, 2], 1: [], 2: [0, 1, 3, 4], 4: [3]}
 
 
@@ -68,7 +67,7 @@ def test_receivers_get_the_mean_of_themselves_and_whom_they_hear(over: Over) -> 
     rows, words, masks = clients(5, seed=0)
     before = copies(rows)
     keep = {k: words[(k + 1) % 5] for k in HEARS}
-    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(5), 0), buffer=1)
+    one = alone(5)
     one.mean_(rows, HEARS, masks=words, keep=keep, over=over)
     for k, heard in HEARS.items():
         expected = oracle(before, masks, [k, *heard], over) * masks[(k + 1) % 5].numpy()
@@ -80,7 +79,7 @@ def test_receivers_get_the_mean_of_themselves_and_whom_they_hear(over: Over) -> 
 def test_without_masks_it_is_the_plain_mean_and_a_package_is_the_row() -> None:
     rows, _, _ = clients(5, seed=1)
     before = copies(rows)
-    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(5), 0), buffer=1)
+    one = alone(5)
     sizes = one.mean_(rows, HEARS, masks=None, keep=None, over="covered")
     for k, heard in HEARS.items():
         expected = torch.stack([before[j].floats for j in sorted({k, *heard})]).mean(0)
@@ -95,7 +94,7 @@ def test_sums_run_over_the_clients_in_ascending_order() -> None:
     rows = {k: Row(LAYOUT.floats.new_row(), torch.zeros(LAYOUT.integers.size)) for k in values}
     for k, pair in values.items():
         rows[k].floats[:2] = torch.tensor(pair)
-    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(values, 0), buffer=1)
+    one = alone(4)
     hears = {3: [2, 0, 1], 1: [3, 2, 0], 2: [1]}
     one.mean_(rows, hears, masks=None, keep=None, over="covered")
     # At every receiver: ((2^25 + 1) + 1) - 2^25, and ((2^25 + 1) + 1) + 2.
@@ -104,10 +103,21 @@ def test_sums_run_over_the_clients_in_ascending_order() -> None:
     assert rows[2].floats[:2].tolist() == [1.0, 1.0]
 
 
+def test_means_replace_their_rows_a_few_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hears = {k: [(k + 1) % 5, (k + 2) % 5] for k in range(5)}
+    owner = dict.fromkeys(hears, 0)
+    expected, _, _ = run(Ranks(CPU), owner, hears, whole=True)
+    monkeypatch.setattr(gossip, "_ROOM", 0)
+    monkeypatch.setattr(gossip, "_LEAST", 32)
+    found, _, _ = run(Ranks(CPU), owner, hears, whole=True)
+    for k in hears:
+        assert all(map(torch.equal, found[k], expected[k]))
+
+
 def test_nobody_hears_anybody() -> None:
     rows, words, _ = clients(3, seed=0)
     before = copies(rows)
-    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(3), 0), buffer=1)
+    one = alone(3)
     assert one.mean_(rows, {}, masks=words, keep=words, over="covered") == {}
     assert all(torch.equal(rows[k].floats, before[k].floats) for k in rows)
 
@@ -123,7 +133,7 @@ def run(
         block = Row(torch.stack(floats), torch.stack(integers))
         rows = dict(zip(rows, block.each(), strict=True))
     words = {k: word for k, word in words.items() if owner[k] == ranks.rank}
-    swap = Exchange(LAYOUT, ranks, owner=owner, buffer=how.get("buffer", 1))
+    swap = Exchange(LAYOUT, ranks, owner=owner, device=CPU)
     keep = words if how.get("keep") else None
     masks = words if how.get("masks", True) else None
     over = how.get("over", "covered")
@@ -143,25 +153,20 @@ graphs = st.lists(
     keep=st.booleans(),
     whole=st.booleans(),
     over=st.sampled_from(["covered", "neighbours"]),
-    width=st.sampled_from([32, 96, 4096]),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_ranks_and_any_blocks_give_the_same_bits(
+def test_any_ranks_give_the_same_bits(
     graph: list[tuple[int, set[int]]],
     owners: list[int],
     masked: bool,
     keep: bool,
     whole: bool,
     over: Over,
-    width: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hears = {k: sorted(heard - {k}) for k, heard in graph}
     how = {"masks": masked, "keep": keep and masked, "over": over}
-    alone = dict.fromkeys(range(6), 0)
-    expected, sizes, sent = run(Ranks(torch.device("cpu")), alone, hears, **how)
+    expected, sizes, sent = run(Ranks(CPU), dict.fromkeys(range(6), 0), hears, **how)
     assert sent == 0
-    monkeypatch.setattr(exchange, "_LEAST", width)
     owner = dict(enumerate(owners))
     parts = on_ranks(3, lambda ranks: run(ranks, owner, hears, whole=whole, **how))
     found = {k: row for rows, _, _ in parts for k, row in rows.items()}
@@ -170,11 +175,7 @@ def test_any_ranks_and_any_blocks_give_the_same_bits(
     assert all(of_rank == sizes for _, of_rank, _ in parts)
 
 
-@pytest.mark.parametrize("width", [32, 4096])
-def test_client_bytes_are_those_of_the_buffers_that_travel(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "_LEAST", width)
+def test_client_bytes_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = ModelLayout(LAYOUT.floats, Layout.build([]), parameters=4)
     monkeypatch.setattr("tests.aggregation.test_gossip.LAYOUT", layout)
     owner = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -192,17 +193,17 @@ def test_client_bytes_are_those_of_the_buffers_that_travel(
         return genuine(ranks, parts, sizes)
 
     packed: list[int] = []
-    compress = shipment.compress
+    compress = gossip.compress
 
     def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
         packed.append(nnz)
         return compress(row, words, nnz=nnz)
 
     monkeypatch.setattr(Ranks, "swap", spied)
-    monkeypatch.setattr(shipment, "compress", counted)
+    monkeypatch.setattr(gossip, "compress", counted)
     parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))
     sizes = parts[0][1]
-    assert len(packed) == 3 * -(-layout.size // width)  # rows that stay are not packed
+    assert len(packed) == 3  # rows that stay are not packed
     assert sum(swaps) == sizes[1] + sizes[2] + sizes[3]
     _, words, masks = clients(4, seed=2)
     for k in range(4):
@@ -210,59 +211,3 @@ def test_client_bytes_are_those_of_the_buffers_that_travel(
         mask_words = sum(-(-e.numel // 32) for e in gaps)
         assert sizes[k] == 4 * int(unpack_mask(words[k]).sum()) + 4 * mask_words
         assert 2 <= len(gaps) <= 3
-
-
-def test_what_a_rank_sends_fits_into_the_buffer_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 gives its clients' rows to three ranks, which give nothing to it."""
-    monkeypatch.setattr(exchange, "_LEAST", 32)
-    held: list[int] = []
-    genuine = Ranks.swap
-
-    def spied(ranks: Ranks, parts: Any, sizes: Any) -> list[Tensor]:
-        # A package, and its copy beside the others'.
-        held.append(2 * 4 * sum(len(part) for r, part in enumerate(parts) if r != ranks.rank))
-        return genuine(ranks, parts, sizes)
-
-    monkeypatch.setattr(Ranks, "swap", spied)
-    owner = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
-    hears = {k: [0, 1, 2] for k in (3, 4, 5)}
-    for masked in (True, False):
-        held.clear()
-        on_ranks(4, lambda ranks, m=masked: run(ranks, owner, hears, buffer=8400, masks=m))  # type: ignore[misc]
-        assert 2000 < max(held) <= 8400
-
-
-def test_a_buffer_of_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match=r"model\.exchange_buffer: 0 MiB"):
-        federation(exchange_buffer=0)
-
-
-def test_the_buffer_is_in_mebibytes(tmp_path: Path) -> None:
-    model = federation(algorithm=DPSGD(Ring()), exchange_buffer=3)
-    fit(model, data(), tmp_path)
-    assert model.fleet._exchange is not None
-    assert model.fleet._exchange._buffer == 3 * 2**20
-
-
-def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_LEAST", 32)
-    widths: list[int] = []
-    genuine = exchange.masked_mean
-
-    def spied(rows: list[Tensor], *args: Any, **settings: Any) -> Tensor:
-        widths.append(rows[0].numel())
-        return genuine(rows, *args, **settings)
-
-    monkeypatch.setattr(exchange, "masked_mean", spied)
-    owner = {k: int(k > 0) for k in range(5)}
-    hears = {0: [1, 2, 3, 4]}
-    for buffer in (2000, 8000, 16000):
-        widths.clear()
-        on_ranks(2, lambda ranks, b=buffer: run(ranks, owner, hears, buffer=b, masks=False))  # type: ignore[misc]
-        # Four rows as they came and as they are merged, one that is read here, one result.
-        assert buffer / 3 < 4 * (2 * 4 + 2) * max(widths) <= buffer
-        assert sum(widths) == LAYOUT.size
-    monkeypatch.setattr(exchange, "_LEAST", 96)
-    widths.clear()
-    on_ranks(2, lambda ranks: run(ranks, owner, hears, buffer=1))
-    assert set(widths[:-1]) == {96}  # however small the buffer

@@ -38,7 +38,7 @@ from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cifar_resnet import ResNet18GN
-from lightfed.runs import saving
+from lightfed.runs import checkpoint
 from lightfed.topology.topology import Ring
 
 WIDTH = 64  # of ResNet-18
@@ -48,17 +48,17 @@ WIDTH = 64  # of ResNet-18
 def files() -> Iterator[list[int]]:
     """The sizes of the files of checkpoints that the block writes."""
     sizes: list[int] = []
-    write = saving.write_atomically
+    write = checkpoint.write_atomically
 
     def noted(path: Path, content: Any) -> None:
         write(path, content)
         sizes.append(path.stat().st_size)
 
-    saving.write_atomically = noted
+    checkpoint.write_atomically = noted
     try:
         yield sizes
     finally:
-        saving.write_atomically = write
+        checkpoint.write_atomically = write
 
 
 class Waits(FederatedStrategy):
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, strategy: FederatedStrategy, folder: str) -
     trainer.fit(federation, datamodule=data)
     with (Path(folder) / "run" / "timings.csv").open(newline="") as file:
         _, *rounds = csv.DictReader(file)
-    parts = {name for name in rounds[0] if name not in ("round", "moved")}
+    parts = {name for name in rounds[0] if name != "round"}
     return {name: sum(float(row[name]) for row in rounds) / len(rounds) for name in parts}
 
 

@@ -35,7 +35,6 @@ from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 0
 DENSITY = 0.5
-BUFFER = 256 * 2**20  # the default of model.exchange_buffer
 Tensors = list[Tensor]
 
 
@@ -113,7 +112,8 @@ def time_exchange(clients: Clients) -> float:
     """CPU seconds of an exchange of all clients, on one rank."""
     owner = dict.fromkeys(clients.rows, 0)
     start = time.process_time()
-    exchange = Exchange(clients.layout, Ranks(torch.device("cpu")), owner=owner, buffer=BUFFER)
+    cpu = torch.device("cpu")
+    exchange = Exchange(clients.layout, Ranks(cpu), owner=owner, device=cpu)
     exchange.mean_(
         clients.rows, clients.senders, masks=clients.masks, keep=clients.masks, over="covered"
     )

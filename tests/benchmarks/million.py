@@ -1,13 +1,13 @@
 """What a rank takes where very many clients are registered and few take part in a round.
 
-    python tests/benchmarks/million.py [--clients 1000 1000000] [--rounds 5] [--stores device disk]
+    python tests/benchmarks/million.py [--clients 1000 1000000] [--rounds 5] [--stores none device]
 
 Rounds of W5 (MLP 32-64-10, 100 samples a client) with 1,000 participants and their evaluation,
 one rank, one torch thread. FedAvg's clients keep nothing; LGFedAvg's keep their rows in each of the
 stores. Every line is a process of its own. Seconds of the start are those from the first line of
 the process to the first round, without imports; those of a round are medians, of the time of day
 and of CPU time. `anon` is memory that files do not back, `peak` all that was resident at once, with
-the pages of mapped files. `rows` is what the file of `store: disk` takes on the disk.
+the pages of mapped files.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 import warnings
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -90,7 +89,7 @@ def side(clients: int, store: str, rounds: int, saves: bool) -> None:
             f"round {statistics.median(took[1:]):6.3f} s ({statistics.median(busy[1:]):.3f} CPU)  "
             f"at the start: peak {peaks[0]:5.2f} GiB  "
             f"at the end: anon {_resident('RssAnon'):5.2f} peak {_resident('VmHWM'):5.2f} GiB  "
-            f"rows {_unnamed() / 1e6:.1f} MB  {_files(Path(folder) / 'run')}",
+            f"{_files(Path(folder) / 'run')}",
             flush=True,
         )
 
@@ -99,16 +98,6 @@ def _resident(name: str) -> float:
     """GiB of this process, as Linux counts them."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return 0.0 if found is None else int(found[1]) / 2**20
-
-
-def _unnamed() -> int:
-    """Bytes on the disk of the open files that have no name."""
-    found = {}
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the listing itself
-            status = link.stat()
-            found[status.st_dev, status.st_ino] = 512 * status.st_blocks * (status.st_nlink == 0)
-    return sum(found.values())
 
 
 def _files(folder: Path) -> str:
@@ -122,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print a line for every number of clients and store."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 1_000_000])
-    parser.add_argument("--stores", nargs="+", default=[STATELESS, "device", "disk"])
+    parser.add_argument("--stores", nargs="+", default=[STATELESS, "device"])
     parser.add_argument("--rounds", type=int, default=5, help="timed, after the first")
     parser.add_argument("--saves", action="store_true", help="a checkpoint follows every round")
     options = parser.parse_args(argv)

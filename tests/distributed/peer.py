@@ -136,7 +136,7 @@ def main() -> None:
     ranks = Ranks(folder, rank, world)
     print("starts")
     here = "127.0.0.1"
-    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str)  # type: ignore[arg-type]
+    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"))  # type: ignore[arg-type]
     DEEDS[deed]()
     print("over")
 

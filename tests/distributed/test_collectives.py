@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.distributed import collectives, watch
+from lightfed.distributed import watch
 from lightfed.distributed.collectives import _PACKAGE, Ranks
 from tests.distributed.threads import on_ranks
 
@@ -48,61 +48,10 @@ def test_bytes_are_those_of_the_type() -> None:
     assert on_ranks(2, work) == [40, 24]
 
 
-@pytest.mark.parametrize("kind", ["gloo", "staged", "nccl"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-@pytest.mark.parametrize(("world", "words"), [(2, 1), (2, 7), (3, 2), (3, 8), (4, 4), (4, 11)])
-def test_a_row_is_finished_in_shards(
-    world: int, words: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks with fewer words of 32 elements than there are ranks have empty shards."""
-    monkeypatch.setattr(collectives, "SHARDED", 0)
-    monkeypatch.setattr(collectives, "_SENT", 40 * (world - 1))
-    monkeypatch.setattr(Ranks, "_over_nccl", lambda *_: kind == "nccl")
-    if kind == "staged":
-        monkeypatch.setattr(Tensor, "cpu", lambda tensor: tensor.clone())
-    size = 32 * words
-
-    def work(ranks: Ranks) -> tuple[Tensor, list[tuple[int, int]], float]:
-        ranks.staged = kind == "staged"
-        row, finished = torch.zeros(size), []
-        sums = (torch.arange(size) * (ranks.rank + 1)).to(dtype)
-
-        def finish(total: Tensor, start: int) -> None:
-            finished.append((start, len(total)))
-            assert total.dtype == dtype
-            row[start : start + len(total)] = total + 0.5
-
-        ranks.sum_into_(row, sums, finish)
-        return row, finished, ranks.take_wire_bytes()
-
-    every = on_ranks(world, work)
-    expected = torch.arange(size) * (world * (world + 1) / 2) + 0.5
-    shards = [shard for _, (shard,), _ in every]
-    assert [start for start, _ in shards] == [sum(n for _, n in shards[:r]) for r in range(world)]
-    assert sum(n for _, n in shards) == size
-    assert all(n % 32 == 0 and abs(n - size / world) <= 32 for _, n in shards)
-    for (_, own), (row, _, sent) in zip(shards, every, strict=True):
-        assert torch.equal(row, expected)
-        assert sent == 8 * (size - own) + 4 * (world - 1) * own
-    assert sum(sent for _, _, sent in every) == 12 * (world - 1) * size
-
-
-def test_shards_over_gloo_have_the_bits_of_one_rank() -> None:
+def test_merges_over_gloo_have_the_bits_of_one_rank() -> None:
     command = [sys.executable, "-m", "tests.distributed.merging", "2", "3", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_short_row_takes_one_all_reduce() -> None:
-    def work(ranks: Ranks) -> tuple[list[float], float]:
-        row = torch.zeros(32)
-        sums = torch.full((32,), 1.0, dtype=torch.float64)
-        ranks.sum_into_(
-            row, sums, lambda total, start: row.copy_(total / 4) if start == 0 else None
-        )
-        return row.unique().tolist(), ranks.take_wire_bytes()
-
-    assert on_ranks(2, work) == [([0.5], 256.0)] * 2
 
 
 def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(

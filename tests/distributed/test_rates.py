@@ -1,7 +1,6 @@
 """Measured session times: what is kept of them, and that clients are placed by them."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import RATES, Rates
+from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.session import Report
@@ -30,15 +29,31 @@ class Seat(Ranks):
         self.rank, self.world = rank, 2
 
 
-def fleet_on(rank: int, rates: Rates | None = None, **work: int) -> Fleet:
+def rates_of(seconds: dict[int, float]) -> Rates:
+    rates = Rates()
+    for group, second in seconds.items():
+        rates.add(group, samples=1, seconds=second)
+    return rates
+
+
+def fleet_on(rank: int, seconds: dict[int, float] | None = None, **work: int) -> Fleet:
+    """A fleet of a rank whose groups are measured to take so many seconds a sample."""
     data = random_data(SIZES, batch_size=2)
     data.prepare(clients=4, seed=0, device=CPU, folder=None)
-    return Fleet(
-        [WIDE, NARROW], Standalone(), data, ranks=Seat(rank), work=LocalWork(**work), rates=rates
+    fleet = Fleet(
+        [WIDE, NARROW],
+        HeteroFL(),
+        data,
+        ranks=Seat(rank),
+        work=LocalWork(**work),
     )
+    fleet.places.rates = rates_of(seconds or {})
+    return fleet
 
 
 def owners(fleet: Fleet) -> list[int]:
+    fleet.open_round()
+    fleet.places.open(range(4))
     return [fleet.places.owner[client] for client in range(4)]
 
 
@@ -57,27 +72,9 @@ def test_a_session_that_says_nothing_leaves_no_rate(samples: int, seconds: float
 
 
 def test_there_are_rates_for_all_that_are_asked_for_or_none() -> None:
-    rates = Rates({0: [1.0], 2: [3.0]})
+    rates = rates_of({0: 1.0, 2: 3.0})
     assert rates.of([2, 0]) == {0: 1.0, 2: 3.0}
     assert rates.of([0, 1]) is None
-
-
-def test_a_checkpoint_gives_back_what_was_measured(tmp_path: Path) -> None:
-    path, kept = tmp_path / "last.ckpt", {0: [0.5, 0.25], 3: [2.0]}
-    torch.save({RATES: Rates(kept).state_dict()}, path)
-    assert Rates.of_checkpoint(path, Ranks(CPU)).state_dict() == kept
-
-
-@pytest.mark.parametrize("content", [b"corrupt", None])
-def test_a_checkpoint_that_says_nothing_of_it_is_no_hindrance(
-    content: bytes | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "last.ckpt"
-    if content is None:
-        torch.save({"epoch": 3}, path)
-    else:
-        path.write_bytes(content)
-    assert Rates.of_checkpoint(path, Ranks(CPU)).state_dict() == {}
 
 
 def test_without_rates_the_wide_clients_are_apart() -> None:
@@ -86,19 +83,19 @@ def test_without_rates_the_wide_clients_are_apart() -> None:
 
 
 def test_a_group_without_a_rate_leaves_all_to_flops() -> None:
-    assert owners(fleet_on(0, Rates({1: [7.0]}))) == owners(fleet_on(0))
+    assert owners(fleet_on(0, {1: 7.0})) == owners(fleet_on(0))
 
 
 def test_measured_times_place_the_clients_alike_on_both_ranks() -> None:
     # 6 and 9 at 1 s, 3 and 5 at 7 s: 35 | 21, then 9 joins the 21, and 6 the 30.
-    rates = {0: [1.0], 1: [7.0]}
-    assert owners(fleet_on(0, Rates(rates))) == [1, 1, 1, 0]
-    assert owners(fleet_on(1, Rates(rates))) == [1, 1, 1, 0]
+    seconds = {0: 1.0, 1: 7.0}
+    assert owners(fleet_on(0, seconds)) == [1, 1, 1, 0]
+    assert owners(fleet_on(1, seconds)) == [1, 1, 1, 0]
 
 
 def test_sessions_of_as_many_steps_cost_alike() -> None:
     # Batches of 2, 3 steps: 6 samples of all, but 1.8 a batch of the 9 in 5, 1.5 of the 3 in 2.
-    fleet = fleet_on(0, Rates({0: [1.0], 1: [1.0]}), steps=3)
+    fleet = fleet_on(0, {0: 1.0, 1: 1.0}, steps=3)
     assert fleet.places.costs(range(4)) == pytest.approx({0: 6, 1: 5.4, 2: 4.5, 3: 5})
     assert fleet.places.costs([0], {0: 1}) == {0: 2.0}
 
@@ -114,7 +111,7 @@ def test_the_next_round_is_placed_by_what_reports_say() -> None:
 def test_a_session_is_timed() -> None:
     fleet = fleet_of([WIDE, NARROW], Standalone(), random_data(SIZES, batch_size=2))
     run_round(fleet, 0)
-    kept = fleet.places.rates.state_dict()
+    kept = fleet.places.rates._recent
     assert {group: len(seconds) for group, seconds in kept.items()} == {0: 2, 1: 2}
     assert all(0 < seconds < 60 for recent in kept.values() for seconds in recent)
 
@@ -126,7 +123,7 @@ def test_a_client_that_draws_its_level_is_timed_at_that_level() -> None:
     drawn = [algorithm.draw_level(fleet, k, 5) for k in range(4)]
     assert drawn.count(0) == 3  # of two who have it at home
     run_round(fleet, 5)
-    kept = {group: len(seconds) for group, seconds in fleet.places.rates.state_dict().items()}
+    kept = {group: len(seconds) for group, seconds in fleet.places.rates._recent.items()}
     assert kept == {level: drawn.count(level) for level in set(drawn)}
 
 

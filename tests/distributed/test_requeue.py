@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lightfed.distributed import requeue
-from lightfed.distributed.requeue import after_node_loss, leave
+from lightfed.distributed.requeue import leave
 from lightfed.distributed.slurm import Job, job_of
 from lightfed.utils import signals
 from lightfed.utils.errors import Interrupted
@@ -245,31 +245,3 @@ def test_a_run_without_checkpoints_is_not_requeued(scontrol: Path, clock: list[f
         leave(interrupted, first=True, environ=ALONE)
     assert not scontrol.exists()
     assert not clock
-
-
-# A lost node.
-
-
-def test_a_job_that_has_lost_a_node_is_requeued(scontrol: Path) -> None:
-    said = after_node_loss(progressed=True, environ=ALONE)
-    assert said == "job 12 is requeued and continues from its last checkpoint"
-    assert scontrol.read_text() == "show job -o 12\nrequeue 12\n"
-
-
-@pytest.mark.parametrize(("progressed", "asked"), [(True, 2), (False, 1)])
-def test_nodes_that_are_lost_before_a_round_is_saved_end_the_job(
-    progressed: bool, asked: int, scontrol: Path
-) -> None:
-    environ = ALONE | {"SLURM_RESTART_COUNT": "5"}
-    script = scontrol.with_name("scontrol")
-    script.write_text(script.read_text().replace(state("RUNNING"), state("RUNNING", restarts=5)))
-    said = after_node_loss(progressed=progressed, environ=environ)
-    assert len(scontrol.read_text().splitlines()) == asked
-    assert ("--exclude" in said) != progressed
-    assert ("--ckpt_path last continues from there" in said) != progressed
-
-
-@pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "interactive"}])
-def test_outside_a_job_nothing_becomes_of_a_lost_node(job: dict[str, str], scontrol: Path) -> None:
-    assert after_node_loss(progressed=True, environ=job) == ""
-    assert not scontrol.exists()

@@ -3,8 +3,9 @@
 import pytest
 
 from lightfed.cli.command_line import USAGE_ERROR, main
-from lightfed.distributed.starting import LEAST, check_rank, check_variables
+from lightfed.distributed.slurm import check_rank, check_variables
 from lightfed.utils.errors import UserError
+from lightfed.utils.process import LEAST
 
 
 @pytest.mark.parametrize("name", LEAST)

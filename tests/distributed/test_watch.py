@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from lightfed.distributed.connections import _TOKEN, _caller
-from lightfed.distributed.watch import Peer, Watch
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
-TIMED_OUT = r"the end of the sessions failed \(Timed out\)"
+TIMED_OUT = "the end of the sessions failed (Timed out)"
 KILLED, STOPPED = -signal.SIGKILL, None
 
 
@@ -136,32 +134,23 @@ def test_rank_0_may_take_its_time_when_all_have_saved(
     assert [(end.status, end.errors) for end in ends] == [(status, ""), (3, ""), (0, "")]
 
 
-def test_a_rank_that_left_is_named_where_the_others_wait_for_it(tmp_path: Path) -> None:
-    ends = together(tmp_path, "broken", "leave", "broken")
-    assert lines(ends)[0] == f"lightfed: error: rank 1 on a ended before the others{ENDS}"
-    assert [end.status for end in ends] == [1, 0, 1]
-
-
 def test_ranks_that_wait_for_a_stopped_one_end(tmp_path: Path) -> None:
     ends = together(tmp_path, "late", "late", "stop")
-    assert re.fullmatch(rf"lightfed: error: rank [01] on a: {TIMED_OUT}{ENDS}", lines(ends)[0])
+    assert lines(ends)[:2] == [f"lightfed: error: rank 0 on a: {TIMED_OUT}{ENDS}", ""]
     assert [end.status for end in ends] == [1, 1, STOPPED]
 
 
 @pytest.mark.parametrize("way", ["stop", "leave"])
-def test_a_rank_0_that_does_not_answer_is_named_by_another(way: str, tmp_path: Path) -> None:
+def test_ranks_that_wait_for_rank_0_end(way: str, tmp_path: Path) -> None:
     ends = together(tmp_path, way, "late", "late", nodes="aab")
-    said = "rank 0 on a does not answer; the end of the sessions failed (Timed out)"
-    assert lines(ends) == ["", "", f"lightfed: error: {said}{ENDS}"]
+    assert TIMED_OUT in ends[2].errors
     assert [end.status for end in ends[1:]] == [1, 1]
 
 
 def test_where_nobody_is_missing_the_collective_itself_is_reported(tmp_path: Path) -> None:
     ends = together(tmp_path, "broken", "broken")
     said = "a gather failed (Connection closed by peer)"
-    assert re.fullmatch(
-        rf"lightfed: error: rank [01] on a: {re.escape(said + ENDS)}", lines(ends)[0]
-    )
+    assert lines(ends) == [f"lightfed: error: rank 0 on a: {said}{ENDS}", ""]
     assert [end.status for end in ends] == [1, 1]
 
 
@@ -177,39 +166,3 @@ def test_a_stranger_at_the_port_is_no_rank(hello: bytes) -> None:
     with ours, theirs:
         theirs.sendall(token + (300).to_bytes(4, "big"))
         assert _caller(ours, token) == 300
-
-
-class Ends(NamedTuple):
-    """Three ranks of this process, rank 0 in the middle."""
-
-    watches: list[Watch]
-    sockets: list[socket.socket]
-
-    def __enter__(self) -> list[Watch]:
-        return self.watches
-
-    def __exit__(self, *_: object) -> None:
-        for watch in self.watches:
-            watch.goodbye("left", "")
-        for end in self.sockets:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
-def three() -> Ends:
-    first, second = socket.socketpair(), socket.socketpair()
-    peers = [[Peer(rank, "a", rank) for rank in range(3)] for _ in range(3)]
-    links = [{1: first[0], 2: second[0]}, {0: first[1]}, {0: second[1]}]
-    watches = [Watch(rank, peers[rank], links[rank], lambda: None, lambda: "") for rank in range(3)]
-    return Ends(watches, [*first, *second])
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_signal_for_one_rank_reaches_all(asked: int) -> None:
-    with three() as watches:
-        assert not any(watch.signal for watch in watches)
-        watches[asked].spread_signal()
-        limit = time.monotonic() + 20
-        while not all(watch.signal for watch in watches) and time.monotonic() < limit:
-            time.sleep(0.001)
-        assert all(watch.signal for watch in watches)

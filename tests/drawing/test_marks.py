@@ -24,17 +24,15 @@ TABLE = pd.DataFrame(
 )
 LAST = TABLE[TABLE["round"] == 5]
 BY = Series.of("method", METHODS)
-ROUND, ACC, METHOD = Axis("round"), Axis("acc", "accuracy", "%"), Axis("method")
+ROUND, ACC, METHOD = Axis("round"), Axis("acc", "accuracy", ".4~%"), Axis("method")
 SCHEMES = ("light", "dark")
 CELLS = pd.DataFrame([{"client": k, "label": c, "n": k * c} for k in range(12) for c in range(10)])
 CHARTS: Mapping[str, Callable[[], Chart]] = {
     "lines": lambda: marks.lines(TABLE, ROUND, ACC, BY),
-    "points": lambda: marks.points(TABLE, ROUND, ACC, BY, connected=True),
+    "points": lambda: marks.points(TABLE, ROUND, ACC, BY),
     "rows": lambda: marks.points(LAST, ACC, METHOD, BY, across=True),
-    "bars": lambda: marks.bars(LAST, ACC, METHOD, BY),
     "spread": lambda: marks.spread(TABLE, ACC, METHOD, BY),
     "heat": lambda: marks.heat(CELLS, Axis("client"), Axis("label"), Axis("n", "samples")),
-    "areas": lambda: marks.areas(TABLE, ROUND, ACC, BY),
 }
 # Machado, Oliveira, Fernandes 2009, table 1, severity 1, on linear RGB
 DEFICIENCIES = {
@@ -103,23 +101,23 @@ def test_a_long_line_and_a_large_group_are_bounded() -> None:
     assert len(line) <= marks.MOST_ROUNDS
     assert line["x"].iloc[-1] == n - 1
     spread = marks.spread(many, ACC, METHOD, BY).data
-    assert len(spread) <= marks.MOST_SHOWN + 1
-    assert spread["p50"].iloc[0] == pytest.approx(0.5)
-    assert spread["n"].iloc[0] == n
+    assert len(spread) <= marks.MOST_SHOWN
+    quartiles = spread["x"].quantile([0, 0.25, 0.5, 0.75, 1])
+    assert quartiles.tolist() == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=1e-3)
 
 
-def test_a_long_name_of_a_row_is_cut_at_its_commas_and_none_stands_beside_a_point() -> None:
-    names = ("FedAvg, rounds 10, learning rate 0.1", "FedAvg, rounds 24")
+def test_a_long_name_does_not_stand_beside_a_point() -> None:
     short = pd.DataFrame({"method": ["a, b", "c"], "acc": [0.5, 0.6], "x": [1.0, 2.0]})
-    long = short.assign(method=names)
-    by = Series.of("method", (*names, "a, b", "c"))
-    drawn = [marks.points(one, ACC, METHOD, by, across=True) for one in (short, long)]
-    axes = [chart.spec["layer"][0]["encoding"]["y"]["axis"] for chart in drawn]
-    assert "labelExpr" not in axes[0]
-    assert axes[1]["labelExpr"] == "split(datum.label, ', ')"
-    assert drawn[1].spec["height"] > drawn[0].spec["height"]
+    long = short.assign(method=["FedAvg, rounds 10, learning rate 0.1", "FedAvg, rounds 24"])
+    by = Series.of("method", [*short["method"], *long["method"]])
     pairs = [marks.points(one, Axis("x"), ACC, by, name="method") for one in (short, long)]
     assert [len(chart.spec["layer"]) for chart in pairs] == [2, 1]
+
+
+def test_columns_of_one_heading_are_told_apart_in_tables() -> None:
+    table = CELLS.rename(columns={"label": "other"})
+    chart = marks.heat(table, Axis("other", "client"), Axis("client"), Axis("n"))
+    assert list(Figure("pairs", "Pairs", (chart,)).table) == ["chart", "client x", "client y", "n"]
 
 
 def test_values_that_are_not_finite_are_no_marks() -> None:
@@ -131,20 +129,17 @@ def test_a_loss_over_decades_has_a_log_axis_and_a_share_per_cent() -> None:
     wide = pd.Series([100.0, 1.0, 0.1])
     assert metric_axis("loss", "loss", wide).log
     assert not metric_axis("loss", "loss", wide - 1).log
-    assert metric_axis("acc", "val/acc", wide).format == "%"
+    assert metric_axis("acc", "val/acc", wide).format == ".4~%"
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_tables_escape_names_and_shorten_numbers(kind: str) -> None:
-    names = ["a|b_1", r"[*] 50 % & $x$ #{~^\} <>", "1 +- 2"]
+    names = ["a|b_1", r"50 % & $x$ #{~^\}", "1 +- 2"]
     text = table_text(pd.DataFrame({"run": names, "n": [1.23456789, np.nan, 1.0]}), kind)
     expected = {
         "csv": "a|b_1,1.23456789",
-        "latex": r"a\textbar{}b\_1 & 1.2346 \\" + "\n" + r"{[}{*}{]} 50 \% \& \$x\$ \#\{"
-        r"\textasciitilde{}\textasciicircum{}\textbackslash{}\} \textless{}\textgreater{} &  \\"
-        + "\n"
-        + r"1 $\pm$ 2",
-        "markdown": r"| a\|b_1 | 1.2346 |",
+        "latex": r"a|b\_1 & 1.2346 \\" + "\n" + r"50 \% \& \$x\$ \#\{"
+        r"\textasciitilde \textasciicircum \textbackslash \} &  \\" + "\n" + r"1 $\pm$ 2",
     }
     assert expected[kind] in text
 

@@ -56,11 +56,12 @@ def test_the_library_is_bundled_once_where_there_is_a_place_for_it(
     assert len(bundles) == (1 if kept else 2)
 
 
-def test_data_are_columns_with_names_once_and_numbers_short() -> None:
+def test_data_are_rows_with_short_numbers() -> None:
     (lines,) = content(Figure("lines", "Lines", (CHARTS["lines"](),)))
-    assert lines["data"]["series"]["of"] == list(METHODS)
-    assert lines["data"]["y"][0] == 0.52
-    assert lines["data"]["x"][:3] == [1, 2, 3]
+    table = pd.DataFrame(lines["data"]["data"], columns=lines["data"]["columns"])
+    assert set(table["series"]) == set(METHODS)
+    assert table["y"][0] == 0.52
+    assert table["x"][:3].tolist() == [1, 2, 3]
 
 
 def test_a_live_page_loads_itself_again() -> None:

@@ -21,7 +21,7 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.placement import Blocks
+from lightfed.distributed.placement import blocks
 from lightfed.engine import row_tests
 from lightfed.engine.evaluation import Evaluation
 from lightfed.local.client_group import ClientGroup, GroupState
@@ -122,9 +122,9 @@ def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int 
     """From now on so many clients are tested at once, in packs of `few` at least."""
     patch.setattr(GroupState, "side_by_side", most)
     patch.setattr(row_tests, "_FEW", few)
-    made.places.blocks = Blocks(
-        [state.group.count for state in made.groups], [most] * len(made.groups)
-    )
+    if made.algorithm.stateful:
+        counts = [state.group.count for state in made.groups]
+        made.places.packs = dict(enumerate(blocks(counts, [most] * len(counts))))
 
 
 @pytest.fixture

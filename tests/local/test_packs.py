@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.distributed.placement import Blocks, cut
+from lightfed.distributed.placement import blocks, cut
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
@@ -89,10 +89,7 @@ def test_batch_statistics_need_batches_of_equally_many_samples() -> None:
 
 
 def test_clients_with_rows_are_in_blocks_of_a_group() -> None:
-    blocks = Blocks([5, 4], [2, 3])
-    assert [blocks.of(k) for k in range(9)] == [0, 0, 1, 1, 2, 3, 3, 3, 4]
-    assert blocks.kind == [0, 0, 1, 2, 3]
-    assert blocks.pairs(0, 1) == [(0, 2), (1, 3)]
+    assert blocks([5, 4], [2, 3]) == [0, 0, 1, 1, 2, 3, 3, 3, 4]
     assert cut([*range(7)], 3) == [[0, 1], [2, 3], [4, 5, 6]]
     made = fleet("standalone", 3)
     assert made.training._runner.form([0, 2, 3, 6], 0) == [[0, 2]]

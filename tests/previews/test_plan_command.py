@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from lightfed.cli.command_line import main
-from lightfed.distributed.placement import RATES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 Plan = Callable[..., str]
@@ -84,13 +82,6 @@ def test_a_session_has_the_batches_that_the_trainer_allows(plan: Plan) -> None:
     assert costs[0] != costs[1]
 
 
-def test_costs_may_be_what_a_run_has_measured(plan: Plan, tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    torch.save({RATES: {group: [10.0**-group] for group in range(5)}}, path)
-    words = ("--world-size=4", "--rounds=1", "--ckpt_path", str(path))
-    assert re.search(r"rank +sessions +seconds", plan(CONFIGS / "quickstart.yaml", *words))
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -98,8 +89,6 @@ def test_costs_may_be_what_a_run_has_measured(plan: Plan, tmp_path: Path) -> Non
         ("--world-size=0", "world_size: 0 ranks"),
         ("--world-size=21", "world_size: 21 ranks"),
         ("--world-size=4 --rounds=0", "rounds: 0"),
-        ("--world-size=4 --ckpt_path=none.ckpt", "ckpt_path: "),
-        ("--world-size=4 --ckpt_path=old.ckpt", "ckpt_path: old.ckpt"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_a_line(
@@ -110,7 +99,6 @@ def test_what_cannot_be_planned_is_refused_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({RATES: {group: [1.0] for group in range(4)}}, "old.ckpt")
     config = str(CONFIGS / "quickstart.yaml")
     with pytest.raises(SystemExit, match="2"):
         main(["plan", "--config", config, *words.split()])

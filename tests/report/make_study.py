@@ -81,7 +81,6 @@ def strategy_run(
             ],
             "evaluate": ["personal"],
             "store": "device",
-            "exchange_buffer": 256,
             "seed": seed,
         },
         "data": {

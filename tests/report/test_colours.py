@@ -6,8 +6,9 @@ from lightfed.report.comparison_figures import comparison_figures
 from lightfed.results.groups import grouped, singles
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
+from tests.report.make_study import strategy_run
 from tests.report.test_clouds import _study
-from tests.report.test_pfedmoe import COURSES, method_run
+from tests.report.test_pfedmoe import method_run
 
 
 def _compared(runs: list[Run]) -> dict[str, int]:
@@ -16,36 +17,33 @@ def _compared(runs: list[Run]) -> dict[str, int]:
     return comparison_figures(grouped(runs), column)[0].series
 
 
-def _studied(runs: list[Run]) -> dict[str, dict[str, int]]:
-    """By kind of figure: the places in it."""
-    return {figure.name.partition("-")[0]: figure.series for figure in study_figures(runs)}
-
-
 def test_the_first_experiment_of_each_method_comes_before_all_others(tmp_path: Path) -> None:
     order = ["FML", "FML", "FD", "PFedMoE", "FD"]
     runs = [method_run(tmp_path, m, (0.5, 0.6), name=f"{m}{i}") for i, m in enumerate(order)]
     for rows in (grouped(runs), singles(runs)):
         assert [row.place for row in rows] == [0, 3, 1, 2, 4]
-        assert [row.method_place for row in rows] == [0, 0, 1, 2, 1]
 
 
-def test_methods_beside_pfedmoe_keep_their_colours_in_every_protocol(tmp_path: Path) -> None:
-    order = ["Standalone", "FD", "PFedMoE", "FML"]
-    runs = [method_run(tmp_path, m, COURSES[m], classes=c) for c in (2, 3) for m in order]
-    assert _compared(runs[:4]) == {"Standalone": 0, "FD": 1, "PFedMoE": 2, "FML": 3}
-    found, expected = _studied(runs), {"Standalone": 0, "FD": 1, "pFedMoE": 2, "FML": 3}
-    assert found["costs"] == expected  # of the second protocol
-    assert found["robustness"] == expected
+def test_strategies_keep_their_colours_in_every_protocol(tmp_path: Path) -> None:
+    order = ["MaxCommon", "Standalone", "ClusteredFL"]
+    runs = [
+        strategy_run(tmp_path, name, (0.5, 0.6), name=f"{name}-{partition}", partition=partition)
+        for partition in ("Iid", "Shards")
+        for name in order
+    ]
+    expected = {name: place for place, name in enumerate(order)}
+    assert _compared(runs[:3]) == expected
+    assert [figure.series for figure in study_figures(runs)] == [expected, expected]
 
 
 def test_clouds_keep_the_colours_of_their_experiments(tmp_path: Path) -> None:
     runs = _study(tmp_path)
-    studied = _studied(runs)
+    (studied,) = [figure.series for figure in study_figures(runs) if "times" in figure.name]
     by_label = {row.runs[0].name: row.place for row in grouped(runs)}
     assert _compared(runs).keys() == {row.label for row in grouped(runs)}
-    assert studied["times"] == {
+    assert studied == {
         **{f"FedBCD, B/N = {b / 10:g}": by_label[f"b{b}-s0"] for b in (3, 5, 7, 10)},
-        "FedBCD-I, B/N = 1": by_label["FedBCDI-s0"],
+        "FedBCDI, B/N = 1": by_label["FedBCDI-s0"],
         "FedAvg": by_label["fedavg-s0"],
         "FedProx": by_label["fedprox-s0"],
     }

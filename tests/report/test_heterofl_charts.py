@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from lightfed.drawing.charts import Figure
 from lightfed.results.run import Run, read
 from lightfed.studies.heterofl import figures
-from tests.report.make_run import by_title, drawn, write_run
+from tests.report.make_run import drawn, write_run
 
 SIZES = {"a": 1000, "b": 400, "c": 100, "d": 30, "e": 10}
 
@@ -76,9 +76,9 @@ def _run(
     return read(write_run(root / name, evaluations=None, counts=None, **{**files, **changes}))
 
 
-def drawings(runs: list[Run]) -> dict[str, Figure]:
-    """The figures of one family by their kind."""
-    return {figure.name.partition("-")[0]: figure for figure in figures(runs)}
+def _figure(runs: list[Run]) -> Figure:
+    (figure,) = figures(runs)
+    return figure
 
 
 @pytest.fixture
@@ -92,25 +92,17 @@ def mixed(tmp_path: Path) -> list[Run]:
 
 
 def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run]) -> None:
-    figure = drawings(mixed)["sizes"]
+    figure = _figure(mixed)
     overall, personal = figure.charts
     assert figure.title == "Digits, Conv: accuracy against model size"
-    assert overall.title == "global accuracy, Iid"
+    assert overall.title == "global accuracy"
     assert drawn(overall) == {
-        "widest level a": [(1.0, 0.9), (0.505, 0.8)],
+        "widest level a": [(1.0, 0.9), (0.505, 0.8), (0.208, 0.7)],
         "widest level e": [(0.01, 0.5)],
     }
-    assert sorted(personal.data["y"].round(6)) == [0.51, 0.81, 0.91]
-    assert overall.data["name"].tolist() == ["a", "a-e", "e"]
+    assert sorted(personal.data["y"].round(6)) == [0.51, 0.71, 0.81, 0.91]
+    assert overall.data["name"].tolist() == ["a", "a-e", "a2-e8", "e"]
     assert "100 %: 1,000" in overall.headings["x"]
-
-
-def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(
-    mixed: list[Run],
-) -> None:
-    chart, _ = drawings(mixed)["shares"].charts
-    assert drawn(chart) == {"a-e": [(0.01, 0.5), (0.208, 0.7), (0.505, 0.8), (1.0, 0.9)]}
-    assert "shares" not in drawings([mixed[0], mixed[1], mixed[3]])
 
 
 @pytest.mark.parametrize(
@@ -127,45 +119,54 @@ def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(
 def test_a_combination_is_named_by_its_shares(
     tmp_path: Path, clients: dict[str, int], name: str
 ) -> None:
-    runs = [_run(tmp_path, "run", clients, 0.5), _run(tmp_path, "e", {"e": 1}, 0.4)]
-    assert drawings(runs)["sizes"].charts[0].data["name"].tolist() == [name, "e"]
+    users = sum(clients.values())
+    runs = [_run(tmp_path, "run", clients, 0.5), _run(tmp_path, "e", {"e": users}, 0.4)]
+    assert _figure(runs).charts[0].data["name"].tolist() == [name, "e"]
 
 
-def test_fixed_and_redrawn_levels_stand_in_one_row(tmp_path: Path) -> None:
+def test_fixed_and_redrawn_levels_stand_at_one_size(tmp_path: Path) -> None:
     half = {"a": 5, "b": 5}
     runs = [
+        _run(tmp_path, "a", {"a": 10}, 0.9),
         _run(tmp_path, "fix", half, 0.75),
         _run(tmp_path, "dynamic", half, 0.5, assignment="dynamic"),
-        _run(tmp_path, "fix-2", half, 0.25, partition="Shards"),
-        _run(tmp_path, "dynamic-2", half, 0.125, partition="Shards", assignment="dynamic"),
-        _run(tmp_path, "one way only", {"a": 5, "c": 5}, 0.9),
     ]
-    charts = by_title(drawings(runs)["dynamic"])
-    assert charts["global accuracy, Iid"].data[["x", "y", "series"]].to_numpy().tolist() == [
-        [0.75, "a-b", "fixed level"],
-        [0.5, "a-b", "level redrawn every round"],
-    ]
-    assert charts["global accuracy, Shards"].data["x"].tolist() == [0.25, 0.125]
-    sizes = drawings(runs)["sizes"].charts[0].data
-    assert sizes["series"].tolist()[:2] == ["widest level a", "level redrawn every round"]
-    assert "dynamic" not in drawings([runs[0], runs[4]])
+    chart, _ = _figure(runs).charts
+    assert drawn(chart) == {
+        "assignment fix, widest level a": [(1.0, 0.9), (0.7, 0.75)],
+        "assignment dynamic, widest level a": [(0.7, 0.5)],
+    }
 
 
-def test_another_algorithm_and_another_option_are_reported(tmp_path: Path) -> None:
+def test_another_algorithm_and_another_option_are_series_of_their_own(tmp_path: Path) -> None:
     runs = [
         _run(tmp_path, "a", {"a": 10}, 0.9),
         _run(tmp_path, "ab", {"a": 5, "b": 5}, 0.9),
         _run(tmp_path, "gn", {"a": 5, "b": 5}, 0.7, norm="gn"),
         _run(tmp_path, "fedavg", {"a": 10}, 0.6, algorithm="FedAvg"),
     ]
-    data = drawings(runs)["sizes"].charts[0].data
-    assert data["name"].tolist() == ["a", "a-b", "a-b, norm gn", "a"]
-    level = "widest level a"
-    assert data["series"].tolist() == [f"HeteroFL, {level}"] * 3 + [f"FedAvg, {level}"]
+    data = _figure(runs).charts[0].data
+    assert data["name"].tolist() == ["a", "a-b", "a-b", "a"]
+    other, usual = data["series"][2], data["series"][0]
+    assert data["series"].tolist()[:3] == [usual, usual, other]
+    assert ("norm gn" in other, "norm bn" in usual) == (True, True)
+    assert data["series"][3] == "FedAvg, widest level a"
+
+
+def test_partitions_have_figures_of_their_own(mixed: list[Run], tmp_path: Path) -> None:
+    more = [
+        _run(tmp_path, f"shards-{level}", {level: 10}, 0.3, partition="Shards") for level in "ae"
+    ]
+    found = [*figures([*mixed, *more])]
+    assert [figure.title.partition(":")[0] for figure in found] == [
+        "Digits, Iid, Conv",
+        "Digits, Shards, Conv",
+    ]
+    assert [len(figure.charts[0].data) for figure in found] == [4, 2]
 
 
 def test_what_does_not_tell_two_widths_has_no_charts(mixed: list[Run], tmp_path: Path) -> None:
-    assert figures([mixed[0], _run(tmp_path, "a-2", {"a": 5}, 0.5)]) == []
+    assert [*figures([mixed[0], _run(tmp_path, "a-2", {"a": 5}, 0.5)])] == []
     silent = [_run(tmp_path, "no config", {"a": 5, "e": 5}, 0.5, config=None)]
     silent.append(_run(tmp_path, "no counts", {"a": 5, "e": 5}, 0.5, environment={"seed": 1}))
-    assert figures(silent) == []
+    assert [*figures(silent)] == []

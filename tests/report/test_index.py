@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.report import build, index
+from lightfed.report import build
 from lightfed.report.command import main
-from lightfed.results.run import Run, read
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage
 
@@ -36,26 +35,6 @@ def test_the_runs_of_a_folder_are_listed_with_their_pages(tmp_path: Path) -> Non
     assert sorted(page.resources) == ["a%20run/index.html", "b/index.html"]
     assert "script" not in page.tags
     assert len(page.source) < 10_000
-
-
-def test_a_run_that_has_not_changed_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-
-    def counted(folder: Path) -> Run:
-        opened.append(folder.name)
-        return read(folder)
-
-    monkeypatch.setattr(index, "read", counted)
-    for name in "abc":
-        build(write_run(tmp_path / name))
-    assert opened == []
-    (tmp_path / "a" / "environment.json").unlink()
-    write_run(tmp_path / "d")
-    build(tmp_path / "c")
-    build(tmp_path / "c")
-    assert opened in (["a", "d"], ["d"])  # clocks of files are coarse
 
 
 def test_a_page_of_something_else_stays(tmp_path: Path) -> None:

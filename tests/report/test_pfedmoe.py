@@ -1,4 +1,4 @@
-"""pFedMoE and its rivals: gains, costs, differences by client, robustness, and gates."""
+"""pFedMoE and its rivals: gains, costs, differences by client, and gates."""
 
 import math
 from collections.abc import Sequence
@@ -9,21 +9,13 @@ import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.drawing.charts import Figure
 from lightfed.report import compare
 from lightfed.results.run import Run, read
 from lightfed.studies.figures import figures_of_run, study_figures
-from lightfed.studies.pfedmoe import (
-    MOST_SHOWN,
-    Protocol,
-    figures,
-    gates_figure,
-    method_table,
-    notes,
-    protocols,
-)
+from lightfed.studies.pfedmoe import MEAN, MOST_SHOWN, figures, gates_figure, tables
+from lightfed.studies.shared import StudyTable
 from lightfed.utils.errors import UserError
-from tests.report.make_run import COUNTS, EVALUATIONS, drawn, write_gates, write_run
+from tests.report.make_run import COUNTS, EVALUATIONS, write_gates, write_run
 
 COURSES = {
     "PFedMoE": (0.5, 0.8, 0.9),
@@ -93,19 +85,15 @@ def runs(tmp_path: Path) -> list[Run]:
     return [method_run(tmp_path, name, course) for name, course in COURSES.items()]
 
 
-def _protocol(runs: list[Run]) -> Protocol:
-    (found,) = protocols(runs)
+def _table(runs: list[Run], target: float | None = None) -> StudyTable:
+    (found,) = tables(runs, target=target)
     return found
 
 
-def _row(protocol: Protocol, label: str, asked: float | None = None) -> list[str]:
+def _row(runs: list[Run], label: str, target: float | None = None) -> list[str]:
     """The cells of a method without its label and kind."""
-    cells = method_table(protocol, asked).set_index("method").loc[label]
+    cells = _table(runs, target).cells.set_index("method").loc[label]
     return [str(cell) for cell in cells.iloc[1:]]
-
-
-def _figure(runs: list[Run], name: str, target: float | None = None) -> Figure | None:
-    return next((f for f in figures(runs, target=target) if f.name.startswith(name)), None)
 
 
 def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> list[Run]:
@@ -118,24 +106,18 @@ def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> li
 
 
 def test_methods_come_in_the_order_of_the_kinds_and_gain_over_the_best(runs: list[Run]) -> None:
-    found = _protocol(runs[::-1])
-    assert found.name == "CIFAR10"
-    table = method_table(found)
-    assert table.iloc[:, :5].to_numpy().tolist() == [
-        ["pFedMoE", "mutual learning", "*90.00 %", "+2.50", "+5.00"],
+    found = _table(runs[::-1])
+    assert found.title == "CIFAR10, MoECNN: methods"
+    assert found.cells.iloc[:, :5].to_numpy().tolist() == [
+        ["PFedMoE", "mutual learning", "*90.00 %", "+2.50", "+5.00"],
         ["FML", "mutual learning", "85.00 %", "-5.00", "-5.00"],
         ["FD", "distillation", "87.50 %", "-2.50", "-"],
         ["Standalone", "-", "75.00 %", "-15.00", "-"],
     ]
-    assert tuple(table.columns[-3:]) == (
+    assert tuple(found.cells.columns[-3:]) == (
         "rounds to 75.00 % personal accuracy, resolution 1 round",
         "bytes until then",
         "FLOPs until then",
-    )
-    assert notes(found)[0] == (
-        "pFedMoE: +2.50 points over FD, the best baseline, 1 seed (0): one seed shows no interval; "
-        "+5.00 points over FML, the best of its kind (mutual learning), 1 seed (0): "
-        "one seed shows no interval."
     )
 
 
@@ -143,40 +125,34 @@ def test_a_gain_is_over_the_seeds_that_both_were_run_with(tmp_path: Path) -> Non
     """Means over different seeds, whose clients hold different data, would say +30 points."""
     runs = _final(tmp_path, {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.6, 0.7), "FD": (0.1,)})
     runs[-2] = method_run(tmp_path, "FML", (0.1, 0.3), seed=3)  # in place of seed 1
-    assert _row(_protocol(runs), "pFedMoE")[1:3] == ["+10.00", "+10.00"]
-    text = "1 seed (0), pFedMoE lacks seed 3, FML lacks seeds 1-2: one seed shows no interval"
-    assert f"+10.00 points over FML, the best baseline, {text};" in notes(_protocol(runs))[0]
+    assert _row(runs, "PFedMoE")[1:3] == ["+10.00", "+10.00"]
 
 
 def test_gains_and_means_of_several_seeds_have_their_intervals(tmp_path: Path) -> None:
     runs = _final(tmp_path, {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.69, 0.78, 0.87)})
     gain = "+2.00 (-0.48 to 4.48)"  # 4.3027 * .01 / sqrt(3) to both sides
     half = "24.84"  # and ten times as much
-    assert _row(_protocol(runs), "pFedMoE")[:3] == [f"*80.00 +- {half} %", gain, gain]
-    text = "95 % paired t interval -0.48 to 4.48, 3 seeds (0-2): no difference shown; "
-    assert text in notes(_protocol(runs))[0]
+    assert _row(runs, "PFedMoE")[:3] == [f"*80.00 +- {half} %", gain, gain]
 
 
 def test_of_a_perplexity_less_is_a_gain(tmp_path: Path) -> None:
     courses = {"PFedMoE": (9.0, 4.0), "FML": (9.0, 6.0)}
     runs = [method_run(tmp_path, name, own, metric="perplexity") for name, own in courses.items()]
-    found = _protocol(runs)
-    assert found.target(None) == 6.0
-    assert _row(found, "pFedMoE")[:4] == ["*4", "+2", "+2", "2"]
+    assert "rounds to 6 personal perplexity, resolution 1 round" in _table(runs).cells
+    assert _row(runs, "PFedMoE")[:4] == ["*4", "+2", "+2", "2"]
 
 
 def test_a_cost_is_what_was_sent_and_computed_until_the_target(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    found = _protocol(runs)
-    assert found.target(None) == 0.75  # Standalone's best is what all reached
-    assert _row(found, "pFedMoE")[3:] == ["2", "600 B", "2.00 kFLOPs"]
-    assert _row(found, "FD", 0.7)[3] == "1"
-    assert _row(found, "Standalone", 0.76)[3:] == ["-", "-", "-"]
+    # Standalone's best, 75 %, is what all reached
+    assert _row(runs, "PFedMoE")[3:] == ["2", "600 B", "2.00 kFLOPs"]
+    assert _row(runs, "FD", 0.7)[3] == "1"
+    assert _row(runs, "Standalone", 0.76)[3:] == ["-", "-", "-"]
     other = method_run(tmp_path, "PFedMoE", (0.7, 0.9, 0.9), seed=1)
-    assert _row(_protocol([*runs, other]), "pFedMoE", 0.7)[3] == "1.5"
-    assert _row(_protocol([*runs, other]), "pFedMoE", 0.85)[3] == "2.5"
-    assert _row(_protocol([*runs, other]), "pFedMoE", 0.91)[3] == "-"
+    assert _row([*runs, other], "PFedMoE", 0.7)[3] == "1.5"
+    assert _row([*runs, other], "PFedMoE", 0.85)[3] == "2.5"
+    assert _row([*runs, other], "PFedMoE", 0.91)[3] == "-"
 
 
 def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
@@ -186,12 +162,13 @@ def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
         for run in _final(tmp_path, {"PFedMoE": (0.6,), "FML": (0.6,)}, classes=classes)
     ]
     runs.append(method_run(tmp_path, "FD", (0.5, 0.6), classes=6))  # without pFedMoE
-    found = protocols(runs)
-    assert [one.name for one in found] == [
-        "CIFAR10; partition per_client 2",
-        "CIFAR10; partition per_client 4",
+    runs.append(method_run(tmp_path, "FD", (0.5, 0.6, 0.7), classes=4))  # a round longer
+    found = [*tables(runs)]
+    assert [one.title for one in found] == [
+        "CIFAR10, per_client 2, MoECNN: methods",
+        "CIFAR10, per_client 4, MoECNN: methods",
     ]
-    assert [len(one.members) for one in found] == [2, 2]
+    assert [len(one.cells) for one in found] == [2, 2]
 
 
 def test_methods_have_their_own_rates_and_labels_name_those_of_one_method(
@@ -199,8 +176,8 @@ def test_methods_have_their_own_rates_and_labels_name_those_of_one_method(
 ) -> None:
     tuned = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.88), lr=0.3)
     slow = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.7), lr=0.01, seed=1)
-    labels = [method.label for method in _protocol([*runs, tuned, slow]).members]
-    assert labels == ["pFedMoE", "FML", "FedKD, lr 0.3", "FedKD, lr 0.01", "FD", "Standalone"]
+    labels = _table([*runs, tuned, slow]).cells["method"].tolist()
+    assert labels == ["PFedMoE", "FML", "FedKD, lr 0.3", "FedKD, lr 0.01", "FD", "Standalone"]
 
 
 def _with(run: Run, **stated: Any) -> Run:
@@ -222,13 +199,12 @@ def test_an_ablation_is_named_by_what_it_changes_and_has_no_kind(
     whole = _with(runs[0], gate="paper", federate=True)
     key, value = part.split()
     better = method_run(tmp_path, "PFedMoE", (0.6, 0.9, 0.95), name="a")
-    found = _protocol([_with(better, a=1, **{key: value}), *runs[1:], whole])
-    table = method_table(found)
-    assert table["method"].tolist()[:2] == ["pFedMoE", f"pFedMoE, {part}"]
+    table = _table([_with(better, a=1, **{key: value}), *runs[1:], whole]).cells
+    assert table["method"].tolist()[1] == f"PFedMoE, {part}"
     assert table["kind"].tolist()[:2] == ["mutual learning", "-"]
     scores = table["personal accuracy"]
     assert scores.str.startswith("*").tolist() == [False, True, False, False, False]
-    assert notes(found)[0].startswith("pFedMoE: +2.50 points over FD, the best baseline")
+    assert table["over the best other"][0] == "+2.50"  # FD's, as an ablation is no rival
 
 
 def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> None:
@@ -240,41 +216,12 @@ def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> No
         method_run(tmp_path, "FML", (0.5, 0.7), clients=(0.7, 0.7), seed=1),
         method_run(tmp_path, "FD", (0.5, 0.6), clients=(0.1, 0.1), seed=0),
     ]
-    figure = _figure(runs, "differences")
-    assert figure is not None
-    assert "FML, the best baseline" in figure.title
+    (figure,) = figures(runs)
+    assert figure.title.endswith("PFedMoE against FML, the best baseline, by client")
     data = figure.charts[0].data
     np.testing.assert_allclose(data["y"], (20, -5), atol=1e-9)
     np.testing.assert_allclose(data["high"], (30, 0), atol=1e-9)
     assert data["series"].tolist() == ["ahead", "behind"]
-
-
-def test_costs_have_a_bar_each_and_say_who_did_not_get_there(runs: list[Run]) -> None:
-    figure = _figure(runs, "costs", 0.8)
-    assert figure is not None
-    sent, work = figure.charts
-    assert sent.data["x"].tolist() == [600, 900, 900]
-    assert work.data["x"].tolist() == [2, 3, 3]
-    assert sent.data["y"].tolist() == ["pFedMoE", "FML", "FD"]
-    assert work.title == "work of all clients (kFLOPs)"
-    assert figure.caption.endswith("Not reached: Standalone.")
-    assert _figure(runs, "costs", 0.99) is None
-
-
-def test_robustness_has_a_line_per_method_over_the_classes(tmp_path: Path) -> None:
-    runs = [
-        run
-        for classes, finals in ((10, (0.5, 0.4)), (2, (0.7, 0.6)))
-        for run in _final(tmp_path, {"PFedMoE": finals[:1], "FML": finals[1:]}, classes=classes)
-    ]
-    figure = _figure(runs, "robustness")
-    assert figure is not None
-    assert figure.title == "CIFAR10: accuracy by classes of a client"
-    assert drawn(figure.charts[0]) == {
-        "pFedMoE": [(2, 0.7), (10, 0.5)],
-        "FML": [(2, 0.6), (10, 0.4)],
-    }
-    assert _figure(runs[:2], "robustness") is None
 
 
 def test_a_comparison_shows_table_and_charts(
@@ -283,19 +230,19 @@ def test_a_comparison_shows_table_and_charts(
     made: list[Any] = [
         method_run(tmp_path, name, course, clients=(0.5, 0.6)) for name, course in COURSES.items()
     ]
-    page = compare([run.folder for run in made], output=tmp_path / "out", target=0.8).read_text()
+    output = tmp_path / "out"
+    page = compare([run.folder for run in made], output=output, target=0.8, tables=["csv"])
     stated = capsys.readouterr().out
     assert "rounds to 80.00 % personal accuracy, resolution 1 round" in stated
     assert "over the best of its kind" in stated
-    assert stated.count("+2.50 points over FD, the best baseline") == 1
-    assert "the next best" not in stated  # the verdict on the same figures would be stated twice
-    assert "over FD, the best baseline" in page
-    assert "CIFAR10: methods" in page
-    names = [figure.name for figure in study_figures(made)]
-    assert names == ["differences-cifar10", "costs-cifar10"]
+    assert "PFedMoE +2.50 points over FD, the next best" in stated
+    assert "CIFAR10, MoECNN: methods" in page.read_text()
+    assert (output / "methods-cifar10-moecnn.csv").read_text().startswith("method,kind,")
+    assert [figure.name for figure in study_figures(made)] == ["differences-cifar10-moecnn"]
     assert study_figures(made[:1]) == []
-    none = method_run(tmp_path, "FML", (math.nan,) * 3, name="none")
-    assert notes(_protocol([made[0], none]))[0] == "pFedMoE: no baseline was measured."
+    none = method_run(tmp_path, "FML", (math.nan,) * 3, name="none", clients=(0.5, 0.6))
+    assert [*figures([made[0], none])] == []
+    assert _row([made[0], none], "PFedMoE")[1:3] == ["-", "-"]
 
 
 def _gates(
@@ -313,17 +260,14 @@ def test_a_row_is_a_client_and_a_column_a_class(tmp_path: Path) -> None:
     figure = gates_figure(_gates(tmp_path))
     assert figure is not None
     assert figure.title == "Weight of the private expert after round 3"
-    heat, means = figure.charts
-    cells = heat.data.set_index(["y", "x"])["value"].round(6).to_dict()
-    assert cells == {  # no cell where a client has no test samples
+    (heat,) = figure.charts
+    cells = heat.data.set_index(["y", "x"])["value"].round(6)
+    means = cells.xs(MEAN, level="x").to_dict()
+    assert cells.drop(MEAN, level="x").to_dict() == {  # none where a client has no test samples
         **{("0", "zero"): 0.9, ("0", "one"): 0.2, ("1", "one"): 0.75, ("1", "two"): 0.25},
         **{("2", "zero"): 0.5, ("3", "two"): 0.1},
     }
-    assert means.data["y"].tolist() == ["0", "1", "2", "3"]
-    np.testing.assert_allclose(means.data["x"], (0.55, 0.5, 0.5, 0.1), atol=1e-6)
-    assert means.data["series"].tolist() == ["a", "a", "b", "b"]
-    assert means.series is not None
-    assert means.series.places == {"a": 0, "b": 1}
+    assert means == pytest.approx({"0": 0.55, "1": 0.5, "2": 0.5, "3": 0.1}, abs=1e-6)
 
 
 def test_clients_without_a_test_sample_have_no_row(tmp_path: Path) -> None:
@@ -331,7 +275,7 @@ def test_clients_without_a_test_sample_have_no_row(tmp_path: Path) -> None:
     weights[1] = NAN
     figure = gates_figure(_gates(tmp_path, weights))
     assert figure is not None
-    assert figure.charts[1].data["y"].tolist() == ["0", "2", "3"]
+    assert {*figure.charts[0].data["y"]} == {"0", "2", "3"}
     assert gates_figure(_gates(tmp_path / "none", np.full((4, 3), NAN))) is None
 
 
@@ -340,11 +284,12 @@ def test_any_number_of_clients_fits(tmp_path: Path, clients: int) -> None:
     weights = np.random.default_rng(0).uniform(size=(clients, MOST_SHOWN + 1))
     figure = gates_figure(_gates(tmp_path, weights, client_groups="a" * clients))
     assert figure is not None
-    heat, means = figure.charts
-    assert heat.data["x"].nunique() == MOST_SHOWN
-    assert len(means.data) == min(clients, MOST_SHOWN)
-    shown = means.data["y"].astype(int)
-    np.testing.assert_allclose(means.data["x"], weights[shown].mean(axis=1), rtol=1e-5)
+    data = figure.charts[0].data
+    assert data["x"].nunique() == MOST_SHOWN + 1
+    means = data[data["x"] == MEAN]
+    assert len(means) == min(clients, MOST_SHOWN)
+    of = weights[means["y"].astype(int)]
+    np.testing.assert_allclose(means["value"], of.mean(axis=1), rtol=1e-5)
 
 
 def test_the_page_has_the_picture_only_while_there_are_gates(tmp_path: Path) -> None:
@@ -354,14 +299,8 @@ def test_the_page_has_the_picture_only_while_there_are_gates(tmp_path: Path) -> 
     assert figures_of_run(read(folder)) == []
 
 
-@pytest.mark.parametrize("broken", ["truncated", "shape", "name"])
-def test_a_damaged_file_is_named(tmp_path: Path, broken: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = _gates(tmp_path).folder
-    if broken == "truncated":
-        (folder / "gate.npz").write_bytes(b"PK\x03\x04 no archive")
-    elif broken == "shape":
-        write_gates(folder, np.ones(3))
-    else:
-        np.savez(folder / "gate.npz", general=KNOWN)
+    (folder / "gate.npz").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
-        read(folder)
+        figures_of_run(read(folder))

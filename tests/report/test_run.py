@@ -1,17 +1,14 @@
 """What is read from a run folder, finished, running or damaged."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from lightfed.results import run as run_module
+from lightfed.report import build
 from lightfed.results.columns import natural_order
-from lightfed.results.csvfile import read_csv
 from lightfed.results.outcome import base_names
-from lightfed.results.run import ReadFiles, read
+from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
 
@@ -61,14 +58,6 @@ def test_a_header_that_is_being_written_is_no_evaluation(tmp_path: Path) -> None
     assert read(folder).evaluation.empty
 
 
-def test_a_round_written_twice_counts_once_as_it_was_last(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", metrics={"train_loss": (2.0, 1.0)})
-    append(folder / "metrics.csv", "2,0.75\r\n3,0.5\r\n")
-    run = read(folder)
-    assert run.rounds.index.tolist() == [1, 2, 3]
-    assert run.series("train_loss").tolist() == [2.0, 0.75, 0.5]
-
-
 def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
     run = read(
         write_run(tmp_path / "bare", environment=None, config=None, evaluations=None, counts=None)
@@ -110,61 +99,30 @@ def test_names_are_in_natural_order() -> None:
     assert sorted(["c10", "c9", "b", "c9a"], key=natural_order) == ["b", "c9", "c9a", "c10"]
 
 
-def test_a_file_is_read_again_only_after_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed: list[str] = []
-
-    def noted(path: Path, **options: Any) -> Any:
-        parsed.append(path.name)
-        return read_csv(path, **options)
-
-    monkeypatch.setattr(run_module, "read_csv", noted)
-    known: ReadFiles = {}
-    folder = write_run(tmp_path / "run")
-    for _ in range(3):  # what a user does to a table stays his own
-        read(folder, known).rounds.pop("train_loss")
-    assert sorted(parsed) == ["clients.csv", "metrics.csv"]
-    assert "train_loss" in read(folder, known).rounds
-    last = (folder / "metrics.csv").read_text().splitlines()[-1]
-    append(folder / "metrics.csv", f"4{last[1:]}\n")
-    assert (read(folder, known).last_round, parsed[2:]) == (4, ["metrics.csv"])
-    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"seed": 8}))
-    assert (read(folder, known).seed, len(parsed)) == (8, 3)
-
-
-FLAT = {"train_counts": np.arange(3), "meta": np.array("{}")}
-
-
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
         ("metrics.csv", None, "holds no metrics.csv"),
         ("metrics.csv", "round,train_loss\n1,0.5", "no finished round"),
-        ("metrics.csv", "epoch,train_loss\n1,0.5\n", "its first line has no column round"),
-        ("metrics.csv", "round,loss\n1,0.5\n2,much\n", "line 3, column loss: 'much'"),
-        ("metrics.csv", "round,loss\n1.5,0.5\n", "line 2, column round: '1.5'"),
-        ("metrics.csv", "round,loss\n1,0.5\n2,0.5,3\n", "line 3 has more fields than the first"),
-        ("clients.csv", f"{CLIENTS}\n1,0,a\n", "line 2 has fewer fields than the first line"),
-        ("clients.csv", f"{CLIENTS}\n\ufffd\n", "clients.csv cannot be read: line 2"),
+        ("metrics.csv", "epoch,train_loss\n1,0.5\n", "no numbers in column round"),
+        ("metrics.csv", "round,loss\n1,0.5\n2,much\n", "no numbers in column loss"),
+        ("metrics.csv", "round,loss\n1,0.5\n2,0.5,3\n", "metrics.csv cannot be read"),
+        ("clients.csv", f"{CLIENTS}\n1,0,a,x,1,1,1,1,1\n", "clients.csv cannot be read"),
         ("config.yaml", "model: {a: 1", "config.yaml cannot be read"),
         ("environment.json", '{"seed": ', "environment.json cannot be read"),
         ("partition.npz", "", "partition.npz cannot be read"),
-        ("partition.npz", FLAT, "partition.npz cannot be read"),
     ],
 )
 def test_damage_is_one_error_that_names_the_file(
-    tmp_path: Path, name: str, content: str | dict[str, np.ndarray] | None, named: str
+    tmp_path: Path, name: str, content: str | None, named: str
 ) -> None:
     path = write_run(tmp_path / "run") / name
     if content is None:
         path.unlink()
-    elif isinstance(content, str):
-        path.write_text(content)
     else:
-        np.savez(path, **content)  # type: ignore[arg-type]
+        path.write_text(content)
     with pytest.raises(UserError, match=r"^report: ") as caught:
-        read(path.parent)
+        build(path.parent)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(path.parent) in caught.value.found
@@ -174,9 +132,3 @@ def test_damage_is_one_error_that_names_the_file(
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^report: there is no folder .*/run"):
         read(tmp_path / "run")
-
-
-def test_an_unknown_number_of_classes_gets_numbers_for_names(tmp_path: Path) -> None:
-    run = read(write_run(tmp_path / "run", classes=("only", "two")))
-    assert run.partition is not None
-    assert run.partition.counts.columns.tolist() == ["0", "1", "2"]

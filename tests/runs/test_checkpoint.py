@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import (
     CLIENTS,
     load,
@@ -15,8 +15,8 @@ from lightfed.runs.checkpoint import (
     newest_file,
     previous_of,
     remove,
+    save,
 )
-from lightfed.runs.saving import save
 from lightfed.utils.errors import UserError
 from tests.promises.stopping.checkpoints import names_in, tags_of, value_in, value_of, write
 from tests.small import CPU
@@ -129,18 +129,18 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     with monkeypatch.context() as later:
-        later.setattr(saving, "FORMAT", 4)
+        later.setattr(checkpoint, "FORMAT", 5)
         write(path, 2.0)
-    with pytest.raises(UserError, match="has format 4; this version of lightfed reads format 3"):
+    with pytest.raises(UserError, match="has format 5; this version of lightfed reads format 4"):
         load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older
-    refused(path, "has format 4")
-    monkeypatch.setattr(checkpoint, "FORMAT", 4)
+    refused(path, "has format 5")
+    monkeypatch.setattr(checkpoint, "FORMAT", 5)
     assert (value_of(path), tags_of(path)) == (2.0, 2)
 
 
 def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "code.ckpt"
-    torch.save({checkpoint.SHARDS: {"tags": ["x"], "ranks": 0}, "x": Path("/")}, path)
+    torch.save({checkpoint.SHARDS: {"tag": "x", "ranks": 0}, "x": Path("/")}, path)
     refused(path, "cannot be read")
 
 

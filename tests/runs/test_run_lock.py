@@ -17,10 +17,9 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs import run_lock as fence
-from lightfed.runs.checkpoint import previous_of
+from lightfed.runs.checkpoint import previous_of, save
 from lightfed.runs.run_lock import TakenOver
 from lightfed.runs.run_logger import RunLogger
-from lightfed.runs.saving import save
 from tests.promises.stopping.checkpoints import content_of, together, value_of, write
 from tests.small import CPU, SGD_HALF, Line, fit, random_data
 

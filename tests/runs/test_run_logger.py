@@ -10,7 +10,6 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.checks import row_folder
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError
@@ -53,7 +52,6 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
 def test_a_folder_of_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert logger_of(Path("~/runs")).folder == tmp_path / "runs" / "run"
-    assert row_folder("disk", "~/rows") == tmp_path / "rows"
     path = checkpoint_in(tmp_path / "runs" / "run")
     assert main_file("~/runs/run/checkpoints/last.ckpt") == path
 

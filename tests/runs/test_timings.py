@@ -124,7 +124,7 @@ def test_the_parts_of_every_round_add_up_and_a_resumed_run_goes_on_with_the_tabl
 ) -> None:
     fit(federation(), data(), tmp_path, rounds=3, callbacks=[Slow()])
     first = rows_of(tmp_path, "timings.csv")
-    assert list(first[0]) == ["round", *PARTS, "moved"]
+    assert list(first[0]) == ["round", *PARTS]
     for row, metrics in zip(first, rows_of(tmp_path, "metrics.csv"), strict=True):
         seconds = {part: float(row[part]) for part in PARTS}
         assert seconds["sessions"] > SLEEP

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.state.client_state import by_client
 from lightfed.topology.topology import Ring
 from tests.promises.stopping.checkpoints import together
@@ -24,7 +23,6 @@ from tests.small import CPU, random_data
 SIZES = [5, 9, 4, 16, 7, 7, 12]
 METHODS: dict[str, Any] = {
     "dense": Standalone,
-    "disk": Standalone,
     "masked": partial(DisPFL, Ring(), [0.5, 1.0, 0.3], static=True),
 }
 
@@ -39,8 +37,7 @@ def fleet(ranks: Ranks, name: str = "dense") -> Fleet:
         ClientGroup(count, partial(MLP, hidden=(width,)))
         for count, width in zip(counts, widths, strict=True)
     ]
-    folder = Path(gettempdir()) if name == "disk" else None
-    made = Fleet(groups, METHODS[name](), data, ranks=ranks, row_folder=folder)
+    made = Fleet(groups, METHODS[name](), data, ranks=ranks)
     if name != "masked":
         made.keep("own")
     return made
@@ -78,7 +75,7 @@ def test_two_ranks_write_what_others_read(name: str, world: int, tmp_path: Path)
     def write(ranks: Ranks) -> dict[int, list[Tensor]]:
         fed = fleet(ranks, name)
         fill(fed)
-        saving.save({checkpoint.CLIENTS: fed.states()}, path, ranks)
+        checkpoint.save({checkpoint.CLIENTS: fed.states()}, path, ranks)
         return everything(fed)
 
     def read(ranks: Ranks) -> dict[int, list[Tensor]]:

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.topology.graphs import Lists, random_regular, small_world
 from lightfed.topology.topology import (
     Adjacency,
     Full,
+    Lists,
     RandomRegular,
     Ring,
     Star,
     TimeVarying,
     Topology,
+    _random_regular,
+    _small_world,
     graph,
     spectral_gap,
     summarise,
@@ -42,7 +44,7 @@ def gap(topology: Topology, clients: int) -> float:
 def test_random_regular_is_regular_and_simple(clients: int, data: st.DataObject, seed: int) -> None:
     even = [degree for degree in range(clients) if clients * degree % 2 == 0]
     degree = data.draw(st.sampled_from(even))
-    matrix = links(random_regular(clients, degree, seed=seed))
+    matrix = links(_random_regular(clients, degree, seed=seed))
     assert (matrix.sum(axis=1) == degree).all()
     assert (matrix == matrix.T).all()
     assert not matrix.diagonal().any()
@@ -54,7 +56,7 @@ def test_small_world_keeps_its_edges_in_number(
     clients: int, data: st.DataObject, rewire: float, seed: int
 ) -> None:
     half = data.draw(st.integers(1, (clients - 1) // 2))
-    matrix = links(small_world(clients, 2 * half, rewire, seed=seed))
+    matrix = links(_small_world(clients, 2 * half, rewire, seed=seed))
     assert matrix.sum() == 2 * half * clients
     assert (matrix == matrix.T).all()
     assert not matrix.diagonal().any()

@@ -25,14 +25,31 @@ async function unpack() {
   document.head.append(script);
 }
 
-function rows(columns) {
-  const names = Object.keys(columns);
-  const cells = names.map((name) => {
-    const { of, at } = columns[name];
-    return of ? at.map((place) => of[place]) : columns[name];
-  });
-  return Array.from({ length: Math.max(...cells.map((column) => column.length)) }, (_, i) =>
-    Object.fromEntries(names.map((name, k) => [name, cells[k][i] ?? null])));
+function rows({ columns, data }) {
+  return data.map((row) => Object.fromEntries(columns.map((name, k) => [name, row[k]])));
+}
+
+// drag with a mouse moves, Ctrl and wheel zooms: a plain wheel and a finger scroll the page
+const ZOOM = {
+  name: "zoom",
+  select: {
+    type: "interval",
+    translate: "[pointerdown[event.pointerType == 'mouse'], window:pointerup] > window:pointermove!",
+    zoom: "wheel![event.ctrlKey]",
+  },
+  bind: "scales",
+};
+
+// series that can be hidden, and zoom where both positions are numbers
+function interactive(chart) {
+  const spec = structuredClone(chart.spec);
+  if (!chart.series) return spec;
+  spec.params = [{ name: "hidden", value: [] }];
+  spec.transform = [{ filter: "indexof(hidden, datum.series) < 0" }];
+  const isNumber = (channel, name) => channel?.type === "quantitative" && channel.field === name;
+  const zoomed = spec.layer.find(({ encoding: { x, y } }) => isNumber(x, "x") && isNumber(y, "y"));
+  if (zoomed) zoomed.params = [ZOOM];
+  return spec;
 }
 
 // a chart names its colours; its legend is the page's, with buttons
@@ -43,7 +60,7 @@ function specify(chart, host, scheme) {
   const config = { ...theme.config, axis: { ...axis, labelLimit } };
   const autosize = { type: "fit-x", contains: "padding" };
   const bare = (key, value) => (key === "legend" && chart.series ? null : value);
-  const spec = JSON.stringify({ ...chart.spec, width: "container", autosize }, bare);
+  const spec = JSON.stringify({ ...interactive(chart), width: "container", autosize }, bare);
   const named = (_, name) => JSON.stringify(colours[name] ?? colours.series[name.slice(1)]);
   const coloured = (text) => JSON.parse(text.replace(/"theme:(\w+)"/g, named));
   return { ...coloured(spec), config: coloured(JSON.stringify(config)), data: { values: rows(chart.data) } };

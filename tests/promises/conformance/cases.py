@@ -147,7 +147,7 @@ CASES = {
     ),
     "dispfl_statistics": Case(
         partial(DisPFL, **_sparse, regrow="gradient", active=0.7, buffers="average"),
-        federation=_everyone | {"store": "host", "exchange_buffer": 1},
+        federation=_everyone | {"store": "host"},
     ),
     "dpsgd": Case(partial(DPSGD, Ring()), federation={"eval_clients": 3}),
     "fedapen": Case(
@@ -201,7 +201,7 @@ CASES = {
     ),
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
     "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),
-    "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "disk"}),
+    "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
     "metric_objects": Case(FedAvg, Metered),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(

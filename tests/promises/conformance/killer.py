@@ -1,8 +1,7 @@
 """Kill a job at random moments, resume it on another number of ranks, compare bits.
 
-Deaths take turns: at a random moment;
-in the middle of writing a checkpoint, at a random byte of a random file of it; in the middle of the
-evaluation of a random round. Clients that keep rows move before every round but the first.
+Deaths take turns: at a random moment; in the middle of writing a checkpoint, at a random byte of a
+random file of it; in the middle of the evaluation of a random round.
 """
 
 import json
@@ -15,13 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightfed.api.fleet import Fleet
 from lightfed.engine.evaluation import Evaluation
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
-from lightfed.testing.worker import shuffle
 from tests.promises.conformance.cases import CASES
 
 ROUNDS = 6
@@ -33,7 +30,6 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 
     def work(rank: int) -> None:
         before()
-        Fleet.move_for = shuffle  # type: ignore[assignment]
         result = digest(*fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
         if rank == 0:
             (folder / "digest.json").write_text(json.dumps(result))
@@ -44,7 +40,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 def kill_in_write(number: int, share: float) -> None:
     """Make the `number`-th file of this rank's checkpoints the death of the job, part-written."""
     written = 0
-    whole = saving.write_atomically
+    whole = checkpoint.write_atomically
 
     def torn(path: Path, write: Callable[[Any], object]) -> None:
         nonlocal written
@@ -61,7 +57,7 @@ def kill_in_write(number: int, share: float) -> None:
 
         whole(path, half)
 
-    saving.write_atomically = torn
+    checkpoint.write_atomically = torn
 
 
 def kill_in_evaluation(number: int) -> None:

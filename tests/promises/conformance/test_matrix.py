@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightfed.local.pack_rules import SideBySide
-from lightfed.testing.conformance import check_ranks, check_resumed, digests_of
+from lightfed.testing.conformance import check, digests_of
 from lightfed.testing.ranks import in_new_process
 from tests.promises.conformance import packs
 from tests.promises.conformance.kit import plan_of
@@ -24,8 +24,7 @@ def test_every_case_on_every_number_of_ranks(
     plan = plan_of(stateful=stateful, full=True, side_by_side=side_by_side)
     digests = digests_of(plan, tmp_path)
     for name in plan.cases:
-        check_ranks(plan, name, digests)
-        check_resumed(plan, name, digests)
+        check(plan, name, digests)
 
 
 @pytest.mark.matrix

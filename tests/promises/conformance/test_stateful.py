@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightfed.testing.conformance import Digests, check_ranks, check_resumed, digests_of
+from lightfed.testing.conformance import Digests, check, digests_of
 from tests.promises.conformance.kit import plan_of
 
 PLAN = plan_of(stateful=True)
@@ -14,12 +14,5 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
 
 
 @pytest.mark.parametrize("name", PLAN.cases)
-def test_two_ranks_give_the_bits_of_one(name: str, digests: Digests) -> None:
-    check_ranks(PLAN, name, digests)
-
-
-@pytest.mark.parametrize("name", PLAN.cases)
-def test_a_run_resumed_on_other_ranks_has_the_bits_of_one_that_never_stopped(
-    name: str, digests: Digests
-) -> None:
-    check_resumed(PLAN, name, digests)
+def test_ranks_and_resumed_runs_have_the_bits_of_one_rank(name: str, digests: Digests) -> None:
+    check(PLAN, name, digests)

@@ -199,7 +199,7 @@ WRONG_VALUES = [
     edit("trainer.precision", "half", "half; give Literal['32', '32-true'"),
     edit("trainer.strategy", "ddp", "ddp; give"),
     edit("trainer.limit_train_batches", "all", "all; give int | float"),
-    edit("model.store", "tape", "tape; give Literal['device', 'host', 'disk']"),
+    edit("model.store", "tape", "tape; give Literal['device', 'host']"),
     edit("model.evaluate", ["globl"], "globl; give Sequence[Literal['global'"),
     edit("data.pool", "union", "set data.personal_test: split"),
     Case(

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "negative.txt").write_text("0.5\n-1\n")
     (tmp_path / "truncated.ckpt").write_bytes(b"PK\x03\x04 and no more")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
-    later = {"tags": ["x"], "ranks": 0, "format": 99}
+    later = {"tag": "x", "ranks": 0, "format": 99}
     torch.save({"state_dict": {}, SHARDS: later}, tmp_path / "newer.ckpt")
     raw = tmp_path / "corrupt" / "MNIST" / "raw"
     raw.mkdir(parents=True)

@@ -9,8 +9,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs.checkpoint import CLIENTS, load, shard_folder
-from lightfed.runs.saving import save
+from lightfed.runs.checkpoint import CLIENTS, load, save, shard_folder
 from tests.small import CPU
 
 T = TypeVar("T")

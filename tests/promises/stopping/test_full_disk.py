@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import saving
-from lightfed.runs.checkpoint import CLIENTS, previous_of
-from lightfed.runs.saving import save
+from lightfed.runs import checkpoint
+from lightfed.runs.checkpoint import CLIENTS, previous_of, save
 from lightfed.utils import atomic_io as archive
 from lightfed.utils.errors import DiskError
 from tests.promises.stopping.checkpoints import (
@@ -73,7 +72,7 @@ def test_a_rank_that_cannot_write_is_named_by_all(
     write(path, 2.0, ranks=2)
     before = contents(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "write_atomically", failing(errno.ENOSPC, matches))
+        patch.setattr(checkpoint, "write_atomically", failing(errno.ENOSPC, matches))
         patch.setattr("socket.gethostname", lambda: "n7")
         errors = write_on(3, path)
     assert {str(error) for error in errors} == {
@@ -95,7 +94,7 @@ def test_the_first_checkpoint_leaves_nothing(
     path = tmp_path / "last.ckpt"
     for _, matches in CASES.values():
         with monkeypatch.context() as patch:
-            patch.setattr(saving, "write_atomically", failing(errno.EDQUOT, matches))
+            patch.setattr(checkpoint, "write_atomically", failing(errno.EDQUOT, matches))
             errors = write_on(3, path)
         assert all(e.fix == "free space and run the same command again" for e in errors)
         assert names_in(tmp_path) == []
@@ -104,7 +103,7 @@ def test_the_first_checkpoint_leaves_nothing(
 def test_what_more_space_would_not_mend_is_not_called_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "write_atomically", failing(errno.EIO, lambda path: True))
+    monkeypatch.setattr(checkpoint, "write_atomically", failing(errno.EIO, lambda path: True))
     (error,) = write_on(1, tmp_path / "last.ckpt")
     assert "(Input/output error)" in error.found
     assert error.fix == "repair the file system and run the same command again"
@@ -145,7 +144,7 @@ def test_a_failure_after_the_new_name_leaves_the_new_checkpoint(
         flush(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "flush_folder", broken)
+        patch.setattr(checkpoint, "flush_folder", broken)
         (error,) = write_on(1, path, 2.0)
     assert error.fix.endswith(f"{path} is complete")
     assert (value_of(path), value_of(previous_of(path))) == (2.0, 1.0)

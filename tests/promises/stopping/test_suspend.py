@@ -26,7 +26,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.rank_sessions import Training
 from lightfed.models.networks.mlp import MLP
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.runs.run_logger import RunLogger
 from lightfed.simulation.delays import Exponential
@@ -135,7 +135,7 @@ def test_what_is_in_the_journal_is_believed(
     assert shard.is_file()
     changed = rows[0]["tensors"]["floats"].clone().add_(1.0)
 
-    read = saving.load_journal
+    read = checkpoint.load_journal
 
     def changing(*args: Any, **how: Any) -> Any:
         found = read(*args, **how)
@@ -144,7 +144,7 @@ def test_what_is_in_the_journal_is_believed(
         return found
 
     whole = run(tmp_path / "whole")
-    monkeypatch.setattr(saving, "load_journal", changing)
+    monkeypatch.setattr(checkpoint, "load_journal", changing)
     assert run(tmp_path, ckpt_path="last") != whole
 
 
@@ -153,10 +153,10 @@ def test_a_journal_of_another_round_or_learning_rate_is_not_read(tmp_path: Path)
     path = tmp_path / "run/checkpoints" / JOURNAL
     found = checkpoint.load(path)
     identity, alone = found["identity"], Ranks(CPU)
-    assert saving.load_journal(path, alone, t=0, identity=identity) is not None
-    assert saving.load_journal(path, alone, t=1, identity=identity) is None
-    assert saving.load_journal(path, alone, t=0, identity=identity | {"lr": 0.3}) is None
-    assert saving.load_journal(path.with_name("none"), alone, t=0, identity=identity) is None
+    assert checkpoint.load_journal(path, alone, t=0, identity=identity) is not None
+    assert checkpoint.load_journal(path, alone, t=1, identity=identity) is None
+    assert checkpoint.load_journal(path, alone, t=0, identity=identity | {"lr": 0.3}) is None
+    assert checkpoint.load_journal(path.with_name("none"), alone, t=0, identity=identity) is None
 
 
 @pytest.mark.parametrize(("config", "kept"), [("this", 2), ("another", 0)])
