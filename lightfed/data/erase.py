@@ -38,30 +38,9 @@ def draw_rectangles(
     return torch.cat((drawn[3:] * (limits - sides + 1), sides)).long()
 
 
-def hidden(size: Size, draw: Tensor, *, border: int, beyond: bool) -> Tensor:
-    """(B, H, W) bool: the pixels of windows of images that are erased or in the border.
-
-    `size` is that of a window, and of an image. `draw` is (2, B), the top and left edge of each
-    window from the corner of the border, or (6, B) with the erased rectangle of each image. The
-    border, in pixels, counts if `beyond`.
-    """
-    rows, columns = (
-        torch.arange(length, device=draw.device) + start[:, None] - border
-        for length, start in zip(size, draw[:2], strict=True)
-    )
-    mask = torch.zeros(draw.shape[1], *size, dtype=torch.bool, device=draw.device)
-    if beyond:
-        mask |= ~_cross(_within(rows, 0, size[0]), _within(columns, 0, size[1]))
-    if len(draw) > 2:
-        top, left, height, width = draw[2:, :, None]
-        mask |= _cross(_within(rows, top, height), _within(columns, left, width))
-    return mask
-
-
-def _within(places: Tensor, start: Tensor | int, length: Tensor | int) -> Tensor:
-    return (places >= start) & (places < start + length)
-
-
-def _cross(rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, H) and (B, W) -> (B, H, W)."""
-    return rows[:, :, None] & columns[:, None, :]
+def erased(size: Size, rectangles: Tensor) -> Tensor:
+    """(B, H, W) bool: the pixels of images that are in their rectangles, (4, B)."""
+    top, left, height, width = rectangles[:, :, None]
+    rows, columns = (torch.arange(length, device=rectangles.device) for length in size)
+    inside = (rows >= top) & (rows < top + height)
+    return inside[:, :, None] & ((columns >= left) & (columns < left + width))[:, None]

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from lightfed.data.datasets import columns
-from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.dataset import Transform
+from lightfed.data.datasets.hub import CINIC10
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

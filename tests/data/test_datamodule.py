@@ -13,8 +13,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Classes, Diversity, Iid
+from lightfed.data.partition.schemes import Classes, Diversity, Iid, Partitioner
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

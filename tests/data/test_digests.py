@@ -14,7 +14,7 @@ from typing_extensions import override
 import lightfed as lf
 from lightfed.data.datasets.dataset import Dataset, Samples, Split
 from lightfed.data.digests import digests
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Partitioner
 from lightfed.results.groups import grouped
 from lightfed.results.run import read
 from lightfed.utils.recorded import arguments

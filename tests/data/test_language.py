@@ -7,10 +7,8 @@ import torch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset
 from lightfed.data.datasets.language import Prose, Text, WikiText2
-from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.data.partition.draw import PersonalTest
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Iid, Natural
+from lightfed.data.partition.schemes import Dirichlet, Iid, Natural, Partitioner
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli import command_line
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.sentences import Sentences
+from lightfed.data.datasets.language import Sentences
 from lightfed.data.partition.schemes import Natural
 from lightfed.models.networks.transformer import Transformer
 from lightfed.results.run import Run, read

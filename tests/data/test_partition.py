@@ -9,10 +9,16 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Classes, Diversity, Iid, Shards
+from lightfed.data.partition.schemes import (
+    Classes,
+    Dirichlet,
+    DirichletClient,
+    Diversity,
+    Iid,
+    Partitioner,
+    Shards,
+)
 from lightfed.engine.setup import check_built
 from lightfed.utils.errors import UserError
 

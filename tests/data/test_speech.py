@@ -8,8 +8,7 @@ import torch
 from lightfed.data.datasets import logmel
 from lightfed.data.datasets.dataset import Samples
 from lightfed.data.datasets.logmel import RATE
-from lightfed.data.datasets.speech import SYNTHETIC, SpeechCommands
-from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.speech import SYNTHETIC, SpeechCommands, Tones
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.data.tiny import write_recording

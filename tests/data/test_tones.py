@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lightfed.data.datasets.dataset import Samples
 from lightfed.data.datasets.logmel import NORMALISE, SHAPE
-from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.speech import Tones
 from lightfed.utils.errors import UserError
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.io import wavfile
 
-from lightfed.data.datasets.docstrings import Docstrings
 from lightfed.data.datasets.logmel import RATE
-from lightfed.data.datasets.speech import SYNTHETIC
-from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.speech import SYNTHETIC, Tones
+from lightfed.data.datasets.text import Docstrings
 from lightfed.utils.rng import derive_seed, numpy_generator
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -192,7 +191,7 @@ def ag_news(
 def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
     """ROOT/PACKAGE/a.py for each class of `Docstrings`, with this many documented functions.
 
-    Returned is what `lightfed.data.datasets.docstrings.source_folders` would find.
+    Returned is what `lightfed.data.datasets.text.source_folders` would find.
     """
     folders = {name: [root / name] for name in Docstrings.classes}
     for name, (folder,) in folders.items():

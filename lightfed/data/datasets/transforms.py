@@ -65,7 +65,7 @@ def normalises(transform: Function | None) -> bool:
     return any(isinstance(step, v1.Normalize | v2.Normalize) for step in steps(transform))
 
 
-def transformed(x: Tensor, transform: Function | None, seeds: Tensor | None) -> Tensor:
+def transformed(transform: Function | None, x: Tensor, seeds: Tensor | None) -> Tensor:
     """Samples (B, ...) after a transform, float32; uint8 that is left becomes 0..1.
 
     The seeds (B,) int64 on the CPU are those of the draws of each sample; None seeds all with 0.

@@ -21,7 +21,6 @@ from lightfed.utils.memory import require_memory
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
-_MNIST_SIZES: dict[Split, int] = {"train": 60_000, "test": 10_000}
 _CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -88,7 +87,7 @@ class OfficialFiles(Dataset):
 
     _reader: ClassVar[Any]  # torchvision's class for the files
     _folder: ClassVar[str]  # of the files, below the root
-    _sizes: ClassVar[Mapping[Split, int]]
+    _sizes: ClassVar[Mapping[Split, int]] = {"train": 60_000, "test": 10_000}
 
     def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
         """Read the official files.
@@ -110,9 +109,7 @@ class OfficialFiles(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        reader = self._reader
-        if not self.verify_checksums and hasattr(reader, "tgz_md5"):
-            reader = _unverified(reader)
+        reader = self._reader if self.verify_checksums else _unverified(self._reader)
         try:
             data = reader(str(self.root), train=split == "train", download=self.download)
             if self.verify_checksums and len(data) != self._sizes[split]:
@@ -121,8 +118,7 @@ class OfficialFiles(Dataset):
             folder = self.root / self._folder
             key = "download" if self.download and not any(folder.glob("*")) else "root"
             found = f"{self.name} cannot be read from {folder} ({reason(error)})"
-            holds = Path(self._folder).parts[0]
-            fix = f"set root to the folder that holds {holds}, or pass download: true"
+            fix = f"set root to the folder that holds {self._folder}, or pass download: true"
             others = "; for files that are not the official ones, verify_checksums: false"
             raise UserError(f"{KEY}.{key}", found, fix + others) from error
         x = torch.as_tensor(data.data)
@@ -176,12 +172,14 @@ class CIFARFiles(OfficialFiles):
 
 def _unverified(reader: Any) -> Any:
     """A class of torchvision that reads CIFAR files of any md5."""
-    listed: dict[str, Any] = {
+    if not hasattr(reader, "tgz_md5"):
+        return reader
+    parts = {
         part: [(name, None) for name, _ in getattr(reader, part)]
         for part in ("train_list", "test_list")
     }
-    listed["meta"] = reader.meta | {"md5": None}
-    return type(reader.__name__, (reader,), {**listed, "tgz_md5": None})
+    unknown = {"meta": reader.meta | {"md5": None}, "tgz_md5": None}
+    return type(reader.__name__, (reader,), parts | unknown)
 
 
 class MNIST(OfficialFiles):
@@ -192,7 +190,6 @@ class MNIST(OfficialFiles):
     input_shape = (1, 28, 28)
     _reader = published.MNIST
     _folder = "MNIST/raw"
-    _sizes = _MNIST_SIZES
 
     def __init__(
         self,
@@ -220,7 +217,6 @@ class FashionMNIST(OfficialFiles):
     input_shape = (1, 28, 28)
     _reader = published.FashionMNIST
     _folder = "FashionMNIST/raw"
-    _sizes = _MNIST_SIZES
 
 
 class CIFAR10(CIFARFiles):

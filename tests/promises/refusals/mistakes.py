@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightfed import Algorithm, Fleet
 from lightfed.data.datasets.dataset import Dataset
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Partitioner
 from tests.promises.refusals import own_code
 
 BASE = """
