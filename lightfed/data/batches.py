@@ -93,6 +93,10 @@ class Resident(ABC):
         draw = self._draw(len(index), generator)
         return self.take(sent(index, self.home), draw)
 
+    def span(self, start: int, stop: int) -> Batch:
+        """Samples start to stop - 1, not augmented."""
+        return self.batch(torch.arange(start, stop))
+
     def plan(
         self,
         index: Tensor | np.ndarray,
@@ -208,12 +212,21 @@ class ResidentSplit(Resident):
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """Gather, normalise, erase, crop and mirror the samples of an index on the device."""
-        how = self._transform
-        y = sent(self.y.index_select(0, index), self.device)
         x = sent(self._x.index_select(0, index), self.device)
         if not self._held:
-            x = self._memory(x)
-        x = x.float()
+            x = self._memory(x).clone(memory_format=torch.contiguous_format)
+        return self._finished(x.float(), draw), sent(self.y.index_select(0, index), self.device)
+
+    @override
+    def span(self, start: int, stop: int) -> Batch:
+        x = sent(self._x[start:stop], self.device)
+        x = x if self._held else self._memory(x)
+        y = sent(self.y[start:stop].clone(), self.device)
+        return self._finished(x.to(torch.float32, copy=True).contiguous(), None), y
+
+    def _finished(self, x: Tensor, draw: Tensor | None) -> Tensor:
+        """Float samples, which may change, as they are in a batch."""
+        how = self._transform
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
         if draw is not None and how.erase:
@@ -226,7 +239,7 @@ class ResidentSplit(Resident):
             mirrored = sent(draw[2].nonzero().squeeze(1), self.device)
             width = 2 if self._last else 3
             x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
-        return x.permute(0, 3, 1, 2) if self._last else x, y
+        return x.permute(0, 3, 1, 2) if self._last else x
 
     def _cropped(self, x: Tensor, top: Tensor, left: Tensor) -> Tensor:
         """The windows of bordered samples with these upper left corners."""
@@ -245,9 +258,7 @@ class ResidentSplit(Resident):
 
     def _memory(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to the stored order of axes: (N, H, W, C) for channels_last."""
-        if not self._last:
-            return x
-        return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
+        return (x.permute(0, 2, 3, 1) if self._last else x).contiguous()
 
 
 class ResidentConverted(Resident):
@@ -361,19 +372,11 @@ def resident(
         return ResidentSplit(samples, transform, train=train, **given)
     if transform is None:
         windows = dataset.task == "masked_lm"
-        plain: Convert = _tokens if windows else _characters
+        plain: Convert = (lambda x, _: x.long()) if windows else (lambda x, _: x.float())
         return ResidentConverted(samples, plain, plain, windows=windows, **given)
     plain = partial(transformed, transform.test)
     augmented = partial(transformed, transform.train) if train and transform.augments else plain
     return ResidentConverted(samples, plain, augmented, **given)
-
-
-def _tokens(x: Tensor, seeds: Tensor | None) -> Tensor:
-    return x.to(torch.int64)
-
-
-def _characters(x: Tensor, seeds: Tensor | None) -> Tensor:
-    return x.float()
 
 
 def _fits(size: int, device: torch.device) -> bool:

@@ -5,8 +5,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from lightfed.data.datasets.dataset import Samples
 from lightfed.utils.keys import flat, key_of
 
@@ -24,7 +22,7 @@ class Contents(NamedTuple):
         """Reads all labels, and the samples at both ends of the splits."""
         form = [f"{tuple(s.x.shape[1:])} {s.x.dtype} {s.y.dtype}".encode() for s in (train, test)]
         ends = [part for s in (train, test) for part in (s.y, s.groups, s.x[:_ENDS], s.x[-_ENDS:])]
-        known = [_bytes(part) for part in ends if part is not None]
+        known = [part.contiguous().numpy().tobytes() for part in ends if part is not None]
         return cls(_digest(*form), _digest(*form, *known))
 
 
@@ -39,10 +37,6 @@ def digests(config: Mapping[str, Any], contents: Contents) -> dict[str, str]:
     seeded = any(key_of(key).role == "seed" for key in values)
     text = json.dumps(stated, sort_keys=True, default=str)
     return {"dataset": _digest(text.encode(), contents[0 if seeded else 1].encode())}
-
-
-def _bytes(x: Tensor) -> bytes:
-    return x.contiguous().numpy().tobytes()
 
 
 def _digest(*parts: bytes) -> str:

@@ -89,7 +89,7 @@ def test_labels_are_those_of_the_training_samples() -> None:
 
 
 def test_a_client_is_tested_on_its_test_samples() -> None:
-    data = prepared(eval_batch_size=3, personal_test="disjoint")
+    data = prepared(eval_batch_size=3, personal_test="random")
     for client in range(6):
         batches = list(data.test_batches(client))
         assert numbers(batches) == data.partition_.test(client).tolist()
@@ -108,7 +108,7 @@ def test_a_split_client_is_tested_on_training_samples() -> None:
 
 
 def test_a_client_without_test_samples_has_no_batch() -> None:
-    data = prepared(clients=80, personal_test="disjoint")
+    data = prepared(clients=80, personal_test="random")
     sizes = np.diff(data.partition_.test_offsets)
     client = int(np.flatnonzero(sizes == 0)[0])
     assert list(data.test_batches(client)) == []

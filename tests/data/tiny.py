@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.io import wavfile
 
-from lightfed.data.datasets.logmel import RATE
-from lightfed.data.datasets.speech import SYNTHETIC, Tones
+from lightfed.data.datasets.speech import RATE, Tones
 from lightfed.data.datasets.text import Docstrings
 from lightfed.utils.rng import derive_seed, numpy_generator
 
@@ -120,13 +119,12 @@ def write_tones(root: Path, tones: Tones, *, words: Sequence[str], version: str 
     """ROOT/SpeechCommands/speech_commands_VERSION: the clips, with a folder for each of `words`.
 
     The test speakers are in testing_list.txt, the first speaker in validation_list.txt, and two
-    recordings of noise in _background_noise_. A file marks the tree as synthetic.
+    recordings of noise in _background_noise_.
     """
     folder = root / "SpeechCommands" / f"speech_commands_{version}"
     noises = folder / "_background_noise_"
     for new in (noises, *(folder / word for word in words)):
         new.mkdir(parents=True)
-    (folder / SYNTHETIC).write_text("Synthetic tones, not speech; written by lightfed.\n")
     paths = []
     for clip, speaker in enumerate(tones.speaker().tolist()):
         name = f"{derive_seed(0, 'tones/name', client=speaker) & 0xFFFFFFFF:08x}"

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,10 +19,9 @@ from lightfed.data.datasets.dataset import (
     Samples,
     Split,
     Transform,
-    missing,
     moments,
 )
-from lightfed.data.datasets.tables import Codes, Table, check_share, column_of, open_splits
+from lightfed.data.datasets.tables import Table, check_share, coded, column_of, open_splits
 from lightfed.data.datasets.text import encode
 from lightfed.data.datasets.vision import CIFAR10
 from lightfed.utils.errors import UserError, require
@@ -111,7 +111,7 @@ class Hub(Dataset):
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._classes.names
+        return self._labels[0]
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -131,12 +131,11 @@ class Hub(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        groups = self._groups
-        return Samples(
-            x=self._samples(split),
-            y=self._classes.encode(self._tables[split], split),
-            groups=None if groups is None else groups.encode(self._tables[split], split),
-        )
+        groups = None
+        if self._group is not None:
+            column = column_of(self._tables["train"], self._group, "group")
+            groups = coded(self._tables, column, "group", trained=False)[1][split]
+        return Samples(self._samples(split), self._labels[1][split], groups)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
@@ -150,16 +149,9 @@ class Hub(Dataset):
         return column_of(table, self._label or next(known, None), "label")
 
     @cached_property
-    def _classes(self) -> Codes:
-        train = self._tables["train"]
-        return Codes([train], column=self._label_of(train), key="label")
-
-    @cached_property
-    def _groups(self) -> Codes | None:
-        if self._group is None:
-            return None
-        column = column_of(self._tables["train"], self._group, "group")
-        return Codes(self._tables.values(), column=column, key="group")
+    def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
+        """The names of the classes, and the class of each sample."""
+        return coded(self._tables, self._label_of(self._tables["train"]), "label", trained=True)
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:
@@ -190,8 +182,11 @@ class Hub(Dataset):
         if kind == "text":
             how, decode = [self.length], lambda text: encode([text], self.length)[0]
         elif kind == "image":
-            table, trained = _undecoded(table), _undecoded(self._tables["train"], names[0])
-            grey = _is_grey(trained[0][names[0]], base)
+            table = _undecoded(table)
+            trained = _undecoded(self._tables["train"].select_columns(names))
+            grey = False  # unless the first image can be read as such
+            with suppress(Exception):
+                grey = bool(picture(trained[0][names[0]], base=base, grey=True).size)
             how = [grey, self.image_size]
             decode = partial(picture, base=base, grey=grey, size=self.image_size)
             if _file(table[0][names[0]]):  # files can change when their table does not
@@ -231,11 +226,9 @@ class CINIC10(Hub):
     @override
     def load(self, split: Split) -> Samples:
         folder = Path(self.path) / split
-        if not folder.is_dir():
-            raise missing(folder, holds="train and test")
-        folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        found = f"{folder} cannot be read (its folders are {', '.join(folders)})"
-        fix = "unpack the published archive again"
+        folders = sorted(path.name for path in folder.glob("*/"))
+        found = f"{folder} holds the folders {', '.join(folders) or 'none'}"
+        fix = "set root to the folder that holds train and test, as the published archive does"
         require(folders == list(self.classes), f"{KEY}.root", found, fix)
         return super().load(split)
 
@@ -253,12 +246,11 @@ def _kind_of(name: str, feature: Any) -> Kind | None:
     return "features" if is_number and kind != "ClassLabel" else None
 
 
-def _undecoded(table: Table, column: str | None = None) -> Table:
+def _undecoded(table: Table) -> Table:
     """A column of images, or of their paths, as structs of bytes and path."""
     import datasets
 
-    column = column or table.column_names[0]
-    return table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    return table.cast_column(table.column_names[0], datasets.Image(decode=False))
 
 
 def _decoded(
@@ -288,17 +280,6 @@ def _file(value: Any) -> str | None:
 def _content(value: Any, base: Path) -> Any:
     path = _file(value)
     return io.BytesIO(value["bytes"]) if path is None else base / path
-
-
-def _is_grey(value: Any, base: Path) -> bool:
-    """Whether an image has levels of grey only; False for what is no image."""
-    from PIL import Image
-
-    try:
-        with Image.open(_content(value, base)) as image:
-            return image.mode in ("1", "L")
-    except (OSError, TypeError):
-        return False
 
 
 def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:

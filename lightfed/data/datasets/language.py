@@ -21,12 +21,11 @@ from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
 from lightfed.data.datasets.tables import (
-    Codes,
     Table,
     check_share,
+    coded,
     column_of,
     open_splits,
-    open_table,
 )
 from lightfed.utils.errors import require
 
@@ -161,18 +160,21 @@ class WikiText2(Text):
 
     @override
     def _lines(self, split: Split) -> list[str]:
+        import pandas as pd
+
         path = self.root / "wikitext-2" / f"wiki.{split}.tokens"
-        if not path.is_file():
-            for folder in ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1"):
-                if any((self.root / folder).glob(f"{split}-*.parquet")):
-                    table = open_table(str(self.root / folder), split, key="root", root="root")
-                    return table[column_of(table, "text", "root")][:]
+        folders = ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1")
+        found = (sorted((self.root / name).glob(f"{split}-*.parquet")) for name in folders)
+        parts = [path] if path.is_file() else next(filter(None, found), [])
+        if not parts:
             raise missing(path, holds=f"wikitext-2, with this file or the hub's {split}-*.parquet")
         try:
+            if parts != [path]:
+                return pd.concat(map(pd.read_parquet, parts))["text"].tolist()
             with path.open(encoding="utf-8") as file:
                 return list(file)  # unlike str.splitlines, ends lines at line breaks only
-        except (OSError, ValueError) as error:
-            raise unreadable(path, error) from error
+        except Exception as error:  # pandas and pyarrow have their own
+            raise unreadable(parts[0], error) from error
 
 
 class Prose(Text):
@@ -267,8 +269,7 @@ class Sentences(Text):
     @override
     def load(self, split: Split) -> Samples:
         column = column_of(self._tables["train"], self._group, "group")
-        codes = Codes(self._tables.values(), column=column, key="group")
-        owners = codes.encode(self._tables[split], split).numpy()
+        owners = coded(self._tables, column, "group", trained=False)[1][split].numpy()
         lines, windows, groups = self._lines(split), [], []
         order = np.argsort(owners, kind="stable")
         for own in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):

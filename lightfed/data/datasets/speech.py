@@ -69,9 +69,6 @@ _TEST_EVERY = 5
 _SHORT = RATE * 4 // 5  # samples of some clips; the official ones are not all a second long either
 _NOISE = 0.01  # standard deviation; the loudest word has amplitude 1
 
-SYNTHETIC = "SYNTHETIC.txt"
-"""A file in the folder of the words; it marks recordings that are not real."""
-
 
 class _Clip(NamedTuple):
     """One second of a recording."""
@@ -116,7 +113,6 @@ class SpeechCommands(Dataset):
         self._folder = self.root / "SpeechCommands" / f"speech_commands_{version}"
         commands = (*_COMMANDS, "unknown", "silence")
         self.classes = commands if protocol == "commands" else _WORDS[version]
-        self.synthetic = (self._folder / SYNTHETIC).is_file()
 
     @override
     def load(self, split: Split) -> Samples:
@@ -151,7 +147,6 @@ class SpeechCommands(Dataset):
         name = self._folder.name
         reader: Any = SPEECHCOMMANDS(self.root, url=name, subset=_SUBSETS[split])
         found = [reader.get_metadata(i) for i in range(len(reader))]
-        require(bool(found), f"{KEY}.root", f"{self._folder} has no {split} clips", _UNPACK)
         strange = {word for _, _, word, _, _ in found} - {*_WORDS[self.version]}
         what = f"{self._folder} holds {', '.join(sorted(strange))}, which {self.version} has not"
         require(not strange, f"{KEY}.root", what, "set version to that of the files")
@@ -170,7 +165,9 @@ class SpeechCommands(Dataset):
         backgrounds = self._backgrounds(split)
         rng = numpy_generator(0, f"speech/silence/{split}")
         owners = rng.permutation(len(spoken))[: len(spoken) // 10]
-        sizes = np.array([len(starts) for _, starts in backgrounds])
+        sizes = np.array([len(starts) for _, starts in backgrounds] or [0])
+        found = f"{self._folder / _BACKGROUND} holds no recording of ten seconds"
+        require(sizes.sum() > 0, f"{KEY}.root", found, _UNPACK)
         chosen = rng.choice(len(backgrounds), size=len(owners), p=sizes / sizes.sum())
         clips = []
         for owner, background in zip(owners, chosen, strict=True):
@@ -187,10 +184,6 @@ class SpeechCommands(Dataset):
             border = samples * 9 // 10
             first, end = (0, border) if split == "train" else (border, samples)
             ranges.append((f"{_BACKGROUND}/{path.name}", range(first, max(first, end - RATE + 1))))
-        folder = self._folder / _BACKGROUND
-        found = f"{folder} holds no recording of ten seconds, to cut silence from"
-        fix = f"{_UNPACK}, or set protocol: words"
-        require(any(starts for _, starts in ranges), f"{KEY}.root", found, fix)
         return ranges
 
     def _pictures(self, clips: list[_Clip]) -> Tensor:

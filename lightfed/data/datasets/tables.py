@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,17 @@ _FORMATS = {
 Table = Any  # datasets.Dataset: the package takes two seconds to import
 
 
-def open_table(
-    path: str, split: str, *, key: str, name: str | None = None, root: str = "path"
-) -> Table:
+def open_table(path: str, split: str, *, key: str, name: str | None = None) -> Table:
     """A split of a data set, memory-mapped; for `path` and `split` see `Hub`.
 
-    A file's only split is `train`. `key` and `root` are what the user calls split and path, and
-    `name` is the configuration of a data set of the hub with several. A UserError names the path or
-    the split, with the reason on one line.
+    A file's only split is `train`. `key` is what the user calls the split, and `name` is the
+    configuration of a data set of the hub with several. A UserError names the path or the split,
+    with the reason on one line.
     """
     local = Path(path).expanduser()
     if not local.exists() and (local.suffix in _FORMATS or path.startswith(("/", ".", "~"))):
         fix = "give a file, a folder, or a name of the hub"
-        raise UserError(f"{KEY}.{root}", f"{path} is not there", fix)
+        raise UserError(f"{KEY}.path", f"{path} is not there", fix)
     try:
         return _open(local if local.exists() else None, path, split, name)
     except Exception as error:  # a format can raise anything
@@ -48,7 +46,7 @@ def open_table(
             fix = "name one that there is, or part of one, as `train[:80%]`; or hold out test: 0.2"
             raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({why})", fix) from error
         fix = "check the name; without a network, give a path, or a name that is in the cache"
-        raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({why})", fix) from error
+        raise UserError(f"{KEY}.path", f"{path} cannot be loaded ({why})", fix) from error
 
 
 def open_splits(
@@ -89,38 +87,36 @@ def column_of(table: Table, name: str | None, key: str) -> str:
     return str(name)
 
 
-class Codes:
-    """The distinct values of a column as numbers 0, 1, ...
+def coded(
+    tables: Mapping[Split, Table], column: str, key: str, *, trained: bool
+) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
+    """The distinct values of a column, and their numbers 0, 1, ... for each split, (N,) int64.
 
-    A column of named classes keeps its own. In another split these may have other numbers, so names
-    count.
+    Values of the training split come first, those of a split in ascending order. A column of named
+    classes keeps its own; in another split these may have other numbers, so names count. If
+    `trained`, others than those of the training split have no number. A UserError for `key` names
+    the first value that has none.
     """
-
-    def __init__(self, tables: Iterable[Table], *, column: str, key: str) -> None:
-        """Number the values of one table after the other, those of each in ascending order."""
-        self._column, self._key = column, key
-        first, *_ = tables = list(tables)
-        names = list(getattr(first.features[column], "names", None) or ())
-        for table in [] if names else tables:
-            known = (value for value in self._values(table) if _is_name(value))
-            names += sorted(set(known) - set(names))
-        self.names = tuple(map(str, names))
-        self._numbers = {name: number for number, name in enumerate(names)}
-
-    def encode(self, table: Table, split: str) -> Tensor:
-        """(N,) int64; a UserError names the first value that has no number."""
-        values = self._values(table)
-        bad = next((i for i, value in enumerate(values) if value not in self._numbers), None)
+    values = {split: _values(table, column) for split, table in tables.items()}
+    names = list(getattr(tables["train"].features[column], "names", None) or ())
+    for own in [] if names else [values["train"]] if trained else values.values():
+        names += sorted(set(filter(_is_name, own)) - set(names))
+    numbers = {name: number for number, name in enumerate(names)}
+    for split, own in values.items():
+        bad = next((i for i, value in enumerate(own) if value not in numbers), None)
         if bad is not None:
-            found = f"{split}: sample {bad} has {values[bad]!r}, no name that training samples have"
+            found = f"{split}: sample {bad} has {own[bad]!r}, no name that training samples have"
             fix = "give whole numbers or words, and train on samples of every class"
-            raise UserError(f"{KEY}.{self._key}", found, fix)
-        return torch.tensor([self._numbers[value] for value in values], dtype=torch.int64)
+            raise UserError(f"{KEY}.{key}", found, fix)
+    codes = {
+        split: torch.tensor([numbers[value] for value in own]) for split, own in values.items()
+    }
+    return tuple(map(str, names)), codes
 
-    def _values(self, table: Table) -> list[Any]:
-        values = table[self._column][:]
-        names = getattr(table.features[self._column], "names", None) or ()
-        return [names[v] if v in range(len(names)) else v for v in values] if names else values
+
+def _values(table: Table, column: str) -> list[Any]:
+    values, names = table[column][:], getattr(table.features[column], "names", None) or ()
+    return [names[v] if v in range(len(names)) else v for v in values] if names else values
 
 
 def _is_name(value: Any) -> bool:

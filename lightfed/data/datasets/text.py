@@ -155,7 +155,8 @@ class Docstrings(Characters):
     @cached_property
     def _found(self) -> tuple[list[str], np.ndarray]:
         """All texts, and their classes, (N,) int64."""
-        texts: dict[str, int] = cached(["docstrings", _versions()], _scanned)
+        versions = [platform.python_version(), *map(version, _PACKAGES)]  # what texts depend on
+        texts: dict[str, int] = cached(["docstrings", versions], _scanned)
         return list(texts), np.array(list(texts.values()), dtype=np.int64)
 
 
@@ -166,12 +167,6 @@ def source_folders() -> dict[str, list[Path]]:
         root = Path(str(files(name)))
         folders[name] = [root / part for part in _PARTS.get(name, ("",))]
     return folders
-
-
-def _versions() -> dict[str, str]:
-    """Everything that the texts depend on."""
-    installed = {name: version(name) for name in _PACKAGES}
-    return {"stdlib": platform.python_version()} | installed
 
 
 def _scanned() -> dict[str, int]:

@@ -18,18 +18,7 @@ from lightfed.utils.rng import seed_default_generators, seeded
 Function = Callable[[Any], Any]
 
 # For a batch these do what they do for a sample.
-_ON_BATCHES = (
-    v2.CenterCrop,
-    v2.Grayscale,
-    v2.Identity,
-    v2.Normalize,
-    v2.Pad,
-    v2.RGB,
-    v2.Resize,
-    v2.ToDtype,
-    v2.ToImage,
-    v2.ToPureTensor,
-)
+_ON_BATCHES = (v2.Identity, v2.Normalize, v2.Pad, v2.Resize, v2.ToDtype)
 
 
 @dataclass(frozen=True)

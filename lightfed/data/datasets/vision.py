@@ -155,10 +155,8 @@ class CIFARFiles(OfficialFiles):
         super().__init__(root, **files)
         found, fix = f"{self.name} has no preset {preset!r}", ", ".join(self._presets)
         require(preset in self._presets, f"{KEY}.preset", found, f"choose one of {fix}")
-        if erase is not None:
-            found = f"{erase}" if augment else f"{erase} with augment: false"
-            fix = "give a probability such as 0.5, or leave it out"
-            require(0 <= erase <= 1 and (augment or not erase), f"{KEY}.erase", found, fix)
+        fits = erase is None or 0 <= erase <= 1
+        require(fits, f"{KEY}.erase", erase, "give a probability such as 0.5")
         self.preset, self.augment, self.erase = preset, augment, erase
 
     @property

@@ -179,8 +179,14 @@ def draw_partition(
         )
         test_labels = labels
     train_counts = class_counts(owned, labels, num_classes)
-    if test != "split":
-        tested = _test_of(train_counts, test_labels, test, rng, shares=scheme.shares(clients))
+    pool_sizes = np.bincount(test_labels, minlength=num_classes)
+    if test == "random":
+        shares = scheme.shares(clients)
+        tested = equal_shares(len(test_labels), shares=shares, clients=clients, rng=rng)
+    elif test == "match":
+        tested = draw_test(matched_counts(train_counts, pool_sizes), test_labels, rng)
+    elif test == "labels":
+        tested = draw_test(np.where(train_counts > 0, pool_sizes, 0), test_labels, rng)
     state = hashlib.blake2b(digest_size=16)
     for tensor in (train.y, test_samples.y, train.groups):
         state.update(b"none" if tensor is None else tensor.numpy().tobytes())
@@ -213,24 +219,6 @@ def check_personal_test(test: str, train_fraction: float) -> None:
     require(test in known, "data.personal_test", repr(test), f"choose one of {', '.join(known)}")
     fix = "give a number between 0 and 1, as 0.8"
     require(0.0 < train_fraction < 1.0, "data.train_fraction", train_fraction, fix)
-
-
-def _test_of(
-    held: np.ndarray,
-    labels: np.ndarray,
-    test: PersonalTest,
-    rng: np.random.Generator,
-    *,
-    shares: int,
-) -> Csr:
-    """The samples of each client from the common test set."""
-    if test == "random":
-        return equal_shares(len(labels), shares=shares, clients=len(held), rng=rng)
-    pool_sizes = np.bincount(labels, minlength=held.shape[1])
-    counts = np.where(held > 0, pool_sizes, 0)
-    if test == "match":
-        counts = matched_counts(held, pool_sizes)
-    return draw_test(counts, labels, rng)
 
 
 def _row(client: object, sums: Iterable[object], counts: Iterable[object]) -> str:

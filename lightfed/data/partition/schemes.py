@@ -206,8 +206,7 @@ class Classes(_Dealer):
             low, high = self.uniform
             fix = "give two shares above 0, the smaller one first, as [0.4, 0.6]"
             require(0 < low <= high < float("inf"), f"{KEY}.uniform", [low, high], fix)
-        names = ("strict_paper", "uniform", "alpha")
-        chosen = [name for name in names if getattr(self, name) not in (None, False)]
+        chosen = [name for name in ("strict_paper", "uniform", "alpha") if getattr(self, name)]
         if chosen[1:]:
             found = f"given with {' and '.join(chosen[1:])}, which also divides a class"
             raise UserError(f"{KEY}.{chosen[0]}", found, "set one of them")
