@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightfed.data.partition.matching import matched_counts
 
+from lightfed.data.partition.draw import matched_counts
 from lightfed.data.partition.schemes import Classes, DirichletClient, Partitioner
 
 GOLDEN: dict[str, Any] = json.loads(

@@ -102,8 +102,13 @@ class AGNews(Characters):
             raise missing(path, holds="ag_news_csv, or ag_news of the hub")
         try:
             if path.is_file():
-                columns = ["label", "title", "text"]
-                table = pd.read_csv(path, header=None, names=columns, keep_default_na=False)
+                table = pd.read_csv(
+                    path,
+                    header=None,
+                    names=["label", "title", "text"],
+                    dtype={"label": int},
+                    keep_default_na=False,
+                )
                 table["text"], table["label"] = table.title + " " + table.text, table.label - 1
             else:
                 table = pd.concat(map(pd.read_parquet, parts))
