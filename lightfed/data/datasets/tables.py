@@ -100,7 +100,9 @@ def coded(
     values = {split: _values(table, column) for split, table in tables.items()}
     names = list(getattr(tables["train"].features[column], "names", None) or ())
     for own in [] if names else [values["train"]] if trained else values.values():
-        names += sorted(set(filter(_is_name, own)) - set(names))
+        whole = [value for value in own if isinstance(value, float) and value % 1 == 0]
+        known = {*whole, *(value for value in own if isinstance(value, (str, int)))}
+        names += sorted(known - set(names))
     numbers = {name: number for number, name in enumerate(names)}
     for split, own in values.items():
         bad = next((i for i, value in enumerate(own) if value not in numbers), None)
@@ -117,10 +119,6 @@ def coded(
 def _values(table: Table, column: str) -> list[Any]:
     values, names = table[column][:], getattr(table.features[column], "names", None) or ()
     return [names[v] if v in range(len(names)) else v for v in values] if names else values
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, (str, int)) or (isinstance(value, float) and value % 1 == 0)
 
 
 def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:

@@ -65,21 +65,15 @@ class Digits(Dataset):
 
         digits = load_digits()
         y = np.asarray(digits.target, dtype=np.int64)
-        chosen = _digits_in_training(y) == (split == "train")
+        # Four fifths of each class, drawn with a constant seed, are for training.
+        rng = numpy_generator(0, "digits/split")
+        chosen = np.full(len(y), split == "test")
+        for label, count in enumerate(largest_remainder(np.bincount(y), len(y) * 4 // 5)):
+            chosen[rng.permutation(np.flatnonzero(y == label))[:count]] = split == "train"
         x = torch.from_numpy((digits.images[chosen] / 16.0).astype(np.float32)).unsqueeze(1)
         if self.image_size != 8:
             x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
         return Samples(x=x, y=torch.from_numpy(y[chosen]))
-
-
-def _digits_in_training(y: np.ndarray) -> np.ndarray:
-    """Mask of the 1,797 digits: four fifths of each class, drawn with a constant seed."""
-    rng = numpy_generator(0, "digits/split")
-    wanted = largest_remainder(np.bincount(y), len(y) * 4 // 5)
-    mask = np.zeros(len(y), dtype=bool)
-    for label, count in enumerate(wanted):
-        mask[rng.permutation(np.flatnonzero(y == label))[:count]] = True
-    return mask
 
 
 class OfficialFiles(Dataset):

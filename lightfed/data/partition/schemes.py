@@ -281,9 +281,8 @@ class Diversity(_Scheme):
         found = f"{self.classes} of {len(pools)} classes, which may hold as few as {fewest} samples"
         fits = self.classes <= len(pools) and self.samples <= fewest
         key = "samples" if self.classes <= len(pools) else "classes"
-        require(
-            fits, f"{KEY}.{key}", found, f"give at most {len(pools)} classes and {fewest} samples"
-        )
+        fix = f"give at most {len(pools)} classes and {fewest} samples"
+        require(fits, f"{KEY}.{key}", found, fix)
         parts = []
         for _ in range(task.clients):
             drawn = task.rng.choice(len(pools), self.classes, replace=False)
