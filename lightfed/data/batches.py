@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +19,18 @@ from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.transforms import transformed
-from lightfed.data.erase import Size, draw_rectangles, erased
 
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
 Place = Literal["auto", "device", "host"]
 Convert = Callable[[Tensor, Tensor | None], Tensor]
 """Of stored samples, and of the seeds of each, (B,) int64 on the CPU, if they draw."""
+
+_AREA = (0.04, 0.2)
+_RATIO = (0.5, 2.0)
+
+Size = tuple[int, int]
+"""Height and width of an image."""
 
 MEBI = 1 << 20
 # Batches are gathered together up to this many bytes of float32: on a CPU what fits in its caches
@@ -393,3 +399,32 @@ def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
     mean = torch.tensor(transform.mean, dtype=torch.float64).view(shape) * unit
     std = torch.tensor(transform.std, dtype=torch.float64).view(shape) * unit
     return mean.float().to(x.device), std.reciprocal().float().to(x.device)
+
+
+def draw_rectangles(
+    count: int, size: Size, *, probability: float, generator: torch.Generator
+) -> Tensor:
+    """(4, count) int64 on the CPU: top, left, height and width; height and width 0 for none.
+
+    Random erasing, Zhong et al., AAAI 2020 (arXiv:1708.04896): the area of a rectangle is uniform
+    between .04 and .2 of the image's, the logarithm of its height over its width between those of
+    1/2 and 2, and its place is uniform. The authors of pFedMoE use this in other repositories, by
+    torchvision's `RandomErasing`, which erases the same rectangle of all images of a batch.
+    The rectangles are cut to an image's size. `probability` is that of one, per image; the
+    generator is of the CPU.
+    """
+    drawn = torch.rand(5, count, generator=generator, dtype=torch.float64)
+    area = (_AREA[0] + (_AREA[1] - _AREA[0]) * drawn[1]) * prod(size)
+    ratio = _RATIO[0] * (_RATIO[1] / _RATIO[0]) ** drawn[2]
+    sides = torch.stack(((area * ratio).sqrt(), (area / ratio).sqrt())).round()
+    limits = torch.tensor(size)[:, None]
+    sides = torch.minimum(sides, limits) * (drawn[0] < probability)
+    return torch.cat((drawn[3:] * (limits - sides + 1), sides)).long()
+
+
+def erased(size: Size, rectangles: Tensor) -> Tensor:
+    """(B, H, W) bool: the pixels of images that are in their rectangles, (4, B)."""
+    top, left, height, width = rectangles[:, :, None]
+    rows, columns = (torch.arange(length, device=rectangles.device) for length in size)
+    inside = (rows >= top) & (rows < top + height)
+    return inside[:, :, None] & ((columns >= left) & (columns < left + width))[:, None]
