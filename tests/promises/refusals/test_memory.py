@@ -4,13 +4,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-import datasets
 import pytest
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightfed.cli.command_line import main
 from lightfed.cli.config_files import check_files
-from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.vision import Digits
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
@@ -18,7 +16,6 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import require_memory
-from tests.data import tables
 from tests.promises.refusals.mistakes import Case
 from tests.small import random_data
 
@@ -48,30 +45,9 @@ def test_images() -> None:
     assert refused.value.key == "data.dataset.init_args.image_size"
 
 
-@pytest.mark.parametrize("key", ["image_size", "length", "seconds"])
-def test_samples_of_a_table(key: str, tmp_path: Path) -> None:
-    size = 10_000_000 if key == "image_size" else 10**15
-    with pytest.raises(UserError) as refused:
-        Hub(str(tmp_path / "nowhere"), **{key: size})
-    assert refused.value.key == f"data.dataset.init_args.{key}"
-
-
 def machine_of(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sysconf = {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", sysconf.__getitem__)
-
-
-def test_images_of_a_table_are_resized_many_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
-    data = Hub(str(tables.shades(tmp_path / "shades", each=10)), image_size=1000)
-    machine_of(2**24, monkeypatch)  # five of the images
-    with pytest.raises(UserError) as refused:
-        data.load("train")
-    assert refused.value.key == "data.dataset.init_args.image_size"
-    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(("layers", "fits"), [(2, True), (9, False)])
