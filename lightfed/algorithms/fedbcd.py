@@ -192,54 +192,33 @@ class FedBCD(Hierarchical):
         """Update z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
-            gap = self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)
+            self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)
         else:
-            gap = self._gap(fed)
             mixed = self.clouds.mixed(first, self.mixing)  # all models before any steps
             for server, w in zip(first, mixed, strict=True):
                 self.clouds.of(server).floats.copy_(w)
                 self._step(fed, [server], self.clouds.of(server), rate)
-        fed.metrics["server_gap"] = float(gap.norm())
-        fed.metrics["consensus"] = self.clouds.consensus()
 
-    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
+    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> None:
         """Set z <- w - eta_z sum_i gamma_i (w - x_i), with or without division by sum_i gamma_i.
 
-        `model` holds w before and z afterwards. Returns (P,) sum_i gamma_i (w - x_i).
+        `model` holds w before and z afterwards.
         """
         devices, sent = self._stored(fed, servers)
-        total = sum(self._average(fed, devices, model, sent=sent).values())
         mean, w = self._scratch[0], model.parameters_row
+        mean.row.copy_(model.row)
+        gammas = {i: self.gamma(i) for i in self._pulled(devices)}
+        merged = fed.merge(list(gammas), into=mean, weights=gammas, sent=sent)
+        total = sum(gammas[i] for i in merged)  # of the devices with finite models
         away = w - mean.parameters_row
         w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
         model.floats[len(w) :].copy_(mean.floats[len(w) :])  # statistics are averaged
         model.integers.copy_(mean.integers)
-        return away * total
-
-    def _average(
-        self, fed: Fleet, devices: list[int], default: ServerModel, *, sent: list[int]
-    ) -> dict[int, float]:
-        """Set the scratch model to sum_i gamma_i x_i / sum_i gamma_i, or `default` without a pull.
-
-        Returns gamma_i of the devices in these sums, those with finite models.
-        """
-        mean = self._scratch[0]
-        mean.row.copy_(default.row)
-        gammas = {i: self.gamma(i) for i in self._pulled(devices)}
-        pulling = fed.merge(list(gammas), into=mean, weights=gammas, sent=sent)
-        return {i: gammas[i] for i in pulling}
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
         """All devices of some servers, which know their last models, and those that just sent."""
         devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
         return devices, self._pulled([i for n in servers for i in self.queue[n].tolist()])
-
-    def _gap(self, fed: Fleet) -> Tensor:
-        """The gradient of (2) in z, of all servers."""
-        devices, _ = self._stored(fed, list(range(self.hierarchy.servers)))
-        gammas = self._average(fed, devices, self.clouds.of(0), sent=[])
-        pulls = [(self.hierarchy.server_of(i, fed.clients), gamma) for i, gamma in gammas.items()]
-        return self.clouds.gap(pulls, self._scratch[0])
 
     def penalty(self, client: int) -> float:
         """Weight of a device's pull in its gradient."""

@@ -336,7 +336,6 @@ class Fleet:
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
-        tally: Mapping[str, Mapping[int, Tensor]] | None = None,
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -348,8 +347,6 @@ class Fleet:
             t: the round.
             steps: batches per session by client; as configured by default.
             phases: parts of every session, one after the other, instead of `steps`.
-            tally: integers that clients keep after their sessions, such as a `Kept`; their sum over
-                the clients of all ranks is a metric of that name.
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -358,10 +355,7 @@ class Fleet:
         self._open(clients)
         waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
         training = self.training
-        reports, tallies = training.sessions(
-            clients, waves, t, tally or {}, steps=steps, phases=phases
-        )
-        self.metrics |= tallies
+        reports = training.sessions(clients, waves, t, steps=steps, phases=phases)
         trained = [report.client for report in reports]
         flops = [3 * report.flops * report.samples + report.besides for report in reports]
         self.ledger.computed(trained, flops)

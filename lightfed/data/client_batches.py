@@ -1,6 +1,6 @@
 """The batches of clients, and of whole splits, once the data of a run are prepared."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -178,11 +178,9 @@ class ClientBatches:
         """The training batches of a plan."""
         return self.train.batches(plan)
 
-    def pack_batches(
-        self, sessions: Sequence[Sequence[Plan]], idle: Collection[int] = ()
-    ) -> PackBatches:
+    def pack_batches(self, sessions: Sequence[Sequence[Plan]]) -> PackBatches:
         """The training batches of K sessions, of which each has plans of its own; see there."""
-        return PackBatches(self.train, sessions, idle)
+        return PackBatches(self.train, sessions)
 
     @property
     def _tested(self) -> Resident:

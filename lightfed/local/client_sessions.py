@@ -70,8 +70,6 @@ class ClientSessions:
         report.flops = s.group.flops
         if work.mask is not None:
             report.flops = self._masked_flops(s.group, work.mask)
-        if work.proximal is not None and work.proximal.gap is not None:
-            report.logged["stationarity"] = work.proximal.gap
         if self._has_end:
             self._fleet.algorithm.session_end(s)
         self._test("trained", s)

@@ -86,14 +86,12 @@ class Proximal:
         carries: the optimiser starts from `momentum` and stores its final value there.
         momentum: (P,) SGD's buffer, 0 for parameters without a gradient so far. For an accelerated
             optimiser, the offset of its first point from the parameters. None for none.
-        gap: norm of the last step's gradient mapping after the session, if the optimiser has one.
     """
 
     anchor: Tensor
     gamma: float
     carries: bool = False
     momentum: Tensor | None = None
-    gap: Tensor | None = None
 
 
 def views_at(values: Params, row: Tensor, other: Tensor) -> Params:

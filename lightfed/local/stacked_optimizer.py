@@ -38,12 +38,7 @@ class StackedOptimizer:
         leaves: (k, *shape) parameters of the clients that still train.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Tensor],
-        rate: float,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> None:
         self._kind: Any = type(optimizer)
         known = signature(self._kind.__init__).parameters
         self._defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
@@ -90,8 +85,8 @@ class StackedOptimizer:
                     state[name] = kept[:clients]
             leaf.data = leaf.data[:clients]
 
-    def step(self, grads: Sequence[Tensor | None], *, left: int) -> None:
-        """One step from (k, *shape) gradients, after which the first `left` clients go on."""
+    def step(self, grads: Sequence[Tensor | None]) -> None:
+        """One step from (k, *shape) gradients."""
         for leaf, grad in zip(self.leaves, grads, strict=True):
             leaf.grad = grad
         self._optimizer.step()
@@ -109,10 +104,6 @@ class StackedOptimizer:
             raise cannot_carry(self._kind.__name__)
         self._note()
         return self._momenta
-
-    def gaps(self) -> Tensor | None:
-        """(K,) norms of the last steps' gradient mappings; None if the optimiser has none."""
-        return None
 
     def _note(self) -> None:
         """Remember momenta of all clients, before they are narrowed."""

@@ -4,7 +4,7 @@ Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent S
 Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -84,24 +84,6 @@ class CloudModels(nn.ModuleList):
             return [mean] * len(first)
         weights = torch.from_numpy(mixing).to(models.device)
         return list((weights @ models).float())
-
-    def gap(self, gammas: Iterable[tuple[int, float]], mean: ServerModel) -> Tensor:
-        """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1.
-
-        `gammas` are the server of every device and its gamma_i; `mean` is sum_i gamma_i x_i / sum_i
-        gamma_i over all devices.
-        """
-        weights = torch.zeros(len(self), dtype=torch.float64)
-        for server, gamma in gammas:
-            weights[server] += gamma
-        x = mean.parameters_row.double()
-        models = self.stacked()[:, : len(x)]
-        return weights.to(x.device) @ models - weights.sum() * x
-
-    def consensus(self) -> float:
-        """mean_n ||z_n - mean z||."""
-        models = self.stacked()[:, : len(self.of(0).parameters_row)]
-        return float((models - models.mean(0)).norm(dim=1).mean())
 
 
 def check_step(

@@ -74,20 +74,6 @@ def test_images_of_a_table_are_resized_many_at_a_time(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(("layers", "fits"), [(2, True), (9, False)])
-def test_layers_that_fit_one_by_one(
-    layers: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, group = random_data([6]), ClientGroup(1, partial(MLP, hidden=(1000,) * layers))
-    machine_of(2**24, monkeypatch)  # four of the layers
-    if fits:
-        group.build(data, position=0, seed=0)
-        return
-    with pytest.raises(UserError) as refused:
-        group.build(data, position=3, seed=0)
-    assert refused.value.key == "model.clients.3.model"
-
-
 @pytest.mark.parametrize("clients", [3, 5000])
 def test_ranks_are_refused_before_they_start(clients: int) -> None:
     assert "federated" in StrategyRegistry

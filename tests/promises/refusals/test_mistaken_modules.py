@@ -48,27 +48,11 @@ def fails(parameters: Any) -> Any:
     raise KeyError("lr")
 
 
-class Complex(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 3, dtype=torch.complex64)
-
-
-class Turns(nn.Linear):
-    """Its buffer would lose its imaginary part and all fractions in a row of integers."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.register_buffer("turn", torch.polar(torch.ones(4), torch.arange(4.0)))
-
-
 MISTAKES = {
     "None": (lambda: Net(lambda y: None), "its forward returns a NoneType"),
     "a tuple": (lambda: Net(lambda y: (y, y)), "its forward returns a tuple"),
     "raises": (lambda: Net(lambda y: y[:, 9]), "cannot take samples"),
     "no parameters": (nn.Identity, "no parameters|shape"),
-    "lazy": (lambda: nn.LazyLinear(3), "weight of LazyLinear is lazy"),
-    "complex": (Complex, "weight of Complex is complex"),
-    "a complex buffer": (Turns, "turn of Turns is complex; .*persistent=False"),
     "no optimiser": (lambda: Own(fails), "configure_optimizers of Own: KeyError"),
     "LBFGS": (lambda: Own(lambda p: LBFGS(p)), "LBFGS"),
     "SparseAdam": (lambda: Own(lambda p: SparseAdam(list(p))), "SparseAdam"),
