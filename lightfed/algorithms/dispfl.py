@@ -79,15 +79,11 @@ class DisPFL(Peers):
         """
         super().__init__(topology)
         self.densities = [density] if isinstance(density, int | float) else list(density)
-        some, fix = bool(self.densities), "give at least one share"
-        require_argument(some, "density", "an empty list", fix)
         for name, share in [("active", active), *(("density", d) for d in self.densities)]:
             found = f"{share} is outside (0, 1]"
             require_argument(0 < share <= 1, name, found, "give a share in (0, 1]")
         found = f"{prune_rate} is outside [0, 1]"
         require_argument(0 <= prune_rate <= 1, "prune_rate", found, "give a share in [0, 1]")
-        fix = "give at least 1, or leave it out for the length of the run"
-        require_argument(rounds is None or rounds >= 1, "rounds", rounds, fix)
         self.distribution, self.prune_rate = distribution, prune_rate
         self.regrow, self.static, self.active, self.statistics = regrow, static, active, buffers
         self.rounds = rounds

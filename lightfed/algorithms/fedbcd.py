@@ -28,7 +28,6 @@ of personal models can notice this. A device whose update is not finite is reset
 the step of a server that starts and ends its phase in that round.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Literal
@@ -37,13 +36,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.clouds import (
-    CloudModels,
-    Hierarchical,
-    Momenta,
-    Momentum,
-    check_step,
-)
+from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, Momenta, Momentum
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
@@ -53,8 +46,6 @@ from lightfed.simulation.hierarchy import Phase
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.matrices import count_edges, read_mixing
-
-log = logging.getLogger(__name__)
 
 DECAY = 1 - 1e-4  # of the released code's server rate, per round
 
@@ -109,8 +100,6 @@ class FedBCD(Hierarchical):
         self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
         fits = bool(self.gammas) and all(0 <= g < inf for g in self.gammas)
         require_argument(fits, "gamma", gamma, "give numbers of 0 or more")
-        if not any(self.gammas):
-            log.warning("%s with gamma = 0: every device trains alone", type(self).__name__)
         require_argument(0 < server_lr < inf, "server_lr", server_lr, "give a number above 0")
         self.server_lr, self.server_step = server_lr, server_step
         self.mixing = None
@@ -131,17 +120,28 @@ class FedBCD(Hierarchical):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.hierarchy.check(fed.clients, fed.work)
+        self._check_step(fed)
         servers = self.hierarchy.servers
-        clouds = [self.hierarchy.devices(n, fed.clients) for n in range(servers)]
-        check_step(
-            f"{KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
-            divided=self.server_step == "mean", devices=self._stepped(fed), one_model=self._global,
-        )  # fmt: skip
         self.clouds = CloudModels(fed, 1 if self._global else servers)
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
         self.clock = VirtualClock(servers, self.wait)
         self.momenta = Momenta(fed, self.momentum, key=f"{KEY}.momentum")
+
+    def _check_step(self, fed: Fleet) -> None:
+        """Reject a step along sum_i gamma_i (w - x_i) that diverges."""
+        total = 1.0  # of gamma, by which the step is divided
+        if self.server_step == "sum":
+            clouds = [self.hierarchy.devices(n, fed.clients) for n in range(self.hierarchy.servers)]
+            gammas = [sorted(map(self.gamma, cloud), reverse=True) for cloud in clouds]
+            sums = [sum(cloud[: self._stepped(fed)]) for cloud in gammas]
+            total = sum(sums) if self._global else max(sums)
+        step = self.server_lr * total
+        found = f"{self.server_lr:g}, times the sum of gamma, {total:g}, is {step:g}"
+        alone = self.server_step == "sum" and not self._global
+        fits = step <= 1 if alone else step < 2
+        fix = f"it must be {'at most 1' if alone else 'less than 2'}; or server_step: mean"
+        require_argument(fits, "server_lr", found, fix)
 
     def _stepped(self, fed: Fleet) -> int:
         """Number of devices in a server's step: all, with their last models."""

@@ -162,9 +162,6 @@ class Fleet:
         self.session: SessionContext | None = None
         self.training = Training(self)
         algorithm.setup(self)
-        own = "models" in {**vars(algorithm), **algorithm._modules}
-        found = f"{type(algorithm).__name__} has an attribute `models`"
-        require(not own, "model.algorithm", found, "rename it: a method of that name is a hook")
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
@@ -196,14 +193,7 @@ class Fleet:
         return self.groups[self.places.groups[client]]
 
     def _open(self, clients: Sequence[int]) -> None:
-        """Assign ranks and slots to a round's participants, if they are stateless.
-
-        A UserError if one of them does not exist: a negative number would be another client's.
-        """
-        for client in clients:
-            if not 0 <= client < self.clients:
-                found = f"its round names client {client} of {self.clients}"
-                raise UserError("model.algorithm", found, "give numbers from 0")
+        """Assign ranks and slots to a round's participants, if they are stateless."""
         if self.places.open(clients):
             self.client_rows.open(clients)
 
@@ -219,10 +209,6 @@ class Fleet:
             found = f"groups {first.name} and {state.name} have different architectures"
             require(state.layout == first.layout, "model.clients", found, fix)
         return first.layout
-
-    def one_after_the_other(self, key: str, found: str, fix: str) -> None:
-        """Reject several ranks, which train clients in parallel."""
-        require(self.ranks.world == 1, key, f"{found}, on {self.ranks.world} ranks", fix)
 
     def check_nested(self, model: ServerModel, group: int) -> None:
         """Reject a group whose rows do not fit into a server model; names group and layer."""

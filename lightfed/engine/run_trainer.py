@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
-from traceback import extract_tb
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
@@ -159,16 +158,11 @@ class RunTrainer(Recorded, L.Trainer):
     def _interrupted(self, ended: Interrupted | SystemExit) -> Interrupted:
         """The interruption itself, or that by a second Ctrl-C, for which Lightning exits at once.
 
-        A SystemExit that has another cause is raised, or a UserError if its status is 0.
+        A SystemExit that has another cause is raised.
         """
         if isinstance(ended, Interrupted):
             return ended
         if not isinstance(ended.__context__, KeyboardInterrupt):
-            status, place = ended.code or 0, extract_tb(ended.__traceback__)[-1]
-            if isinstance(status, int) and not status % 256:
-                found = f"called by {place.filename}, line {place.lineno}, before the run's end"
-                fix = "set trainer.should_stop to end a run early, or raise an error"
-                raise UserError("sys.exit", found, fix) from ended
             raise ended
         last = self.last_checkpoint
         finished = self.rounds(self.current_epoch if last is None else last.rounds)
@@ -206,12 +200,11 @@ class RunTrainer(Recorded, L.Trainer):
         evaluation is the Federation, or it is `model`. A UserError names the flag, or the
         launcher's variable.
         """
-        federation = args[0] if args else kwargs.get("model") or self.lightning_module
+        federation, data = self._parts(args, kwargs)
         clients = getattr(federation, "num_clients", None)  # another module is rejected later
         self.strategy.check_launch(self.num_nodes, clients)
-        given = (*args[1:], *kwargs.values())
-        data = next((one for one in given if isinstance(one, FederatedDataModule)), None)
-        if clients is not None and data is not None and self.run_logger is not None:
+        known = clients is not None and isinstance(data, FederatedDataModule)
+        if known and self.run_logger is not None:
             place = self.run_logger.place
             if place.config is None:
                 owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
@@ -220,19 +213,22 @@ class RunTrainer(Recorded, L.Trainer):
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
+    def _parts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The federation and the data among the arguments of `fit` or an evaluation."""
+        federation = args[0] if args else kwargs.get("model") or self.lightning_module
+        given = [*args[1:], *(x for name, x in kwargs.items() if name != "model")]
+        return federation, next((x for x in given if x is not None), None)
+
     def _check_first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Reject arguments of `fit`: other data, or a Federation that has run elsewhere."""
-        federation = args[0] if args else kwargs.get("model")
-        given = (*args[1:2], *(x for name, x in kwargs.items() if name != "model"))
-        data = next((x for x in given if x is not None), None)
+        federation, data = self._parts(args, kwargs)
         found = "missing" if data is None else f"a {type(data).__name__}"
         fix = "give FederatedDataModule(data, partition), with FromTorch(train, test) for data sets"
         require(isinstance(data, FederatedDataModule), "data", found, fix)
         known = federation is self.lightning_module
-        found = "a Federation that has run, and would be trained further"
-        require(known or not hasattr(federation, "fleet"), "model", found, "make a new one")
-        found = "a second Federation, in a Trainer that has run one"
-        require(known or not self.current_epoch, "model", found, "make a new FederatedTrainer")
+        found = "a Federation that has run, or a second one for this Trainer"
+        fits = known or not (hasattr(federation, "fleet") or self.current_epoch)
+        require(fits, "model", found, "make a new Federation and a new FederatedTrainer")
 
     def _is_finished(self) -> bool:
         """Whether this job has already finished the run.
@@ -255,22 +251,15 @@ class RunTrainer(Recorded, L.Trainer):
 
         A failure is a warning: nothing is lost.
         """
-        failed: object = None
         try:
             logger.finish(self.current_epoch, self._limits)
             if page:
                 report.build(logger.folder)
-        except (OSError, UserError) as error:
-            failed = error
-        try:
-            if page and failed is None:
                 report.print_summary(logger.folder)
                 sys.stdout.flush()
-        except OSError as error:
-            drop_output("\n")
-            failed = f"its summary cannot be printed ({error.strerror})"
-        if failed is not None:
-            log.warning("training is finished after %d rounds; %s", self.current_epoch, failed)
+        except (OSError, UserError) as error:
+            drop_output("\n")  # standard output may be what cannot be written
+            log.warning("training is finished after %d rounds; %s", self.current_epoch, error)
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]

@@ -9,8 +9,8 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
@@ -24,8 +24,6 @@ from lightfed.utils.lightning_private import (
 )
 
 log = logging.getLogger(__name__)
-
-_REHEARSED = 1000  # rounds at most
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
@@ -72,13 +70,7 @@ def client_stepper(
     require(trains, key, "it has no parameters to train", "use another model")
     rate = _alone(factory).param_groups[0]["lr"]
     optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors or {}))
-    _check_steps(optimizer, "model.optimizer", module)
-    found = f"{type(optimizer).__name__}, but a part has its own learning rate"
-    fits, fix = not lr_factors or not hasattr(optimizer, "stepper"), "use one of torch.optim"
-    require(fits, "model.optimizer", found, fix)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    found, fix = "a first group of learning rate 0", "put a group with another rate first"
-    require(rate != 0 or not any(rates), "model.optimizer", found, fix)
+    _check_parameters(optimizer, "model.optimizer", module)
     stepper = make_stepper(
         optimizer,
         schedulers=[],
@@ -123,29 +115,15 @@ def _parameters(state: GroupState, rate: float, factors: Mapping[str, float]) ->
     return [{"params": params, "lr": rate * factor} for factor, params in groups.items()]
 
 
-def template(
-    factory: OptimizerFactory | None, schedule: ScheduleFactory | None, *, rounds: int
-) -> Any:
+def template(factory: OptimizerFactory | None, schedule: ScheduleFactory | None) -> Any:
     """The template of the clients' optimisers, as of Lightning's `configure_optimizers`.
 
-    Its learning rate is that of the round, for LearningRateMonitor. A UserError if the schedule
-    does not last for so many rounds (-1: no limit), before any of them is trained.
+    Its learning rate is that of the round, for LearningRateMonitor.
     """
     if factory is None:
         return []
-    optimizer, rehearsed = (_alone(factory) for _ in range(2))
-    if schedule is None:
-        return optimizer
-    rates = make_schedule(schedule, rehearsed)
-    most = min(rounds, _REHEARSED) if rounds > 0 else _REHEARSED
-    for t in range(1, most + 1):
-        rehearsed.step()
-        try:
-            step_schedule(rates)
-        except UserError as error:  # behind the last round only what cannot count at all
-            if t < most or isinstance(error.__cause__, ZeroDivisionError):
-                raise
-    return [optimizer], [make_schedule(schedule, optimizer)]
+    optimizer = _alone(factory)
+    return optimizer if schedule is None else ([optimizer], [make_schedule(schedule, optimizer)])
 
 
 def _alone(factory: OptimizerFactory) -> Optimizer:
@@ -154,10 +132,7 @@ def _alone(factory: OptimizerFactory) -> Optimizer:
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The configuration's optimiser; a UserError if its arguments are refused or not finite."""
-    written = factory.keywords if isinstance(factory, partial) else {}
-    for name, value in _not_finite(written).items():
-        raise UserError(f"model.optimizer.init_args.{name}", str(value), "give a finite number")
+    """The configuration's optimiser; a UserError if its arguments are refused."""
     try:
         return factory(parameters)
     except UserError:
@@ -166,27 +141,12 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
         raise UserError("model.optimizer", str(error), "correct its init_args") from error
 
 
-def _check_steps(optimizer: Optimizer, key: str, module: nn.Module) -> None:
-    """Reject optimisers of other parameters than the module's.
-
-    Also those that need more of a session than one dense gradient a step.
-    """
+def _check_parameters(optimizer: Optimizer, key: str, module: nn.Module) -> None:
+    """Reject optimisers of other parameters than the module's."""
     own = set(map(id, module.parameters()))
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     found = f"an optimizer of {foreign} parameters that are not those of {type(module).__name__}"
     require(not foreign, key, found, "give it the module's own parameters")
-    fits = not isinstance(optimizer, LBFGS | SparseAdam)
-    found = f"{type(optimizer).__name__}, which needs closures or sparse gradients"
-    require(fits, key, found, "use one of dense gradients, such as Adam")
-
-
-def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
-    """The scalar arguments of an optimiser that are not finite."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if isinstance(value, float | Tensor) and not torch.as_tensor(value).isfinite().all()
-    }
 
 
 def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
@@ -245,11 +205,7 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     found = f"{len(optimizers)} optimizers from configure_optimizers"
     fix = "return one; parts with rates of their own are its parameter groups"
     require(len(optimizers) == 1, key, found, fix)
-    _check_steps(optimizers[0], key, module)
-    for group in optimizers[0].param_groups:
-        for name, value in _not_finite(group).items():
-            found = f"{name} {value} from configure_optimizers"
-            raise UserError(key, found, "give a finite number")
+    _check_parameters(optimizers[0], key, module)
     configs = _configure_schedulers_automatic_opt(schedulers, monitor)
     plateau = any(config.reduce_on_plateau for config in configs)
     fix = "a session has no metric to monitor; use a schedule of steps"

@@ -143,22 +143,24 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
     for group, state in enumerate(fleet.groups):
         first, end = end, end + state.group.count
         clients = data.first_of_each_size(slice(first, end))
-        meeting = {k: samples for k in clients if (samples := _meeting_one(fleet, data, k))}
-        if meeting and not _trains_on_one(state, data):
-            client, samples = next(iter(meeting.items()))
-            _refuse(client, samples, data, f"which a normalisation of group {group} cannot take")
+        client = next((k for k in clients if _trains_on_single(fleet, data, k)), None)
+        if client is not None and not _takes_one(state, data):
+            found = f"client {client} trains on a single sample, and group {group} normalises"
+            fix = "set data.last_batch to join; give batches and clients at least 2 samples"
+            key = "data.last_batch" if data.batch_size > 1 else "data.batch_size"
+            raise UserError(key, found, fix)
 
 
-def _meeting_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
-    """Size of a client's epoch that trains on a batch of one sample; None if there is none."""
-    for samples in data.epoch_sizes(client):
-        sizes = batch_sizes(samples, data.batch_size, data.last_batch)
-        if 1 in sizes[: fleet.work.batches(len(sizes))]:
-            return samples
-    return None
+def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> bool:
+    """Whether an epoch of a client has a batch of one sample."""
+    epochs = (
+        batch_sizes(samples, data.batch_size, data.last_batch)
+        for samples in data.epoch_sizes(client)
+    )
+    return any(1 in sizes[: fleet.work.batches(len(sizes))] for sizes in epochs)
 
 
-def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
+def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
     module = state.module
     training = module.training
     module.train()
@@ -178,18 +180,6 @@ def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
     finally:
         module.train(training)
     return True
-
-
-def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> None:
-    if data.batch_size == 1:
-        raise UserError("data.batch_size", f"single samples, {why}", "give at least 2")
-    if samples == 1:
-        found = f"client {client} trains on a single sample, {why}"
-        if data.chunks > 1:
-            raise UserError("data.chunks", f"{data.chunks}, and {found}", "lower it")
-        raise UserError("data.partition", found, "deal at least 2 samples to every client")
-    found = f"{data.last_batch}, and client {client} ends on a single sample, {why}"
-    raise UserError("data.last_batch", found, "set it to join")
 
 
 # Callbacks that change the steps, batches or weights of a single training loop.

@@ -86,33 +86,6 @@ class CloudModels(nn.ModuleList):
         return list((weights @ models).float())
 
 
-def check_step(
-    key: str,
-    rate: float,
-    gammas: Sequence[Sequence[float]],
-    *,
-    divided: bool,
-    devices: int,
-    one_model: bool,
-) -> None:
-    """Reject a step along sum_i gamma_i (w - x_i) that diverges.
-
-    `gammas` are those of every server's devices. A step that is `divided` by the sum of gamma leads
-    to the devices' mean. With `one_model` the servers step as one. A UserError names the key.
-    """
-    if divided:
-        fix = "give less than 2: z moves that far towards the devices' mean"
-        require(rate < 2, key, rate, fix)
-        return
-    largest = [sum(sorted(cloud, reverse=True)[:devices]) for cloud in gammas]
-    total = sum(largest) if one_model else max(largest)
-    product, bound = rate * total, "below 2" if one_model else "at most 1"
-    which = "all devices" if one_model else "the largest server's devices"
-    found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
-    fits = product < 2 if one_model else product <= 1
-    require(fits, key, found, f"it must be {bound}; or server_step: mean")
-
-
 Momentum = Literal["device", "shared", "session"]
 
 
@@ -124,9 +97,9 @@ class Momenta:
     """
 
     def __init__(self, fed: Fleet, kind: Momentum, *, key: str) -> None:
-        if kind == "shared":
-            fix = "set trainer.devices: 1, or momentum: device"
-            fed.one_after_the_other(key, "shared, by devices in turn", fix)
+        found = f"shared, by devices in turn, on {fed.ranks.world} ranks"
+        fix = "set trainer.devices: 1, or momentum: device"
+        require(kind != "shared" or fed.ranks.world == 1, key, found, fix)
         self.kind = kind
         self.kept = fed.keep("momentum")  # of all clients, or of the last one
 
