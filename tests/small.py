@@ -162,14 +162,7 @@ def fleet_of(
         accumulate=accumulate, host_rows=host_rows, pack=pack,
     )  # fmt: skip
     steppers = [
-        client_stepper(
-            state,
-            i,
-            optimizer,
-            runtime,
-            evaluated=False,
-            lr_factors=algorithm.lr_factors(state.module),
-        )
+        client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))
         for i, state in enumerate(fleet.groups)
     ]
     fleet.training.attach(runtime, steppers)

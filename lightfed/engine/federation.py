@@ -1,9 +1,9 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -13,13 +13,14 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
-from lightfed.local.client_group import ClientGroup, GroupState, Packing
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.pack_rules import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
@@ -30,6 +31,8 @@ from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
+
+F = TypeVar("F", bound=Fleet)
 
 _FINGERPRINT = "lightfed_fingerprint"
 _METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
@@ -151,12 +154,8 @@ class Federation(Recorded, L.LightningModule):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
         rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
-        options = self.fleet_options(trainer) | {"pack": self.packing_of(trainer)}
-        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
+        self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks, rates=rates)
         setup.check_built(self._kinds, self.fleet, data)
-        setup.attach_sessions(
-            self.fleet, data, trainer, self.optimizer, evaluated=bool(self._kinds)
-        )
         self.evaluation = self._evaluate(self.fleet, data)
 
     @property
@@ -167,17 +166,27 @@ class Federation(Recorded, L.LightningModule):
             raise UserError("trainer", found, "use lightfed's FederatedTrainer")
         return self.trainer
 
-    def fleet_options(self, trainer: RunTrainer) -> dict[str, Any]:
-        """Keyword arguments of the Fleet, under the limits of a Trainer."""
-        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
-        work = replace(
-            self._work, limit=None if limit == 1.0 and isinstance(limit, float) else limit
-        )
-        return {**self._fleet_options, "work": work, "rounds": rounds if rounds > 0 else None}
+    def make_fleet(
+        self, kind: type[F], data: FederatedDataModule, trainer: RunTrainer, **given: Any
+    ) -> F:
+        """The clients with their sessions, under the limits of a Trainer.
 
-    def packing_of(self, trainer: RunTrainer) -> Callable[[Any, GroupState], Packing]:
-        """What decides how the clients of a group train side by side, under a Trainer."""
-        return setup.packing_of(self.packs, self.optimizer, trainer)
+        `kind` is a class of fleets, `given` its arguments that are not configured: ranks, rates.
+        """
+        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
+        all_of_them = limit == 1.0 and isinstance(limit, float)
+        fleet = kind(
+            self.groups,
+            self.algorithm,
+            data,
+            work=replace(self._work, limit=None if all_of_them else limit),
+            rounds=rounds if rounds > 0 else None,
+            pack=setup.packing_of(self.packs, self.optimizer, trainer),
+            **self._fleet_options,
+            **given,
+        )
+        setup.attach_sessions(fleet, data, trainer, self.optimizer)
+        return fleet
 
     @override
     def configure_optimizers(self) -> Any:

@@ -48,19 +48,14 @@ def client_stepper(
     position: int,
     factory: OptimizerFactory | None,
     runtime: Runtime,
-    *,
-    evaluated: bool,
-    lr_factors: Mapping[str, float] | None = None,
+    lr_factors: Mapping[str, float],
 ) -> tuple[Stepper, bool]:
     """A group's optimiser: its module's own, if it defines one, or the configuration's.
 
-    Clients that are evaluated need a `validation_step`. `lr_factors` are those of parts of the
-    module, by name prefix. Also returns whether the optimiser uses the round's learning rate.
+    `lr_factors` are those of parts of the module, by name prefix. Also returns whether the
+    optimiser uses the round's learning rate.
     """
     module, key = state.module, f"model.clients.{position}.model"
-    fits = not evaluated or is_overridden("validation_step", module)
-    found = f"{type(module).__name__} has no validation_step"
-    require(fits, key, found, "define one, or set model.evaluate: []")
     _warn_of_hooks(module)
     if is_overridden("configure_optimizers", module):
         return _own_stepper(state, key, runtime), False
@@ -69,7 +64,7 @@ def client_stepper(
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
     rate = _alone(factory).param_groups[0]["lr"]
-    optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors or {}))
+    optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors))
     _check_parameters(optimizer, "model.optimizer", module)
     stepper = make_stepper(
         optimizer,

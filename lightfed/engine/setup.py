@@ -31,6 +31,7 @@ from lightfed.models.image_format import (
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.lightning_private import is_overridden
 
 log = logging.getLogger(__name__)
 
@@ -42,25 +43,18 @@ def attach_sessions(
     data: FederatedDataModule,
     trainer: RunTrainer,
     optimizer: OptimizerFactory | None,
-    *,
-    evaluated: bool,
 ) -> None:
     """Give every client group the steppers of its sessions.
 
     Precision, clipping and callbacks are those of the trainer. `optimizer` is None if the clients'
-    modules define it. `evaluated` says whether clients are tested in some round.
+    modules define it.
     """
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
     steppers = [
         session_setup.client_stepper(
-            state,
-            position,
-            optimizer,
-            runtime,
-            evaluated=evaluated,
-            lr_factors=fleet.algorithm.lr_factors(state.module),
+            state, i, optimizer, runtime, fleet.algorithm.lr_factors(state.module)
         )
-        for position, state in enumerate(fleet.groups)
+        for i, state in enumerate(fleet.groups)
     ]
     used = optimizer is None or any(takes_lr for _, takes_lr in steppers)
     found, fix = "given, but the modules of all clients configure their own", "leave it out"
@@ -113,6 +107,11 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
 
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
     """Reject what clients or evaluations cannot run on; names the evaluation or a client."""
+    for position, state in enumerate(fleet.groups if kinds else ()):
+        fits = is_overridden("validation_step", state.module)
+        found = f"{type(state.module).__name__} has no validation_step"
+        fix = "define one, or set model.evaluate: []"
+        require(fits, f"model.clients.{position}.model", found, fix)
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
         raise UserError("model.evaluate", found, "set it to [personal]")

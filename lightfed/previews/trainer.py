@@ -6,7 +6,6 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.engine.federation import Federation
-from lightfed.engine.setup import attach_sessions
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.checkpoint import main_file
 from lightfed.utils.errors import UserError
@@ -69,11 +68,7 @@ class PreviewTrainer(FederatedTrainer):
         rates = None if ckpt_path is None else _rates(ckpt_path, len(model.groups))
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
         ranks = PlannedRanks(world_size)
-        options = model.fleet_options(self) | {"pack": model.packing_of(self)}
-        fleet = DryFleet(
-            model.groups, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
-        )
-        attach_sessions(fleet, datamodule, self, model.optimizer, evaluated=False)
+        fleet = model.make_fleet(DryFleet, datamodule, self, ranks=ranks, rates=rates)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))

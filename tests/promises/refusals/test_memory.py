@@ -1,26 +1,19 @@
 """What cannot fit in memory is refused before it is allocated; so is a file that cannot be read."""
 
 import os
-from functools import partial
 from pathlib import Path
 
 import datasets
 import pytest
-from lightning.pytorch.strategies import StrategyRegistry
 
 from lightfed.cli.command_line import main
 from lightfed.cli.config_files import check_files
 from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.vision import Digits
-from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import ClientGroup
-from lightfed.models import MLP
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import require_memory
 from tests.data import tables
 from tests.promises.refusals.mistakes import Case
-from tests.small import random_data
 
 DELAY = ["--delay", '{"class_path": "Exponential", "init_args": {"mean": 1}}']
 LISTS = f"a: {'[' * 3000}{']' * 3000}"
@@ -72,18 +65,6 @@ def test_images_of_a_table_are_resized_many_at_a_time(
         data.load("train")
     assert refused.value.key == "data.dataset.init_args.image_size"
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("clients", [3, 5000])
-def test_ranks_are_refused_before_they_start(clients: int) -> None:
-    assert "federated" in StrategyRegistry
-    trainer = FederatedTrainer(accelerator="cpu", devices=5000, logger=False)
-    strategy = trainer.strategy
-    assert isinstance(strategy, FederatedStrategy)
-    with pytest.raises(UserError) as refused:
-        strategy.check_launch(1, clients)
-    assert refused.value.key == "trainer.devices"
-    assert ("GiB" in refused.value.found) is (clients == 5000)
 
 
 @pytest.mark.parametrize("text", [LISTS, MAPPINGS, "a: &a [*a]"], ids=range(3))
