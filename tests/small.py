@@ -27,7 +27,7 @@ from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
-from lightfed.local.pack_rules import Packs, SideBySide
+from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session import Autocast, Runtime
 from lightfed.runs.run_logger import RunLogger

@@ -68,10 +68,6 @@ class HeteroFL(Algorithm):
         super().__init__()
         size, fix = statistics_batch_size, "give at least 2"
         require_argument(size >= 2, "statistics_batch_size", size, fix)
-        drawn = level_weights is None or assignment == "dynamic"
-        found = f"{level_weights}, while assignment is {assignment}: clients draw no level"
-        fix = "leave them out, or set assignment: dynamic"
-        require_argument(drawn, "level_weights", found, fix)
         positive = all(0 < weight < inf for weight in level_weights or ())
         require_argument(positive, "level_weights", level_weights, "give weights above 0")
         self.assignment, self.level_weights, self.mask = assignment, level_weights, mask

@@ -86,7 +86,6 @@ class Fleet:
         plan: of this round, or of the last one.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
-        fruitless_rounds: number of rounds in a row, up to now, without a usable update.
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class Fleet:
         self._largest = FIXED_LIMIT if accumulate == "fixed" else math.inf
         self._outcomes = Outcomes(self._largest)
         self.ledger = Ledger(self.clients)
-        self.fruitless_rounds = 0
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
@@ -367,9 +365,7 @@ class Fleet:
             not_finite = [r.client for r in bad if not self._outcomes.finite(r)]
             for client in self.mine(not_finite):
                 self._reset(client)
-        self.fruitless_rounds = check(
-            bad, sessions, t, allowed=self.max_failed, before=self.fruitless_rounds
-        )
+        check(bad, sessions, t, allowed=self.max_failed)
         for warning in self._outcomes.warnings(bad, t):
             self.warn(warning)
 

@@ -59,7 +59,7 @@ class Places:
         self.packs: dict[int, int] = {}
         self.moved = 0
         if keeps:
-            counts, sizes = [s.group.count for s in states], [s.side_by_side for s in states]
+            counts, sizes = [s.group.count for s in states], [s.packing.most for s in states]
             self.blocks = Blocks(counts, sizes)
             self.packs = {k: self.blocks.of(k) for k in range(len(self.home_groups))}
             self._settle([*self.packs])

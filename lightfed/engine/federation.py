@@ -22,7 +22,7 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.pack_rules import Packs, SideBySide
+from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
@@ -110,9 +110,8 @@ class Federation(Recorded, L.LightningModule):
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
                 at once.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
-                non-finite update, before the run ends; they are left out and named. The run always
-                ends when no session of a round has a usable update; with one session per round,
-                after three such rounds in a row.
+                non-finite update, before the run ends; they are left out and named. All but one by
+                default. The run always ends when all of several sessions of a round have failed.
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of every client.
             seed: Seed of all draws.

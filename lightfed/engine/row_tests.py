@@ -16,7 +16,7 @@ from lightfed.data.batches import sent
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import stacked
-from lightfed.local.pack_rules import strange
+from lightfed.local.packing import strange
 from lightfed.local.session import Autocast, Report
 from lightfed.models.client_module import ClientModule
 from lightfed.state.rows import Rows

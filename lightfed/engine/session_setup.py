@@ -84,10 +84,7 @@ def single_optimizer(
         return "16-mixed scales the loss of each session"
     try:
         if is_overridden("configure_optimizers", module):
-            if runtime.trainer is not None:
-                module.trainer = runtime.trainer
-            configured: Any = module.configure_optimizers()
-            (optimizer,), schedulers, _ = _configure_optimizers(configured)
+            (optimizer,), schedulers, _ = _configure_optimizers(_configured(module, runtime))
         else:
             trained = [p for p in module.parameters() if p.requires_grad]
             optimizer, schedulers = factory(trained), []  # type: ignore[misc]
@@ -183,12 +180,17 @@ def _warn_of_hooks(module: L.LightningModule) -> None:
         )  # fmt: skip
 
 
-def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
-    module = state.module
+def _configured(module: L.LightningModule, runtime: Runtime) -> Any:
+    """What a module's own `configure_optimizers` returns."""
     if runtime.trainer is not None:
         module.trainer = runtime.trainer
+    return module.configure_optimizers()
+
+
+def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
+    module = state.module
     try:
-        configured: Any = module.configure_optimizers()
+        configured = _configured(module, runtime)
     except Exception as error:
         found = f"configure_optimizers of {type(module).__name__}: {reason(error)}"
         raise UserError(key, found, "correct it") from error

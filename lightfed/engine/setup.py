@@ -19,7 +19,7 @@ from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.local.client_group import GroupState, Packing
-from lightfed.local.pack_rules import Packs
+from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.image_format import (

@@ -232,16 +232,6 @@ class GroupState:
         self._borrowed: Row | None = None
 
     @property
-    def rate(self) -> float:
-        """Width relative to the full model."""
-        return self.group.width
-
-    @property
-    def side_by_side(self) -> int:
-        """How many of its clients are handled at once; 1 for one after the other."""
-        return self.packing.most
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of a client's row."""
         return self.initial.floats.nbytes + self.initial.integers.nbytes

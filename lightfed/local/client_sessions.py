@@ -152,10 +152,6 @@ class ClientSessions:
         passes = self.besides.setdefault(client, {})
         passes[what] = forward * self._fleet.state(client).flops
 
-    def box(self, client: int) -> tuple[float, float] | None:
-        """Bounds of a client's parameters, if its optimiser projects onto them."""
-        return self._fleet.state(client).session.box
-
     def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
         """Forward FLOPs of a sample under a client's mask; 0 for a module without a forward."""
         if state.flops and state.name not in self._masked:

@@ -9,8 +9,8 @@ import torch
 from lightfed.local.client_group import GroupState
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import SessionContext, SessionFleet
-from lightfed.local.pack_rules import unknown
 from lightfed.local.pack_session import LaneReport, PackSession, PackWork
+from lightfed.local.packing import unknown
 from lightfed.local.session import ReadyReport, Work
 from lightfed.utils.errors import UserError, reason
 

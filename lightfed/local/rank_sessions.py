@@ -62,7 +62,7 @@ class Training(ClientSessions):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
-            if state.side_by_side > 1:
+            if state.packing.most > 1:
                 self._runner.trainers[group] = PackSession(
                     state.module,
                     state.layout,

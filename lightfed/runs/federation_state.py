@@ -16,7 +16,6 @@ from lightfed.runs.checkpoint import CLIENTS
 from lightfed.utils.errors import require
 from lightfed.utils.keys import relevant
 
-_FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _TESTS = "lightfed_round_tests"  # of the last round
@@ -62,7 +61,6 @@ def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 def save(fleet: Fleet) -> dict[str, Any]:
     """The entries of a checkpoint: tensors and primitives; rows only if clients keep theirs."""
     entries = {
-        _FRUITLESS: fleet.fruitless_rounds,
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
         RATES: fleet.places.rates.state_dict(),
@@ -74,7 +72,6 @@ def save(fleet: Fleet) -> dict[str, Any]:
 
 def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     """Restore what `save` returned, from all shards of a checkpoint."""
-    fleet.fruitless_rounds = checkpoint[_FRUITLESS]
     tests = checkpoint[_TESTS]
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.plan = RoundPlan(lr=checkpoint[_LR])

@@ -245,22 +245,6 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
         fed.average(values, [0, 1], into=torch.zeros(1), weights={0: 1.0, 1: weight})
 
 
-def test_a_tally_is_the_sum_of_what_all_ranks_give() -> None:
-    fleets = [fleet(2), fleet(2)]
-    given = [{4: torch.tensor(3), 7: torch.tensor(2**40)}, {5: torch.tensor(5)}]
-
-    def tally(ranks: Ranks) -> dict[str, float]:
-        fed = fleets[ranks.rank]
-        fed.ranks = ranks
-        fed.train([], 0, tally={"weights": given[ranks.rank], "nothing": {}})
-        return {name: fed.metrics[name] for name in ("weights", "nothing")}
-
-    expected = {"weights": 8.0 + 2**40, "nothing": 0.0}
-    assert on_ranks(2, tally) == [expected, expected]
-    given[0].clear()
-    assert on_ranks(2, tally)[0]["weights"] == 5.0
-
-
 @pytest.mark.parametrize("world", [1, 2])
 def test_what_is_collected_does_not_train_on(world: int) -> None:
     data = [random_data([4, 4]) for _ in range(world)]

@@ -224,7 +224,7 @@ def test_parameters_may_interleave_in_memory() -> None:
 
 
 def test_hooks_that_an_optimizer_would_not_call_are_refused() -> None:
-    with pytest.raises(UserError, match=r"model\.optimizer: ASPG, with hooks"):
+    with pytest.raises(UserError, match=r"model\.optimizer: ASPG with a scheduler, hooks"):
         fleet(NETS["hooked"], partial(ASPG, lr=0.1))
 
 

@@ -143,7 +143,7 @@ class SliceTests:
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: bool) -> None:
         self._fed, self._batch_size, self._masks = fed, batch_size, masks
-        widest, first = max(state.rate for state in fed.groups), fed.groups[0].rate
+        widest, first = max(s.group.width for s in fed.groups), fed.groups[0].group.width
         found = f"{first}, while another group has {widest}"
         fix = "put the widest group first: its model is the global one"
         require(first == widest, "model.clients.0.rate", found, fix)

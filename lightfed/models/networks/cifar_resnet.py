@@ -79,7 +79,7 @@ class CIFARResNet(_ResNet):
         UserError: the samples are not images.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ResNet18GN(_ResNet):
         ValueError: the groups do not divide the width.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ResidualBlock(nn.Module):
     `stride` is that of the first convolution. For `norm` see _ResNet, for the rest CIFARResNet.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ResidualBlock(nn.Module):
 class PadShortcut(nn.Module):
     """Every `stride`-th pixel, with so many channels of zeros appended."""
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(self, stride: int, channels: int) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ class Conv(nn.Module):
         rate: width ratio; a block has ceil(rate * channels) channels.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class SimpleCNN(nn.Module):
         rate: width ratio.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,

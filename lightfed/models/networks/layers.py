@@ -41,7 +41,7 @@ class Scaler(nn.Module):
     ratio of the model.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(self, rate: float) -> None:
         super().__init__()

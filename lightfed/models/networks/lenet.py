@@ -42,7 +42,7 @@ class LeNet(nn.Module):
         UserError: the samples are not images.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class MoECNN(LeNet):
         width: factor of all channels, units and features, rounded up.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class PreActResNet(nn.Module):
             without 4 whole groups.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PreActResNet(nn.Module):
 class Activation(nn.Module):
     """Scaler (none for a divisor of 1), norm, ReLU."""
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(self, channels: int, *, norm: Norm, scale: float) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class PreActBlock(nn.Module):
     the activation for a number of channels.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, activation: partial[Activation]

@@ -40,7 +40,7 @@ class VGG(nn.Module):
         UserError: the samples are not images.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class VGG11GN(nn.Module):
         ValueError: the groups do not divide the channels of a layer.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,

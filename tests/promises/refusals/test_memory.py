@@ -7,17 +7,13 @@ import datasets
 import pytest
 
 from lightfed.cli.command_line import main
-from lightfed.cli.config_files import check_files
 from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.vision import Digits
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import require_memory
 from tests.data import tables
-from tests.promises.refusals.mistakes import Case
 
 DELAY = ["--delay", '{"class_path": "Exponential", "init_args": {"mean": 1}}']
-LISTS = f"a: {'[' * 3000}{']' * 3000}"
-MAPPINGS = f"model: {'{a: ' * 3000}1{'}' * 3000}"
 
 
 def test_the_estimate_is_compared_with_the_machine() -> None:
@@ -65,23 +61,3 @@ def test_images_of_a_table_are_resized_many_at_a_time(
         data.load("train")
     assert refused.value.key == "data.dataset.init_args.image_size"
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("text", [LISTS, MAPPINGS, "a: &a [*a]"], ids=range(3))
-def test_files_that_would_not_end(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "deep.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        check_files(["fit", "--config", str(path)])
-    assert refused.value.key == "--config"
-
-
-def test_a_list_that_would_not_end_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = Case("", "", words=[f"--model.evaluate={'[' * 3000}"]).write(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    assert left.value.code == UserError.status
-    assert len(capsys.readouterr().err.splitlines()) == 1

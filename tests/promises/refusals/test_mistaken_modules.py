@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
-from torch.optim import LBFGS, SparseAdam
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
@@ -54,8 +53,6 @@ MISTAKES = {
     "raises": (lambda: Net(lambda y: y[:, 9]), "cannot take samples"),
     "no parameters": (nn.Identity, "no parameters|shape"),
     "no optimiser": (lambda: Own(fails), "configure_optimizers of Own: KeyError"),
-    "LBFGS": (lambda: Own(lambda p: LBFGS(p)), "LBFGS"),
-    "SparseAdam": (lambda: Own(lambda p: SparseAdam(list(p))), "SparseAdam"),
 }
 
 
@@ -63,12 +60,6 @@ MISTAKES = {
 def test_a_model_that_cannot_train_is_one_line(model: Any, found: str) -> None:
     with pytest.raises(UserError, match=rf"^model\.clients\.0\.model: .*({found})"):
         fleet_of([ClientGroup(1, model)], Standalone(), random_data([4]))
-
-
-def test_an_optimizer_of_closures_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^model\.optimizer: LBFGS"):
-        fleet_of([ClientGroup(1, lambda: nn.Linear(4, 3))], Standalone(),
-                 random_data([4]), optimizer=LBFGS)  # fmt: skip
 
 
 def test_an_optimizer_that_no_module_uses_is_refused(tmp_path: Path) -> None:

@@ -226,20 +226,14 @@ def _hooks_allow(algorithm: Hooks) -> bool:
 
     A class that overrides a hook has to declare it again: what its parent says is of other hooks.
     """
-    order = type(algorithm).__mro__
-    declared = _first_with(order, "side_by_side")
-    if order[declared] is Hooks:
-        declared = len(order)
-    hooks = [_first_with(order, name) for name in SESSION_HOOKS]
-    overridden = [place for place in hooks if order[place] is not Hooks]
-    if any(place < declared for place in overridden):
-        return False
-    return algorithm.side_by_side is not False
-
-
-def _first_with(order: Sequence[type], name: str) -> int:
-    """The position of the first class that defines an attribute."""
-    return next(i for i, kind in enumerate(order) if name in vars(kind))
+    for kind in type(algorithm).__mro__:
+        if kind is Hooks:
+            break
+        if "side_by_side" in vars(kind):
+            return algorithm.side_by_side is not False
+        if any(name in vars(kind) for name in SESSION_HOOKS):
+            return False
+    return True
 
 
 def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
