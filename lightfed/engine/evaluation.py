@@ -169,7 +169,7 @@ class Evaluation:
         ranks = self._fleet.ranks
         shares = [self._share(rank, alone) for rank in range(ranks.world)]
         jobs, self._pieces = shares[ranks.rank]
-        longest = max(1, *(len(theirs) for theirs, _ in shares))
+        longest = max(1, *(len(jobs) for jobs, _ in shares))
         return UserList(jobs + [IDLE] * (longest - len(jobs)))
 
     def _share(
@@ -214,23 +214,18 @@ class Evaluation:
             if kind != "global" and (kind, group) not in self._row_tests:
                 self._run_client(kind, job)
         if "finetuned" in self._kinds:
-            self._reports["finetuned"].append(self._run_finetuned(job))
+            # Lightning evaluates in inference mode, where gradients cannot be computed.
+            with torch.inference_mode(False), torch.enable_grad():
+                row = self._fleet.deployed(job).row(job)
+                self._reports["finetuned"].append(self._fleet.training.finetune(job, row))
 
     def _run_client(self, kind: Kind, client: int) -> None:
         """Test a client's model of a kind, if there is one."""
         rows = self._rows.get((kind, self._fleet.home_group(client)))
-        if rows is None:
-            return
-        report = self._fleet.training.test(client, rows)
-        if kind != "local":
-            report.stored = self._fleet.stored_bytes(client)
-        self._reports[kind].append(report)
-
-    def _run_finetuned(self, client: int) -> Report:
-        """Test a client after an unreported session."""
-        # Lightning evaluates in inference mode, where gradients cannot be computed.
-        with torch.inference_mode(False), torch.enable_grad():
-            return self._fleet.training.finetune(client, self._fleet.deployed(client).row(client))
+        if rows is not None:
+            report = self._fleet.training.test(client, rows)
+            report.stored = 0 if kind == "local" else self._fleet.stored_bytes(client)
+            self._reports[kind].append(report)
 
     def _run_global(self, rows: Rows) -> None:
         """Test servers' models on this rank's batches, or rank 0's on all."""

@@ -1,6 +1,5 @@
 """What happens before the first round: a run's callbacks, loggers, sessions and packs are made."""
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,8 +32,6 @@ from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
 
-log = logging.getLogger(__name__)
-
 _COMPARED = 16  # samples of all ranks
 
 
@@ -59,10 +56,6 @@ def attach_sessions(
     used = optimizer is None or any(takes_lr for _, takes_lr in steppers)
     found, fix = "given, but the modules of all clients configure their own", "leave it out"
     require(used, "model.optimizer", found, fix)
-    watched = any(isinstance(c, stock.LearningRateMonitor) for c in trainer.callbacks)
-    found = "LearningRateMonitor, and a round has no learning rate without model.optimizer"
-    fix = "give model.optimizer, or remove it and log the rate in training_step"
-    require(optimizer is not None or not watched, "trainer.callbacks", found, fix)
     fleet.training.attach(runtime, steppers)
     if data.gives_channels_last(fleet.device):
         _choose_formats(fleet, always=data.channels_last is True)
@@ -122,15 +115,9 @@ def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule)
         (0, "data.dataset", "draw its samples by a generator with a seed"),
         (1, "data.partition", "draw from its `rng` alone"),
     ):
-        alike = len({theirs[position] for theirs in every}) == 1
+        alike = len({rank[position] for rank in every}) == 1
         require(alike, key, "not the same on all ranks", fix)
     _check_single_samples(fleet, data)
-    if data.skipped_samples and fleet.ranks.rank == 0:
-        log.warning(
-            "data.last_batch: drop skips %d of %d training samples a pass",
-            data.skipped_samples,
-            sum(data.num_samples(client) for client in range(fleet.clients)),
-        )
 
 
 def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:

@@ -13,7 +13,7 @@ from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
 from lightfed.local.pack_session import LaneReport
-from lightfed.local.session import LocalSession, PendingReport, ReadyReport, Report, Runtime, Work
+from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.models.client_module import reported
 from lightfed.state.costs import MaskedFlops
@@ -83,7 +83,7 @@ class ClientSessions:
         self._fleet.algorithm.session_start(s)
         return s
 
-    def failed(self, client: int, error: Exception) -> ReadyReport:
+    def failed(self, client: int, error: Exception) -> Report:
         """Report a session that raised; its row keeps the steps done, within the client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
         reason = self.abandon(client, state, error)
@@ -93,7 +93,7 @@ class ClientSessions:
         mask = fleet.kept.mask(client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
-        return ReadyReport(Report(client, 0, norm=float(row.norm()), error=reason))
+        return Report(client, 0, norm=float(row.norm()), error=reason)
 
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a group's module after a session that raised; return the reason in one line."""

@@ -54,7 +54,7 @@ class Clipping:
     def of(self, module: nn.Module, optimizer: Optimizer) -> "Clipping":
         """The clipping for an optimiser over a module's parameters.
 
-        A module may name parts to clip as separate networks, `clipped_apart`. The remaining
+        A module may name parts to clip as separate networks, `clipped_separately`. The remaining
         parameters form one more.
         """
         if self.algorithm != "network":
@@ -62,7 +62,7 @@ class Clipping:
         prefixes = [
             f"{path}.{name}.".lstrip(".")
             for path, part in module.named_modules()
-            for name in getattr(part, "clipped_apart", ())
+            for name in getattr(part, "clipped_separately", ())
         ]
         network = {
             id(p): next((i for i, prefix in enumerate(prefixes) if name.startswith(prefix)), -1)

@@ -11,12 +11,12 @@ from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.pack_session import LaneReport, PackSession, PackWork
 from lightfed.local.packing import unknown
-from lightfed.local.session import ReadyReport, Work
+from lightfed.local.session import Report, Work
 from lightfed.utils.errors import UserError, reason
 
 log = logging.getLogger(__name__)
 
-PackReport = LaneReport | ReadyReport
+PackReport = LaneReport | Report
 
 
 class PackRunner:

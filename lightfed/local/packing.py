@@ -345,7 +345,7 @@ class _Check:
             if name not in {e.name for e in [*self._layout.floats, *self._layout.integers]}:
                 buffer.copy_(initial[name])
         names = [name for name, p in module.named_parameters() if p.requires_grad]
-        for index, theirs in enumerate(found):
+        for index, packed_step in enumerate(found):
             batch = tuple(part[client, index].clone() for part in self._batches)
             with seeded(index, batch[0].device), (self._context or torch.enable_grad)():
                 output = module.training_step(batch, index)
@@ -355,7 +355,7 @@ class _Check:
             mine = {"the loss": loss.detach(), **_named(names, grads), **buffers}
             scale = max((float(g.abs().max()) for g in grads if g is not None), default=1.0)
             for name, value in mine.items():
-                other = theirs.get(name)
+                other = packed_step.get(name)
                 packed = None if other is None else other[client]
                 if not _close(value, packed, scale, exact=self._context is None):
                     return f"in a pack {name} differs from that of a client alone"

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from lightfed.distributed import watch
 from lightfed.local.client_sessions import ClientSessions
@@ -17,11 +18,10 @@ from lightfed.local.session import (
     Autocast,
     LocalSession,
     PendingReport,
-    ReadyReport,
     Report,
     Runtime,
 )
-from lightfed.local.stacked_optimizer import stacked_optimizer
+from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
@@ -29,7 +29,7 @@ from lightfed.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 
-Pending = PendingReport | LaneReport | ReadyReport
+Pending = PendingReport | LaneReport | Report
 RunClient = Callable[[int], Pending | None]
 Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
@@ -63,10 +63,11 @@ class Training(ClientSessions):
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
             if state.packing.most > 1:
+                kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
                 self._runner.trainers[group] = PackSession(
                     state.module,
                     state.layout,
-                    stacked_optimizer(stepper, state.live.trainable),
+                    kind(stepper.optimizer, state.live.trainable, stepper.rate),
                     clipping=stepper.clipping,
                     context=runtime.forward_context,
                 )
@@ -138,11 +139,8 @@ class Training(ClientSessions):
         `mine` are this rank's clients in order, to prefetch the next row.
         """
         if self._is_known(client):
-            return ReadyReport(
-                Finished.of(self._fleet.plan.known[client]).put_in_place(
-                    self._fleet, client, self.tests
-                )
-            )
+            known = Finished.of(self._fleet.plan.known[client])
+            return known.put_in_place(self._fleet, client, self.tests)
         if client in self._results:
             return self._results[client]
         if self._fleet.plan.suspends and _asked():

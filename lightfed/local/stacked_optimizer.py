@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from lightfed.local.optimizer import Clipping, Stepper, cannot_carry, rate_of
+from lightfed.local.optimizer import Clipping, cannot_carry, rate_of
 
 # Their step of an element depends on the gradients of that element alone.
 ELEMENTWISE = (
@@ -112,13 +112,6 @@ class StackedOptimizer:
                 self._momenta[i] = self._optimizer.state[leaf].get("momentum_buffer")
 
 
-def stacked_optimizer(stepper: Stepper, parameters: Sequence[Tensor]) -> StackedOptimizer:
-    """What does to K clients what a stepper does to one."""
-    kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
-    found: StackedOptimizer = kind(stepper.optimizer, parameters, stepper.rate)
-    return found
-
-
 def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) -> list[Tensor]:
     """The (K, *shape) gradients of the parameters `used`, clipped client by client."""
     if clipping.algorithm == "value":
@@ -127,8 +120,8 @@ def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) ->
     norms = [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
     scales = {}
     for network in set(networks):
-        theirs = [s for s, own in zip(norms, networks, strict=True) if own == network]
-        norm = torch.linalg.vector_norm(torch.stack(theirs), dim=0)
+        part = [s for s, n in zip(norms, networks, strict=True) if n == network]
+        norm = torch.linalg.vector_norm(torch.stack(part), dim=0)
         scales[network] = torch.clamp(clipping.limit / (norm + 1e-6), max=1.0)
     return [
         grad * scales[network].view(-1, *[1] * (grad.dim() - 1))

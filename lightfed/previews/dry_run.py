@@ -117,8 +117,8 @@ class DryFleet(Fleet):
         if self.ranks.world > 1:  # blocks in transit are no larger than all rows
             self.others = min(self.exchange_buffer or ROOM, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
-        for receiver, theirs in senders.items():
-            for sender in theirs:
+        for receiver, sources in senders.items():
+            for sender in sources:
                 self.ledger.sent_up(sender, size)
                 self.ledger.sent_down(receiver, size)
 

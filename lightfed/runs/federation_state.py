@@ -43,7 +43,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
         "groups": [[s.name, s.group.count] for s in fleet.groups],
         "architectures": [_digest(s.layout.signature()) for s in fleet.groups],
         "seed": fleet.seed,
-        "model.side_by_side": [state.side_by_side for state in fleet.groups],
+        "model.side_by_side": [state.packing.most for state in fleet.groups],
         "partition": partition,
         "server state": _digest({name: list(value.shape) for name, value in server.items()}),
     }

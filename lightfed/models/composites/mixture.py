@@ -165,7 +165,7 @@ class MixtureClient(nn.Module):
         UserError: key "shared"; the extractors give different numbers of features.
     """
 
-    clipped_apart = ("shared", "gate")
+    clipped_separately = ("shared", "gate")
     gate_sums: Tensor | None
 
     def __init__(

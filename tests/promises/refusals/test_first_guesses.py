@@ -93,10 +93,6 @@ GUESSES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         lambda at: lf.FromTorch(Data(), mean=(0.5,)),  # type: ignore[call-arg]
         "FromTorch", "train_transform",
     ),
-    "LearningRateMonitor": (
-        lambda at: trainer(at, callbacks=[LearningRateMonitor()]).fit(federation(Module), data()),
-        "trainer.callbacks", "model.optimizer",
-    ),
 }  # fmt: skip
 
 
