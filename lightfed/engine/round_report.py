@@ -49,8 +49,7 @@ class RoundReport:
         over = 0 < (trainer.max_epochs or 0) <= rounds
         if (over or trainer.should_stop) and trainer.is_global_zero:
             ended = "has finished its" if over else "was stopped after"
-            others = "" if over else " or max_time, or leave out what stopped it,"
-            fix = f"give a larger trainer.max_epochs{others} to train on"
+            fix = f"give a larger trainer.max_epochs{'' if over else ' or max_time'} to train on"
             print(f"{trainer.resumes_from or 'the run'} {ended} {rounds} rounds; {fix}")
 
     def start(self) -> None:

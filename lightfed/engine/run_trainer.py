@@ -8,7 +8,7 @@ from signal import SIGINT
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
@@ -36,6 +36,7 @@ class RunTrainer(Recorded, L.Trainer):
     Attributes:
         resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
+        limits: on rounds and time, as given; under others a stopped run goes on.
         in_round: whether a round is running; requested checkpoints wait for its end.
     """
 
@@ -47,7 +48,7 @@ class RunTrainer(Recorded, L.Trainer):
     in_round: bool = False
     _config: dict[str, Any] | None = None
     _tables: ReadFiles
-    _limits: dict[str, Any]
+    limits: dict[str, Any]
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
     @property
@@ -88,20 +89,6 @@ class RunTrainer(Recorded, L.Trainer):
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The default checkpoint, if the run has it."""
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
-
-    @property
-    def stoppers(self) -> list[str]:
-        """What may have stopped the run: its limits and callbacks, those with a state if any."""
-        others = [c for c in self.callbacks if not isinstance(c, Checkpoint)]
-        plain = ("lightning.", "lightfed.")
-        own = [c for c in others if not type(c).__module__.startswith(plain)]
-        kept = [c for c in others if c.state_dict()]
-        return [str(self._limits), *(c.state_key for c in kept or own)]
-
-    def has_ended(self, stoppers: Sequence[str]) -> bool:
-        """Whether a run keeps what may have stopped it; False if nothing has."""
-        ours = {str(self._limits), *(c.state_key for c in self.callbacks)}
-        return bool(stoppers) and ours.issuperset(stoppers)
 
     def learning_rate(self, t: int) -> float | None:
         """The learning rate of round t, for its hooks too; None without an optimizer.
@@ -236,7 +223,7 @@ class RunTrainer(Recorded, L.Trainer):
         A script may want the state of a finished run: it is loaded without running a round.
         """
         logger = self.run_logger
-        rounds = None if logger is None else logger.place.finished_rounds(self._limits)
+        rounds = None if logger is None else logger.place.finished_rounds(self.limits)
         if logger is None or rounds is None:
             return False
         if logger.place.config is None:
@@ -252,7 +239,7 @@ class RunTrainer(Recorded, L.Trainer):
         A failure is a warning: nothing is lost.
         """
         try:
-            logger.finish(self.current_epoch, self._limits)
+            logger.finish(self.current_epoch, self.limits)
             if page:
                 report.build(logger.folder)
                 report.print_summary(logger.folder)

@@ -128,7 +128,7 @@ class FederatedTrainer(RunTrainer):
         self._tables = {}
         self._makes_page = enable_page
         time = None if max_time is None else str(max_time)
-        self._limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
+        self.limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
         if name is not None:
             check_name("trainer.name", name)
         checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
