@@ -50,20 +50,6 @@ def row_folder(store: str, folder: str | None) -> Path | None:
     return Path(folder or gettempdir()).expanduser() if store == "disk" else None
 
 
-def check_numbers(
-    eval_clients: int | None,
-    exchange_buffer: int | None,
-    max_failed_clients: int | None,
-    clients: int,
-) -> None:
-    """Reject arguments of the Federation that are too small, or more than its clients."""
-    found, fix = f"{eval_clients} of {clients} clients", "lower it, or leave it out for all"
-    require((eval_clients or 0) <= clients, "model.eval_clients", found, fix)
-    check_least("model.eval_clients", eval_clients)
-    check_least("model.exchange_buffer", exchange_buffer)
-    check_least("model.max_failed_clients", max_failed_clients, 0)
-
-
 def check_least(key: str, value: int | None, least: int = 1) -> None:
     """Reject a number that is too small; None is none."""
     require(value is None or value >= least, key, value, f"give at least {least}")

@@ -123,7 +123,11 @@ class Federation(Recorded, L.LightningModule):
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)
-        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients, self.num_clients)
+        checks.check_least("model.eval_clients", eval_clients)
+        checks.check_least("model.exchange_buffer", exchange_buffer)
+        checks.check_least("model.max_failed_clients", max_failed_clients, 0)
+        found, fix = f"{eval_clients} of {self.num_clients} clients", "leave it out for all"
+        require((eval_clients or 0) <= self.num_clients, "model.eval_clients", found, fix)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,13 +68,10 @@ def packing_of(
     """What decides how the clients of a group train side by side."""
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
 
-    def of(fleet: Any, state: GroupState) -> Packing:
-        def make(module: Any) -> Optimizer | str:
-            return session_setup.single_optimizer(module, optimizer, runtime)
+    def make(module: Any) -> Optimizer | str:
+        return session_setup.single_optimizer(module, optimizer, runtime)
 
-        return packs.of(fleet, state, make, runtime.forward_context)
-
-    return of
+    return partial(packs.of, make=make, context=runtime.forward_context)
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:
