@@ -160,7 +160,7 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
         data.prepare(clients=5, seed=0, device=CPU, folder=None)
         fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
-        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), evaluated=False)
+        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), {})
         fed.training.attach(Runtime(), [stepper])
         for t in range(2):
             run_round(fed, t)
