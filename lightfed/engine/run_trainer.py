@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
+from traceback import extract_tb
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
@@ -145,11 +146,16 @@ class RunTrainer(Recorded, L.Trainer):
     def _interrupted(self, ended: Interrupted | SystemExit) -> Interrupted:
         """The interruption itself, or that by a second Ctrl-C, for which Lightning exits at once.
 
-        A SystemExit that has another cause is raised.
+        A SystemExit that has another cause is raised, or a UserError if its status is 0.
         """
         if isinstance(ended, Interrupted):
             return ended
         if not isinstance(ended.__context__, KeyboardInterrupt):
+            status, place = ended.code or 0, extract_tb(ended.__traceback__)[-1]
+            if isinstance(status, int) and not status % 256:
+                found = f"called by {place.filename}, line {place.lineno}, before the run's end"
+                fix = "set trainer.should_stop to end a run early, or raise an error"
+                raise UserError("sys.exit", found, fix) from ended
             raise ended
         last = self.last_checkpoint
         finished = self.rounds(self.current_epoch if last is None else last.rounds)
