@@ -91,8 +91,8 @@ class RoundProgressBar(ProgressBar):
 
     def _metrics(self, trainer: L.Trainer) -> str:
         """Metrics of the round, and of the last evaluation."""
-        shown = trainer.progress_bar_metrics
-        return "  ".join(f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float))
+        shown = {k: v for k, v in trainer.progress_bar_metrics.items() if isinstance(v, float)}
+        return "  ".join(f"{k} {shown[k]:.4g}" for k in sorted(shown, key=lambda k: "/" in k))
 
     @override
     def on_train_end(self, *_: Any) -> None:
