@@ -193,7 +193,8 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        return session_setup.template(self.optimizer, self._lr_schedule)
+        rounds = self.federated_trainer.max_epochs or -1
+        return session_setup.template(self.optimizer, self._lr_schedule, rounds=rounds)
 
     @override
     def on_fit_start(self) -> None:

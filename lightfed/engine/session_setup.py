@@ -25,6 +25,8 @@ from lightfed.utils.lightning_private import (
 
 log = logging.getLogger(__name__)
 
+_REHEARSED = 1000  # rounds at most
+
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
@@ -107,15 +109,24 @@ def _parameters(state: GroupState, rate: float, factors: Mapping[str, float]) ->
     return [{"params": params, "lr": rate * factor} for factor, params in groups.items()]
 
 
-def template(factory: OptimizerFactory | None, schedule: ScheduleFactory | None) -> Any:
+def template(
+    factory: OptimizerFactory | None, schedule: ScheduleFactory | None, *, rounds: int
+) -> Any:
     """The template of the clients' optimisers, as of Lightning's `configure_optimizers`.
 
-    Its learning rate is that of the round, for LearningRateMonitor.
+    Its learning rate is that of the round, for LearningRateMonitor. A UserError if the schedule
+    ends before so many rounds (-1: no limit), before any of them is trained.
     """
     if factory is None:
         return []
-    optimizer = _alone(factory)
-    return optimizer if schedule is None else ([optimizer], [make_schedule(schedule, optimizer)])
+    optimizer, rehearsed = (_alone(factory) for _ in range(2))
+    if schedule is None:
+        return optimizer
+    rates = make_schedule(schedule, rehearsed)
+    for _ in range(min(rounds - 1, _REHEARSED)):
+        rehearsed.step()
+        step_schedule(rates)
+    return [optimizer], [make_schedule(schedule, optimizer)]
 
 
 def _alone(factory: OptimizerFactory) -> Optimizer:

@@ -179,5 +179,5 @@ def test_every_session_has_a_fresh_scaler_and_skips_steps_that_overflow() -> Non
 
 
 def test_an_optimiser_that_steps_in_sessions_alone_has_a_schedule() -> None:
-    made = template(partial(ASPG, lr=0.1), partial(StepLR, step_size=1))
+    made = template(partial(ASPG, lr=0.1), partial(StepLR, step_size=1), rounds=3)
     assert made[0][0].param_groups[0]["lr"] == 0.1
