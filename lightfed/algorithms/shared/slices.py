@@ -143,6 +143,7 @@ class SliceTests:
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: bool) -> None:
         self._fed, self._batch_size, self._masks = fed, batch_size, masks
+        self._classes = fed.data.num_classes
         widest, first = max(s.group.width for s in fed.groups), fed.groups[0].group.width
         found = f"{first}, while another group has {widest}"
         fix = "put the widest group first: its model is the global one"
@@ -158,7 +159,7 @@ class SliceTests:
         module = fed.groups[group].group.build(fed.data, position=group, seed=fed.seed)
         _scale_to(widest, module.to(fed.device))
         if self._masks:
-            mask_logits(module, fed.data.num_classes)
+            mask_logits(module, self._classes)
         return StaticNorms(module, fed.groups[group].layout)
 
     def estimate_global(self, model: ServerModel) -> None:
@@ -206,9 +207,8 @@ class SliceTests:
         """The labels that each client does not hold, (K, C); nothing without masks."""
         if not self._masks:
             return {}
-        data, device = self._fed.data, self._fed.device
-        labels = [data.labels(k) for k in clients]
-        return {_BUFFER: absent_labels(labels, data.num_classes).to(device)}
+        labels = [self._fed.data.labels(client) for client in clients]
+        return {_BUFFER: absent_labels(labels, self._classes).to(self._fed.device)}
 
     def hold(self, module: L.LightningModule, client: int) -> None:
         """Set the logits of labels that a client does not hold to zero in its session."""
