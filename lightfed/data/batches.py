@@ -6,7 +6,7 @@ The epoch of a small client is a single gather, cut into views.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
@@ -316,23 +316,17 @@ class PackBatches:
 
     Attributes:
         sizes: (K, steps) samples of every batch; 0 where a session has ended.
-        source, idle: as given; the samples of idle sessions are not read.
+        source: as given.
     """
 
-    def __init__(
-        self,
-        source: Resident,
-        sessions: Sequence[Sequence[Plan]],
-        idle: Collection[int] = (),
-    ) -> None:
+    def __init__(self, source: Resident, sessions: Sequence[Sequence[Plan]]) -> None:
         plans = [plan for session in sessions for plan in session]
         sizes = [[size for plan in session for size in plan.sizes] for session in sessions]
         steps = max(map(len, sizes))
         self.sizes = np.array([mine + [0] * (steps - len(mine)) for mine in sizes])
         # Where every batch begins among the samples of all sessions.
         self._starts = self.sizes.cumsum().reshape(self.sizes.shape) - self.sizes
-        self.source, self.idle = source, idle
-        self._spare = next((self._starts[k, 0] for k in range(len(sizes)) if k not in idle), 0)
+        self.source = source
         self._index = np.concatenate([plan.index for plan in plans])
         draws = [plan.draw for plan in plans if plan.draw is not None]
         self._draw = torch.cat(draws, -1) if draws else None
@@ -340,15 +334,11 @@ class PackBatches:
     def batch(self, places: Sequence[int], step: int) -> Batch:
         """X and y as of `Resident.batch`, (k, B, ...) each, of the next batch of k sessions.
 
-        A batch that is smaller than the largest ends in copies of its last sample; all those of an
-        idle session are copies of the first sample of another one.
+        A batch that is smaller than the largest ends in copies of its last sample.
         """
         sizes = self.sizes[places, step]
         offsets = np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
         span = self._starts[places, step][:, None] + offsets
-        for place in self.idle:
-            if place in places:
-                span[list(places).index(place)] = self._spare
         where = span.ravel()
         index = sent(torch.from_numpy(self._index[where]), self.source.home)
         draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]

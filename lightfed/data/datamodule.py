@@ -1,7 +1,7 @@
 """The data of a run: both splits on the device, the partition, and the batches of each client."""
 
 from collections import UserList
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -352,11 +352,9 @@ class FederatedDataModule(Recorded, LightningDataModule):
         """The training batches of a plan."""
         return self.train.batches(plan)
 
-    def pack_batches(
-        self, sessions: Sequence[Sequence[Plan]], idle: Collection[int] = ()
-    ) -> PackBatches:
+    def pack_batches(self, sessions: Sequence[Sequence[Plan]]) -> PackBatches:
         """The training batches of K sessions, of which each has plans of its own; see there."""
-        return PackBatches(self.train, sessions, idle)
+        return PackBatches(self.train, sessions)
 
     @property
     def _tested(self) -> Resident:

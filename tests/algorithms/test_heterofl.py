@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -143,7 +142,6 @@ def test_levels_are_drawn_with_the_shares_of_groups_or_weights(
 @pytest.mark.parametrize(
     ("weights", "assignment", "found"),
     [
-        ([1.0, 2.0, 3.0], "fix", "assignment is fix"),
         ([1.0, 0.0, 3.0], "dynamic", "above 0"),
         ([1.0, float("nan"), 3.0], "dynamic", "above 0"),
         ([1.0, 2.0], "dynamic", "2 weights for 3 groups"),
@@ -221,23 +219,3 @@ def test_statistics_do_not_depend_on_global_random_state() -> None:
 def test_statistics_need_two_samples_a_batch() -> None:
     with pytest.raises(UserError, match="statistics_batch_size: 1; give at least 2"):
         HeteroFL(statistics_batch_size=1)
-
-
-def test_a_mask_that_no_step_comes_by_is_refused() -> None:
-    """A user's module that does not call itself has no hook on its logits."""
-
-    class Aside(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(2, 3)
-
-        @override
-        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
-    fleet = fleet_of(
-        [ClientGroup(2, Aside)], HeteroFL(), data_of(x, y, [[0, 1], [2, 3]], classes=3)
-    )
-    with pytest.raises(UserError, match=r"mask: true, but the training_step of Aside"):
-        run_round(fleet, 0)
