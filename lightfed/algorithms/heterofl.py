@@ -23,7 +23,7 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.algorithms.shared.slices import SliceTests, mask_logits
+from lightfed.algorithms.shared.slices import SliceTests, check_masked, mask_logits
 from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
@@ -98,6 +98,8 @@ class HeteroFL(Algorithm):
             fed.assign({m: self.draw_level(fed, m, t) for m in clients})
         fed.send(self.model, clients)  # W_m <- W_g[:d_m, :k_m]
         fed.train(clients, t)  # masked cross-entropy, scaler
+        for state in fed.groups:
+            check_masked(state.module)
         # W_g <- W^P u (W^{P-1} \ W^P) u ... u (W^1 \ W^2): every element is the mean over the
         # clients that own it
         fed.merge(clients, into=self.model, weights=self.weights)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
 from torch import Tensor, nn
@@ -219,3 +220,23 @@ def test_statistics_do_not_depend_on_global_random_state() -> None:
 def test_statistics_need_two_samples_a_batch() -> None:
     with pytest.raises(UserError, match="statistics_batch_size: 1; give at least 2"):
         HeteroFL(statistics_batch_size=1)
+
+
+def test_a_mask_that_no_step_comes_by_is_refused() -> None:
+    """A user's module that does not call itself has no hook on its logits."""
+
+    class Aside(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(2, 3)
+
+        @override
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
+    fleet = fleet_of(
+        [ClientGroup(2, Aside)], HeteroFL(), data_of(x, y, [[0, 1], [2, 3]], classes=3)
+    )
+    with pytest.raises(UserError, match=r"mask: true, but the training_step of Aside"):
+        run_round(fleet, 0)

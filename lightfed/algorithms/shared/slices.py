@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.networks.layers import Scaler
@@ -38,6 +39,15 @@ def mask_logits(module: L.LightningModule, num_classes: int) -> None:
     network.register_forward_hook(_Mask(module))
 
 
+def check_masked(module: L.LightningModule) -> None:
+    """Reject a module whose masked sessions never called the hook; a UserError names it."""
+    network = module.net if isinstance(module, NetworkClient) else module
+    hooks = [hook for hook in network._forward_hooks.values() if isinstance(hook, _Mask)]
+    idle = any(not hook.called for hook in hooks) and bool(module.get_buffer(_BUFFER).any())
+    found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
+    require(not idle, f"{KEY}.mask", found, "call it there, or set mask: false")
+
+
 def absent_labels(labels: Sequence[Tensor], num_classes: int) -> Tensor:
     """(K, C) bool: those of K clients, from the labels that each holds."""
     absent = torch.ones(len(labels), num_classes, dtype=torch.bool)
@@ -55,9 +65,10 @@ class _Mask:
     stacked = True
 
     def __init__(self, module: L.LightningModule) -> None:
-        self._module = module
+        self._module, self.called = module, False
 
     def __call__(self, network: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+        self.called = True
         absent: Tensor = self._module.absent_labels  # type: ignore[assignment]
         shape = (*absent.shape[:-1], *[1] * (logits.dim() - absent.dim()), absent.shape[-1])
         return logits.masked_fill(absent.view(shape), 0.0)
