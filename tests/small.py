@@ -19,7 +19,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Partitioner
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
@@ -27,7 +27,7 @@ from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
-from lightfed.local.pack_rules import Packs, SideBySide
+from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session import Autocast, Runtime
 from lightfed.runs.run_logger import RunLogger
@@ -162,14 +162,7 @@ def fleet_of(
         accumulate=accumulate, host_rows=host_rows, pack=pack,
     )  # fmt: skip
     steppers = [
-        client_stepper(
-            state,
-            i,
-            optimizer,
-            runtime,
-            evaluated=False,
-            lr_factors=algorithm.lr_factors(state.module),
-        )
+        client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))
         for i, state in enumerate(fleet.groups)
     ]
     fleet.training.attach(runtime, steppers)

@@ -35,7 +35,6 @@ from lightfed.algorithms.shared.peers import Peers
 from lightfed.algorithms.shared.sparsity import random_mask
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import SessionContext
 from lightfed.state.client_state import Kept
 from lightfed.topology.topology import Topology
 from lightfed.utils.errors import UserError
@@ -52,7 +51,6 @@ class DisPFL(Peers):
         topology: Topology | None = None,
         density: float | list[float] = 0.5,
         distribution: Literal["erk", "uniform"] = "erk",
-        own_masks: bool = True,
         prune_rate: float = 0.5,
         regrow: Literal["random", "gradient"] = "random",
         static: bool = False,
@@ -69,7 +67,6 @@ class DisPFL(Peers):
                 i mod length.
             distribution: Of the density over the tensors: erk (Erdos-Renyi-Kernel) keeps small
                 tensors dense, uniform treats all alike.
-            own_masks: Every client starts with its own mask; else all of a density share one.
             prune_rate: alpha_0, share of a mask that is dropped and grown in the first round; it
                 decays to 0 along a cosine.
             regrow: Grow weights at random, as in the released scripts, or where the gradient of a
@@ -82,22 +79,17 @@ class DisPFL(Peers):
         """
         super().__init__(topology)
         self.densities = [density] if isinstance(density, int | float) else list(density)
-        some, fix = bool(self.densities), "give at least one share"
-        require_argument(some, "density", "an empty list", fix)
         for name, share in [("active", active), *(("density", d) for d in self.densities)]:
             found = f"{share} is outside (0, 1]"
             require_argument(0 < share <= 1, name, found, "give a share in (0, 1]")
         found = f"{prune_rate} is outside [0, 1]"
         require_argument(0 <= prune_rate <= 1, "prune_rate", found, "give a share in [0, 1]")
-        fix = "give at least 1, or leave it out for the length of the run"
-        require_argument(rounds is None or rounds >= 1, "rounds", rounds, fix)
-        self.distribution, self.own_masks, self.prune_rate = distribution, own_masks, prune_rate
+        self.distribution, self.prune_rate = distribution, prune_rate
         self.regrow, self.static, self.active, self.statistics = regrow, static, active, buffers
         self.rounds = rounds
         self.masks: Kept  # what clients last trained
         self._segments: Segments  # of the parameters, the leading part of a row
         self._buffer_words: Tensor  # mask of a row's buffers: all ones
-        self._counted: Kept  # of this round's sessions
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -113,7 +105,6 @@ class DisPFL(Peers):
         every = Segments.build(layout.floats).live_on(fed.device)
         self._buffer_words = every[len(self._segments.live) :]
         self.masks = fed.keep_masks()
-        self._counted = fed.keep("counted", durable=False)
         for client in fed.mine(range(fed.clients)):
             self.masks[client] = self._first_mask(fed, client)
             row = fed.row(client).floats  # w_0, the same for all
@@ -135,8 +126,7 @@ class DisPFL(Peers):
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
         """m_{k,0}: random weights of every tensor, at its density."""
         density = self.densities[client % len(self.densities)]
-        name = client if self.own_masks else -1
-        seed = derive_seed(fed.seed, "first-mask", client=name)
+        seed = derive_seed(fed.seed, "first-mask", client=client)
         erk = self.distribution == "erk"
         drawn = random_mask(self._segments, density, erk=erk, seed=seed, device=fed.device)
         return self._whole(drawn)
@@ -151,12 +141,7 @@ class DisPFL(Peers):
         # w_{k,t+1/2} = (sum_j w_{j,t} / sum_j m_j) * m_{k,t},   j in S_{k,t} and k: line 7
         fed.exchange(self.all_senders(fed, t), masks=self.masks, keep=masks)
         self.masks.update(masks)
-        self.sessions(fed, t)  # lines 8-14
-
-    def sessions(self, fed: Fleet, t: int) -> None:
-        """Train E local epochs of every client under its mask."""
-        # Counts weights that are not 0 before and after a session, as in the released code.
-        fed.train(range(fed.clients), t, tally={"counted_parameters": self._counted})
+        fed.train(range(fed.clients), t)  # E local epochs under the masks: lines 8-14
 
     def all_senders(self, fed: Fleet, t: int) -> dict[int, list[int]]:
         """S_{k,t} of every client; empty for one that is not active."""
@@ -207,11 +192,3 @@ class DisPFL(Peers):
     def _words(self, mask: Tensor) -> Tensor:
         """The mask words of the parameters."""
         return mask[: len(self._segments.live)]
-
-    @override
-    def session_start(self, s: SessionContext) -> None:
-        self._counted[s.client] = self._weights(s.row.floats).count_nonzero()
-
-    @override
-    def session_end(self, s: SessionContext) -> None:
-        self._counted[s.client] += self._weights(s.row.floats).count_nonzero()

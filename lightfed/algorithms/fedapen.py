@@ -18,7 +18,6 @@ result is the same, because the networks do not change.
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import Literal
 
 import torch
@@ -66,8 +65,6 @@ class FedAPEN(PersonalShared):
         """
         super().__init__(shared, weights)
         require_argument(0 < hold_out < 1, "hold_out", hold_out, "give a share such as 0.05")
-        require_argument(0 < share_lr < inf, "share_lr", share_lr, "give a rate above 0")
-        require_argument(passes >= 0, "passes", passes, "give 0 or more")
         self.hold_out, self.share_lr, self.passes, self.learn = hold_out, share_lr, passes, learn
         if learn == "aggregated":
             self.moments = ("aggregated",)  # the shared network is back before the round is over

@@ -28,7 +28,6 @@ of personal models can notice this. A device whose update is not finite is reset
 the step of a server that starts and ends its phase in that round.
 """
 
-import logging
 from collections.abc import Sequence
 from math import inf
 from typing import Any, Literal
@@ -37,13 +36,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.clouds import (
-    CloudModels,
-    Hierarchical,
-    Momenta,
-    Momentum,
-    check_step,
-)
+from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, Momenta, Momentum
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
@@ -53,8 +46,6 @@ from lightfed.simulation.hierarchy import Phase
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.matrices import count_edges, read_mixing
-
-log = logging.getLogger(__name__)
 
 DECAY = 1 - 1e-4  # of the released code's server rate, per round
 
@@ -109,8 +100,6 @@ class FedBCD(Hierarchical):
         self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
         fits = bool(self.gammas) and all(0 <= g < inf for g in self.gammas)
         require_argument(fits, "gamma", gamma, "give numbers of 0 or more")
-        if not any(self.gammas):
-            log.warning("%s with gamma = 0: every device trains alone", type(self).__name__)
         require_argument(0 < server_lr < inf, "server_lr", server_lr, "give a number above 0")
         self.server_lr, self.server_step = server_lr, server_step
         self.mixing = None
@@ -131,17 +120,28 @@ class FedBCD(Hierarchical):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.hierarchy.check(fed.clients, fed.work)
+        self._check_step(fed)
         servers = self.hierarchy.servers
-        clouds = [self.hierarchy.devices(n, fed.clients) for n in range(servers)]
-        check_step(
-            f"{KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
-            divided=self.server_step == "mean", devices=self._stepped(fed), one_model=self._global,
-        )  # fmt: skip
         self.clouds = CloudModels(fed, 1 if self._global else servers)
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
         self.clock = VirtualClock(servers, self.wait)
         self.momenta = Momenta(fed, self.momentum, key=f"{KEY}.momentum")
+
+    def _check_step(self, fed: Fleet) -> None:
+        """Reject a step along sum_i gamma_i (w - x_i) that diverges."""
+        total = 1.0  # of gamma, by which the step is divided
+        if self.server_step == "sum":
+            clouds = [self.hierarchy.devices(n, fed.clients) for n in range(self.hierarchy.servers)]
+            gammas = [sorted(map(self.gamma, cloud), reverse=True) for cloud in clouds]
+            sums = [sum(cloud[: self._stepped(fed)]) for cloud in gammas]
+            total = sum(sums) if self._global else max(sums)
+        step = self.server_lr * total
+        found = f"{self.server_lr:g}, times the sum of gamma, {total:g}, is {step:g}"
+        alone = self.server_step == "sum" and not self._global
+        fits = step <= 1 if alone else step < 2
+        fix = f"it must be {'at most 1' if alone else 'less than 2'}; or server_step: mean"
+        require_argument(fits, "server_lr", found, fix)
 
     def _stepped(self, fed: Fleet) -> int:
         """Number of devices in a server's step: all, with their last models."""
@@ -186,54 +186,33 @@ class FedBCD(Hierarchical):
         """Update z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
-            gap = self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)
+            self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)
         else:
-            gap = self._gap(fed)
             mixed = self.clouds.mixed(first, self.mixing)  # all models before any steps
             for server, w in zip(first, mixed, strict=True):
                 self.clouds.of(server).floats.copy_(w)
                 self._step(fed, [server], self.clouds.of(server), rate)
-        fed.metrics["server_gap"] = float(gap.norm())
-        fed.metrics["consensus"] = self.clouds.consensus()
 
-    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
+    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> None:
         """Set z <- w - eta_z sum_i gamma_i (w - x_i), with or without division by sum_i gamma_i.
 
-        `model` holds w before and z afterwards. Returns (P,) sum_i gamma_i (w - x_i).
+        `model` holds w before and z afterwards.
         """
         devices, sent = self._stored(fed, servers)
-        total = sum(self._average(fed, devices, model, sent=sent).values())
         mean, w = self._scratch[0], model.parameters_row
+        mean.row.copy_(model.row)
+        gammas = {i: self.gamma(i) for i in self._pulled(devices)}
+        merged = fed.merge(list(gammas), into=mean, weights=gammas, sent=sent)
+        total = sum(gammas[i] for i in merged)  # of the devices with finite models
         away = w - mean.parameters_row
         w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
         model.floats[len(w) :].copy_(mean.floats[len(w) :])  # statistics are averaged
         model.integers.copy_(mean.integers)
-        return away * total
-
-    def _average(
-        self, fed: Fleet, devices: list[int], default: ServerModel, *, sent: list[int]
-    ) -> dict[int, float]:
-        """Set the scratch model to sum_i gamma_i x_i / sum_i gamma_i, or `default` without a pull.
-
-        Returns gamma_i of the devices in these sums, those with finite models.
-        """
-        mean = self._scratch[0]
-        mean.row.copy_(default.row)
-        gammas = {i: self.gamma(i) for i in self._pulled(devices)}
-        pulling = fed.merge(list(gammas), into=mean, weights=gammas, sent=sent)
-        return {i: gammas[i] for i in pulling}
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
         """All devices of some servers, which know their last models, and those that just sent."""
         devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
         return devices, self._pulled([i for n in servers for i in self.queue[n].tolist()])
-
-    def _gap(self, fed: Fleet) -> Tensor:
-        """The gradient of (2) in z, of all servers."""
-        devices, _ = self._stored(fed, list(range(self.hierarchy.servers)))
-        gammas = self._average(fed, devices, self.clouds.of(0), sent=[])
-        pulls = [(self.hierarchy.server_of(i, fed.clients), gamma) for i, gamma in gammas.items()]
-        return self.clouds.gap(pulls, self._scratch[0])
 
     def penalty(self, client: int) -> float:
         """Weight of a device's pull in its gradient."""

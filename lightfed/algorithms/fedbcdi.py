@@ -87,7 +87,7 @@ class FedBCDI(FedBCD):
         model = self.clouds.of(self.hierarchy.server_of(client, fed.clients))
         views = model.layout.floats.views
         here, there = views(floats), views(model.floats.to(floats.device))
-        box = fed.training.box(client)
+        box = fed.state(client).session.box
         module = fed.state(client).module
         for name in [n for n, p in module.named_parameters() if p.requires_grad]:
             x, z = here[name], there[name]

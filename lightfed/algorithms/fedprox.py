@@ -9,8 +9,6 @@ inexactness of the paper's gamma-inexact solutions, as in its experiments. The p
 added before clipping: clipping acts on the gradient of the local objective.
 """
 
-import logging
-
 from torch import Tensor
 from typing_extensions import override
 
@@ -18,8 +16,6 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Weights
 from lightfed.local.hooks import SessionContext
-
-log = logging.getLogger(__name__)
 
 
 class FedProx(FedAvg):
@@ -36,8 +32,6 @@ class FedProx(FedAvg):
         """
         super().__init__(weights)
         require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
-        if mu == 0:
-            log.warning("FedProx with mu = 0 is FedAvg")
         self.mu = mu
 
     @override

@@ -18,7 +18,6 @@ Bytes count the tensors that a client shares in the round, up and down; the rele
 whole models up.
 """
 
-import logging
 from abc import abstractmethod
 from typing import Any, Literal
 
@@ -30,8 +29,6 @@ from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import blank
 from lightfed.state.rows import LiveModule
-
-log = logging.getLogger(__name__)
 
 Initial = Literal["own", "group"]
 
@@ -67,7 +64,6 @@ class FlexiFed(Algorithm):
                 for group, state in enumerate(fed.groups)
             }
         )
-        self._warn_of_strangers(fed)
         for client in fed.mine(range(fed.clients)):
             self.reset_client(fed, client)  # w_u,0
 
@@ -89,19 +85,6 @@ class FlexiFed(Algorithm):
             self.prepare_module(module, fed.data)
             row = LiveModule(module, state.layout).row_of_module()
         fed.row(client).copy_(row)
-
-    def _warn_of_strangers(self, fed: Fleet) -> None:
-        """Warn about clients that have, or share, nothing with others."""
-        names, strategy = [state.name for state in fed.groups], type(self).__name__
-        families = [node.groups for node in self.trie.nodes if node.depth == 0]
-        if len(families) > 1:
-            listed = " | ".join(", ".join(names[c] for c in family) for family in families)
-            log.warning("groups %s: they have no layer in common and share nothing", listed)
-        counts = [state.group.count for state in fed.groups]
-        chosen = self.choose(self.trie)
-        shared = {c for n in chosen if sum(counts[k] for k in n.groups) > 1 for c in n.groups}
-        for group in sorted(set(self.trie.groups) - shared):
-            log.warning("group %s: its clients share nothing under %s", names[group], strategy)
 
 
 class BasicCommon(FlexiFed):
@@ -141,12 +124,9 @@ class MaxCommon(FlexiFed):
             **flexifed: See FlexiFed.
         """
         super().__init__(**flexifed)
-        limited, limit = max_common_layers is not None, max_common_layers
-        fits, fix = limit is None or limit >= 0, "give a number of layers, 0 or more"
-        require_argument(fits, "max_common_layers", limit, fix)
-        found = f"true, together with max_common_layers: {limit}"
-        fix = "keep one: the limit applies to the classifier, too"
-        require_argument(not (limited and share_classifier), "share_classifier", found, fix)
+        found = f"true, together with max_common_layers: {max_common_layers}"
+        fits, fix = max_common_layers is None or not share_classifier, "keep one of the two"
+        require_argument(fits, "share_classifier", found, fix)
         self.max_common_layers, self.share_classifier = max_common_layers, share_classifier
 
     @override

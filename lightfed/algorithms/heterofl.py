@@ -23,7 +23,7 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.algorithms.shared.slices import LogitMasks, SliceTests
+from lightfed.algorithms.shared.slices import SliceTests, check_masked, mask_logits
 from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
@@ -68,28 +68,22 @@ class HeteroFL(Algorithm):
         super().__init__()
         size, fix = statistics_batch_size, "give at least 2"
         require_argument(size >= 2, "statistics_batch_size", size, fix)
-        drawn = level_weights is None or assignment == "dynamic"
-        found = f"{level_weights}, while assignment is {assignment}: clients draw no level"
-        fix = "leave them out, or set assignment: dynamic"
-        require_argument(drawn, "level_weights", found, fix)
         positive = all(0 < weight < inf for weight in level_weights or ())
         require_argument(positive, "level_weights", level_weights, "give weights above 0")
         self.assignment, self.level_weights, self.mask = assignment, level_weights, mask
         self.weights: Weights = weights
         self.statistics_batch_size, self.surplus_rows = statistics_batch_size, mask_token
-        self._hooks = LogitMasks()
         self._tests: SliceTests
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         drop_statistics(module)  # static batch normalisation: no statistics are tracked in training
         if self.mask:
-            self._hooks.attach(module, data.num_classes)
+            mask_logits(module, data.num_classes)
 
     @override
     def setup(self, fed: Fleet) -> None:
-        masks = self._hooks if self.mask else None
-        self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=masks)
+        self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=self.mask)
         count = len(fed.groups if self.level_weights is None else self.level_weights)
         fits, found = count == len(fed.groups), f"{count} weights for {len(fed.groups)} groups"
         require_argument(fits, "level_weights", found, "give one for every group")
@@ -104,6 +98,8 @@ class HeteroFL(Algorithm):
             fed.assign({m: self.draw_level(fed, m, t) for m in clients})
         fed.send(self.model, clients)  # W_m <- W_g[:d_m, :k_m]
         fed.train(clients, t)  # masked cross-entropy, scaler
+        for state in fed.groups:
+            check_masked(state.module)
         # W_g <- W^P u (W^{P-1} \ W^P) u ... u (W^1 \ W^2): every element is the mean over the
         # clients that own it
         fed.merge(clients, into=self.model, weights=self.weights)
@@ -117,11 +113,6 @@ class HeteroFL(Algorithm):
     @override
     def session_start(self, s: SessionContext) -> None:
         self._tests.hold(s.module, s.client)
-
-    @override
-    def session_end(self, s: SessionContext) -> None:
-        if self.mask:
-            self._hooks.check(s.module)
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:

@@ -18,12 +18,11 @@ code writes them to all clients after every round, with the same result. The tes
 an ensemble of all clients' networks is left out, so there is no global accuracy.
 """
 
-import logging
 from collections.abc import Sequence
-from os.path import isfile
 from pathlib import Path
 from typing import Literal
 
+import torch
 from lightfed_kernels import Entry
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -35,8 +34,6 @@ from lightfed.local.client_group import GroupState
 from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError, require
-
-log = logging.getLogger(__name__)
 
 _LAYERS = "model.algorithm.init_args.global_layers"
 _START = "model.algorithm.init_args.start"
@@ -82,8 +79,6 @@ class LGFedAvg(Algorithm):
             self.model = fed.new_common(self._matched(fed))
             return
         self._global = self._tensors(first)
-        if self._global is None:
-            log.warning("LGFedAvg with all of the %d layers global is FedAvg", self.global_layers)
         if self.start is not None:
             values = start_values(Path(self.start), first.layout)
             for state in fed.groups:
@@ -149,19 +144,16 @@ def start_values(path: Path, layout: ModelLayout) -> Row:
 
     A UserError if the file cannot be read, or holds another architecture.
     """
-    fix = "give models/server.safetensors of a run"
-    require(isfile(path), _START, f"no file {path}", fix)
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
+        fix = "give models/server.safetensors of a run"
         raise UserError(_START, f"{path} cannot be read ({error})", fix) from error
     row = Row.zeros(layout)
     views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     for name, view in views.items():
-        saved = tensors.get(name.removeprefix("net."))
-        if saved is None or saved.shape != view.shape:
-            shape = None if saved is None else list(saved.shape)
-            found = f"{path} has {name.removeprefix('net.')} as {shape}, not {list(view.shape)}"
-            raise UserError(_START, found, "start from a run of the same model")
+        saved = tensors.get(name.removeprefix("net."), torch.empty(0))
+        found = f"{path} has {name} as {list(saved.shape)}, not {list(view.shape)}"
+        require(saved.shape == view.shape, _START, found, "start from a run of the same model")
         view.copy_(saved)
     return row

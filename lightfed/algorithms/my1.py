@@ -50,18 +50,16 @@ class My1(DisPFL):
         fed.exchange(self.all_senders(fed, t), masks=self.masks)  # the consensus, dense
         self.masks.update(self.next)
         self._drops = self.drops(fed, t)
-        self.sessions(fed, t)
+        fed.train(range(fed.clients), t)
 
     @override
     def session_start(self, s: SessionContext) -> None:
         signal = s.fed.training.gradient(s.client, s.row, s.round)  # at the consensus
         self._signals[s.client] = self._weights(signal)
         apply_mask_(s.row.floats, self.masks[s.client])  # w_{k,t+1/2}
-        super().session_start(s)
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        super().session_end(s)
         mask = self._words(self.masks[s.client])
         weights = self._weights(s.row.floats)
         signal = self._signals.pop(s.client)

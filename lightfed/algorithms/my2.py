@@ -45,7 +45,7 @@ class My2(DisPFL):
             self.masks[client] = self._grown(fed, client, mask, t, drops[client])
             row = fed.row(client).floats
             apply_mask_(row, self.masks[client].to(row.device))
-        self.sessions(fed, t)
+        fed.train(range(fed.clients), t)
 
     def _pruned(self, fed: Fleet, client: int, counts: Sequence[int]) -> Tensor:
         """The client's mask of the parameters, without its smallest weights."""

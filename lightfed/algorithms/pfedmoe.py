@@ -21,7 +21,6 @@ sample, and `gate: unnormalised` leaves out the gate's last batch normalisation.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
@@ -68,10 +67,6 @@ class PFedMoE(PersonalShared):
         """
         super().__init__(shared, weights)
         require_argument(gate_units >= 1, "gate_units", gate_units, "give at least 1")
-        fits = gate_lr is None or 0 <= gate_lr < inf
-        require_argument(fits, "gate_lr", gate_lr, "give a factor of 0 or more")
-        learns, found = gate != "half", f"{gate_lr}, and gate: half learns nothing"
-        require_argument(gate_lr is None or learns, "gate_lr", found, "leave one of them out")
         self.gate_units, self.gate_lr, self.gate = gate_units, gate_lr, gate
         self.federate = federate
         self._gates: dict[int, Tensor] = {}  # sums of this rank's clients, last evaluation
@@ -80,18 +75,14 @@ class PFedMoE(PersonalShared):
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         batch = blank(data, samples=2)
         own, common = split(private, batch), split(shared, batch, key=f"{KEY}.shared")
-        gate = self._gate(data)
+        gate: nn.Module = FixedGate(0.5)
+        if self.gate != "half":
+            last_norm = self.gate == "paper"
+            gate = Gate(data.input_shape, hidden=self.gate_units, last_norm=last_norm)
         try:
             return MixtureClient(own.extractor, own.head, common.extractor, gate, batch=batch)
         except UserError as error:
             raise UserError(f"{KEY}.{error.key}", error.found, error.fix) from error
-
-    def _gate(self, data: DataSpec) -> nn.Module:
-        """H."""
-        if self.gate == "half":
-            return FixedGate(0.5)
-        last_norm = self.gate == "paper"
-        return Gate(data.input_shape, hidden=self.gate_units, last_norm=last_norm)
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from lightfed.local.session import Report
 from lightfed.utils.errors import UserError
 
-# In a row, with one session per round: a session may fail by its data, but not so often.
-_ROUNDS_OF_ONE = 3
-
 
 @dataclass
 class Outcomes:
@@ -55,24 +52,19 @@ class Outcomes:
         return [client for client in clients if client not in self.silent]
 
 
-def check(bad: Sequence[Report], sessions: int, t: int, *, allowed: int | None, before: int) -> int:
-    """End the run if too many of the sessions of a round failed, or no progress is made.
+def check(bad: Sequence[Report], sessions: int, t: int, *, allowed: int | None) -> None:
+    """End the run if too many of the sessions of a round failed, or all of several.
 
-    At most `allowed` sessions may fail (None: no limit). `before` is the number of rounds in a row
-    without a usable update, and returned with this round. A UserError if too many failed, if none
-    of several has a usable update, or if rounds of a single session failed too often in a row.
+    At most `allowed` sessions may fail; by default all but one. A UserError otherwise.
     """
-    nothing = 0 < sessions == len(bad)
-    fruitless = (before + 1 if nothing else 0) if sessions else before
-    hopeless = nothing and (sessions > 1 or fruitless >= _ROUNDS_OF_ONE)
-    if not hopeless and (allowed is None or len(bad) <= allowed):
-        return fruitless
+    hopeless = len(bad) == sessions > 1
+    most = sessions - 1 if allowed is None else allowed
+    if not bad or (not hopeless and len(bad) <= most):
+        return
     first = bad[0].error or f"its update is not finite, norm {bad[0].norm:g}"
     found = f"{len(bad)} of {sessions} sessions of round {t} failed"
-    if hopeless and sessions == 1:
-        found = f"the only session of a round failed, {_ROUNDS_OF_ONE} rounds in a row"
     found = f"{found} (client {bad[0].client}: {first})"
-    if hopeless and not any(report.error for report in bad):
+    if len(bad) == sessions and not any(report.error for report in bad):
         fix = "lower the learning rate, or look at trainer.precision and the data"
         raise UserError("model.optimizer", found, fix)
     fix = "correct the cause" if hopeless else "correct the cause, or allow more"

@@ -82,7 +82,6 @@ class Fleet:
         plan: of this round, or of the last one.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
-        fruitless_rounds: number of rounds in a row, up to now, without a usable update.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class Fleet:
         self._largest = FIXED_LIMIT if accumulate == "fixed" else math.inf
         self._outcomes = Outcomes(self._largest)
         self.ledger = Ledger(self.clients)
-        self.fruitless_rounds = 0
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
@@ -157,9 +155,6 @@ class Fleet:
         unlike = self.base.unlike([state.name for state in self.groups])
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         algorithm.setup(self)
-        own = "models" in {**vars(algorithm), **algorithm._modules}
-        found = f"{type(algorithm).__name__} has an attribute `models`"
-        require(not own, "model.algorithm", found, "rename it: a method of that name is a hook")
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
@@ -196,14 +191,7 @@ class Fleet:
         return self.groups[self.places.groups[client]]
 
     def _open(self, clients: Sequence[int]) -> None:
-        """Assign ranks and slots to a round's participants, if they are stateless.
-
-        A UserError if one of them does not exist: a negative number would be another client's.
-        """
-        for client in clients:
-            if not 0 <= client < self.clients:
-                found = f"its round names client {client} of {self.clients}"
-                raise UserError("model.algorithm", found, "give numbers from 0")
+        """Assign ranks and slots to a round's participants, if they are stateless."""
         if self.places.open(clients):
             self.client_rows.open(clients)
 
@@ -219,10 +207,6 @@ class Fleet:
             found = f"groups {first.name} and {state.name} have different architectures"
             require(state.layout == first.layout, "model.clients", found, fix)
         return first.layout
-
-    def one_after_the_other(self, key: str, found: str, fix: str) -> None:
-        """Reject several ranks, which train clients in parallel."""
-        require(self.ranks.world == 1, key, f"{found}, on {self.ranks.world} ranks", fix)
 
     def check_nested(self, model: ServerModel, group: int) -> None:
         """Reject a group whose rows do not fit into a server model; names group and layer."""
@@ -345,7 +329,6 @@ class Fleet:
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
-        tally: Mapping[str, Mapping[int, Tensor]] | None = None,
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -357,8 +340,6 @@ class Fleet:
             t: the round.
             steps: batches per session by client; as configured by default.
             phases: parts of every session, one after the other, instead of `steps`.
-            tally: integers that clients keep after their sessions, such as a `Kept`; their sum over
-                the clients of all ranks is a metric of that name.
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -367,10 +348,7 @@ class Fleet:
         self._open(clients)
         waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
         training = self.training
-        reports, tallies = training.sessions(
-            clients, waves, t, tally or {}, steps=steps, phases=phases
-        )
-        self.metrics |= tallies
+        reports = training.sessions(clients, waves, t, steps=steps, phases=phases)
         trained = [report.client for report in reports]
         passes = [self.state(report.client).passes for report in reports]
         flops = [
@@ -400,9 +378,7 @@ class Fleet:
             not_finite = [r.client for r in bad if not self._outcomes.finite(r)]
             for client in self.mine(not_finite):
                 self._reset(client)
-        self.fruitless_rounds = check(
-            bad, sessions, t, allowed=self.max_failed, before=self.fruitless_rounds
-        )
+        check(bad, sessions, t, allowed=self.max_failed)
         for warning in self._outcomes.warnings(bad, t):
             self.warn(warning)
 

@@ -55,7 +55,7 @@ class Places:
         self.owner: dict[int, int] = {}
         self.packs: dict[int, int] = {}
         if keeps:
-            counts, sizes = [s.group.count for s in states], [s.side_by_side for s in states]
+            counts, sizes = [s.group.count for s in states], [s.packing.most for s in states]
             self.packs = dict(enumerate(blocks(counts, sizes)))
             self._settle([*self.packs])
 

@@ -177,8 +177,6 @@ def _command_line(arguments: list[str] | None) -> None:
         def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
             try:
                 super().parse_arguments(parser, args)
-            except RecursionError as error:
-                raise UserError("--config", "nested too deeply", "flatten it") from error
             except (ArgumentError, UnicodeDecodeError) as error:
                 from lightfed.cli.errors import parser_error
 

@@ -25,41 +25,25 @@ from lightfed.utils.errors import UserError
 _HELP = "see --help"
 _SMALLER = "lower the sizes of data.dataset, data.batch_size, model.clients or model.pack_memory"
 
-# Keys that users of Lightning will try: why they do not exist, and what to do instead.
-ABSENT: dict[str, tuple[str, str]] = {
-    "trainer.accumulate_grad_batches": ("a batch is a step", "set a larger data.batch_size"),
-    "trainer.barebones": ("sessions have no overhead to remove", "set trainer.logger to false"),
-    "trainer.enable_autolog_hparams": ("the run folder has all of them", "read its config.yaml"),
-    "trainer.inference_mode": ("evaluation never keeps gradients", "leave it out"),
-    "trainer.limit_predict_batches": ("`predict` is of Python", "give it fewer batches"),
-    "trainer.log_every_n_steps": ("metrics are written once a round", "leave it out"),
-    "trainer.min_steps": ("a server step is a round", "use trainer.min_epochs"),
-    "trainer.model_registry": ("checkpoints are files of a run", "name one by ckpt_path"),
-    "trainer.num_sanity_val_steps": ("there is no sanity check", "run `lightfed validate` first"),
-    "trainer.overfit_batches": ("test data are kept apart", "use trainer.limit_train_batches"),
-    "trainer.reload_dataloaders_every_n_epochs": ("clients keep their samples", "leave it out"),
-    "trainer.sync_batchnorm": ("clients share no batch", "see `buffers` of model.algorithm"),
-    "trainer.use_distributed_sampler": ("a client has its own samples", "use data.partition"),
-    "trainer.val_check_interval": ("rounds are not divided", "use trainer.check_val_every_n_epoch"),
-    "seed_everything": ("nothing is drawn from global random state", "use model.seed"),
-    "optimizer": ("optimisers belong to the clients", "use model.optimizer"),
-    "lr_scheduler": ("the schedule is over rounds", "use model.lr_schedule"),
-    "model.class_path": ("the model is always a federation", "put its arguments below model"),
-    "data.class_path": ("data are always federated", "name the data set: data.dataset"),
-}
-
 # Where words of papers and of other trainers are, by the last part of a key.
 WORDS = {
+    "accumulate_grad_batches": "data.batch_size",
     "alpha": "data.partition.alpha",
     "epochs": "trainer.max_epochs for rounds, model.local_epochs for clients",
     "gpus": "trainer.devices",
     "learning_rate": "model.optimizer.lr",
     "lr": "model.optimizer.lr",
+    "lr_scheduler": "model.lr_schedule",
     "method": "model.algorithm",
+    "min_steps": "trainer.min_epochs",
     "name": "trainer.name",
     "num_clients": "model.clients, `count` of each group",
+    "optimizer": "model.optimizer",
+    "overfit_batches": "trainer.limit_train_batches",
     "rounds": "trainer.max_epochs",
     "seed": "model.seed",
+    "seed_everything": "model.seed",
+    "val_check_interval": "trainer.check_val_every_n_epoch",
 }
 
 # Messages that contain others: about a wrong path, a class, a factory, alternatives of a type.
@@ -99,8 +83,7 @@ def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any])
     if found := _UNKNOWN.match(message):
         key = found[1]
         word = WORDS.get(key.rpartition(".")[2])
-        hint = f"use {word}" if word else _hint(key, keys)
-        return UserError(key, *ABSENT.get(key, ("no such key", hint)))
+        return UserError(key, "no such key", f"use {word}" if word else _hint(key, keys))
     if found := _REQUIRED.match(message):
         key = found[1].removeprefix("".join(argv[:1]) + ".")
         return UserError(key, _plain(message), class_hint("", keys.get(key)))

@@ -8,18 +8,22 @@ without a module.
 
 from lightfed.data.batches import ResidentSplit
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
-from lightfed.data.datasets.docstrings import Docstrings
-from lightfed.data.datasets.hub import Hub
-from lightfed.data.datasets.language import Prose, WikiText2
-from lightfed.data.datasets.sentences import Sentences
-from lightfed.data.datasets.speech import SpeechCommands
-from lightfed.data.datasets.text import AGNews
-from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.hub import CINIC10, Hub
+from lightfed.data.datasets.language import Prose, Sentences, WikiText2
+from lightfed.data.datasets.speech import SpeechCommands, Tones
+from lightfed.data.datasets.text import AGNews, Docstrings
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
-from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quantity
 from lightfed.data.partition.draw import Partition, draw_partition
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.data.partition.schemes import (
+    Classes,
+    Dirichlet,
+    DirichletClient,
+    Diversity,
+    Iid,
+    Natural,
+    Partitioner,
+    Quantity,
+    Shards,
+)

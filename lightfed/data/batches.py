@@ -6,24 +6,31 @@ The epoch of a small client is a single gather, cut into views.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
-from lightfed.data.datasets.transforms import Functions, transformed
-from lightfed.data.erase import Size, draw_rectangles, hidden
+from lightfed.data.datasets.transforms import transformed
 
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
-Place = Literal["auto", "device", "host", "mapped"]
+Place = Literal["auto", "device", "host"]
+Convert = Callable[[Tensor, Tensor | None], Tensor]
+"""Of stored samples, and of the seeds of each, (B,) int64 on the CPU, if they draw."""
+
+_AREA = (0.04, 0.2)
+_RATIO = (0.5, 2.0)
+
+Size = tuple[int, int]
+"""Height and width of an image."""
 
 MEBI = 1 << 20
 # Batches are gathered together up to this many bytes of float32: on a CPU what fits in its caches
@@ -83,11 +90,6 @@ class Resident(ABC):
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
-    def gathers(self) -> bool:
-        """Whether `take` without draws only gathers on the device, by an index that is there."""
-        return self.home == self.device
-
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The samples (B,) of an index, augmented if a generator, of the CPU, is given.
 
@@ -97,9 +99,9 @@ class Resident(ABC):
         draw = self._draw(len(index), generator)
         return self.take(sent(index, self.home), draw)
 
-    @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
-        """Samples start to stop - 1, not augmented; copies, because models may change a batch."""
+        """Samples start to stop - 1, not augmented."""
+        return self.batch(torch.arange(start, stop))
 
     def plan(
         self,
@@ -156,12 +158,11 @@ class Resident(ABC):
 class ResidentSplit(Resident):
     """Images, or samples of numbers.
 
-    A small split is stored as normalised float32. A large one is stored unchanged, and each batch
-    is normalised by the same arithmetic, hence to the same bits. A split that is cropped is stored
-    unchanged with a black border; a border of the mean colour, and erased rectangles, are set to 0
-    after the normalisation of a batch. For channels_last a split is stored as NHWC, and a batch is
-    permuted after the gather, which copies nothing. A split that the device does not hold is stored
-    unchanged, and each batch is bordered after its copy.
+    A small split is stored as normalised float32. A large one, one that is cropped, and one that
+    the device does not hold are stored unchanged, and each batch is normalised by the same
+    arithmetic, hence to the same bits. Black borders are normalised with their image; those of the
+    mean colour, and erased rectangles, are set to 0 afterwards. For channels_last a split is stored
+    as NHWC, and a batch is permuted after the gather, which copies nothing.
     """
 
     def __init__(
@@ -183,47 +184,20 @@ class ResidentSplit(Resident):
         shape = samples.x.shape[1:]
         size = 4 * shape.numel()
         super().__init__(samples, device=device, sample_bytes=size, held=held)
-        self._held = held
-        self._last = channels_last and samples.x.dim() == 4
-        self._flip = train and transform.flip
-        self._padding = transform.crop_padding if train else 0
-        self._erase = transform.erase if train else 0.0
-        self._beyond = self._padding > 0 and transform.padding == "mean"
+        self._held, self._last = held, channels_last and samples.x.dim() == 4
+        self._transform = transform if train else transform.fixed()
         self._size: Size = (shape[1], shape[2]) if len(shape) == 3 else (0, 0)
-        x = self._x
-        shift, scale = (constant.to(device) for constant in _constants(transform, x))
+        shift, scale = (constant.to(device) for constant in _constants(transform, self._x))
         # Useless with a crop: converting a copy costs no more than copying 4 times the bytes.
-        self._ready = held and not self._padding and 4 * x.numel() <= float_limit
+        cropped = self._transform.crop_padding > 0
+        self._ready = held and not cropped and 4 * self._x.numel() <= float_limit
         if self._ready:
-            x = x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
+            self._x = self._x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
         # Shaped like a sample: broadcasting over an innermost axis of 3 channels is 7 times slower.
         self._shift = self._memory(shift.expand(1, *shape))[0]
         self._scale = self._memory(scale.expand(1, *shape))[0]
-        self._x = self._bordered(x) if held else x
-        self._plain, self._windows = self._views(self._x) if held else (x, x)
-
-    def _bordered(self, x: Tensor) -> Tensor:
-        """Samples as they are stored on the device, with a border."""
-        return self._memory(F.pad(x, (self._padding,) * 4) if self._padding else x)
-
-    def _views(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Bordered samples without their border, and all windows: (N, top, left, *sample)."""
-        if not self._padding:
-            return x, x
-        row = 1 if self._last else 2  # the axis of rows; that of columns comes next
-        windows = x.unfold(row, self._size[0], 1).unfold(row + 1, self._size[1], 1)
-        windows = windows.movedim((row, row + 1, -2, -1), (1, 2, row + 2, row + 3))
-        return windows[:, self._padding, self._padding], windows
-
-    @override
-    def span(self, start: int, stop: int) -> Batch:
-        x = self._plain[start:stop]
-        if not self._held:
-            x = self._memory(sent(x, self.device))
-        x = x.to(torch.float32, copy=True)
-        if not self._ready:
-            x.sub_(self._shift).mul_(self._scale)
-        return self._logical(x.contiguous()), sent(self.y[start:stop].clone(), self.device)
+        if held:
+            self._x = self._memory(self._x)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
@@ -231,116 +205,92 @@ class ResidentSplit(Resident):
 
         With erasing (7, count): also the rectangles.
         """
-        if generator is None or not (self._padding or self._flip or self._erase):
+        how = self._transform
+        if generator is None or not how.augments:
             return None
-        offsets = torch.randint(0, 2 * self._padding + 1, (2, count), generator=generator)
-        mirrored = torch.randint(0, 2 if self._flip else 1, (1, count), generator=generator)
-        if not self._erase:
+        offsets = torch.randint(0, 2 * how.crop_padding + 1, (2, count), generator=generator)
+        mirrored = torch.randint(0, 2 if how.flip else 1, (1, count), generator=generator)
+        if not how.erase:
             return torch.cat((offsets, mirrored))
-        erased = draw_rectangles(count, self._size, probability=self._erase, generator=generator)
+        erased = draw_rectangles(count, self._size, probability=how.erase, generator=generator)
         return torch.cat((offsets, mirrored, erased))
 
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        """Gather, normalise, erase and mirror the samples of an index on the device."""
-        y = sent(self.y.index_select(0, index), self.device)
-        plain, windows = self._plain, self._windows
+        """Gather, normalise, erase, crop and mirror the samples of an index on the device."""
+        x = sent(self._x.index_select(0, index), self.device)
         if not self._held:
-            rows = sent(self._x.index_select(0, index), self.device)
-            plain, windows = self._views(self._bordered(rows))
-            index = torch.arange(len(index), device=self.device)
-        if draw is None or not self._padding:
-            x = plain.index_select(0, index)
-        else:
-            top, left = sent(draw[:2], self.device)
-            x = windows[index.long(), top, left]
-        x = x.float().contiguous()
+            x = self._memory(x).clone(memory_format=torch.contiguous_format)
+        return self._finished(x.float(), draw), sent(self.y.index_select(0, index), self.device)
+
+    @override
+    def span(self, start: int, stop: int) -> Batch:
+        x = sent(self._x[start:stop], self.device)
+        x = x if self._held else self._memory(x)
+        y = sent(self.y[start:stop].clone(), self.device)
+        return self._finished(x.to(torch.float32, copy=True).contiguous(), None), y
+
+    def _finished(self, x: Tensor, draw: Tensor | None) -> Tensor:
+        """Float samples, which may change, as they are in a batch."""
+        how = self._transform
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
-        if draw is not None and (self._erase or self._beyond):
-            places = sent(torch.cat((draw[:2], draw[3:])), self.device)
-            mask = hidden(self._size, places, border=self._padding, beyond=self._beyond)
+        if draw is not None and how.erase:
+            mask = erased(self._size, sent(draw[3:], self.device))
             x.masked_fill_(mask.unsqueeze(3 if self._last else 1), 0.0)
-        if draw is not None and self._flip:
+        if draw is not None and how.crop_padding:
+            x = self._cropped(x, *sent(draw[:2], self.device))
+        if draw is not None and how.flip:
             # Selected on the CPU, to avoid waiting for the device.
             mirrored = sent(draw[2].nonzero().squeeze(1), self.device)
             width = 2 if self._last else 3
             x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
-        return self._logical(x), y
+        return x.permute(0, 3, 1, 2) if self._last else x
+
+    def _cropped(self, x: Tensor, top: Tensor, left: Tensor) -> Tensor:
+        """The windows of bordered samples with these upper left corners."""
+        row = 1 if self._last else 2  # the axis of rows; that of columns comes next
+        added = self._transform.crop_padding
+        shape = [n + 2 * added * (axis in (row, row + 1)) for axis, n in enumerate(x.shape)]
+        bordered = x.new_zeros(shape)  # of the mean colour
+        if self._transform.padding == "black":
+            black = -self._shift * self._scale
+            bordered += black.narrow(row - 1, 0, 1).narrow(row, 0, 1)
+        height, width = self._size
+        bordered.narrow(row, added, height).narrow(row + 1, added, width).copy_(x)
+        windows = bordered.unfold(row, height, 1).unfold(row + 1, width, 1)
+        windows = windows.movedim((row, row + 1, -2, -1), (1, 2, row + 2, row + 3))
+        return windows[torch.arange(len(x), device=self.device), top, left]
 
     def _memory(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to the stored order of axes: (N, H, W, C) for channels_last."""
         return (x.permute(0, 2, 3, 1) if self._last else x).contiguous()
 
-    def _logical(self, x: Tensor) -> Tensor:
-        """The inverse of `_memory`, a view."""
-        return x.permute(0, 3, 1, 2) if self._last else x
 
+class ResidentConverted(Resident):
+    """Samples stored as they are, whose batches go through functions on the device.
 
-class _Converted(Resident):
-    """Samples that are stored as they are loaded, and converted in batches."""
-
-    @override
-    def span(self, start: int, stop: int) -> Batch:
-        return self._batch(self._x[start:stop].clone(), self.y[start:stop].clone(), None)
-
-    @override
-    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        x, y = self._x.index_select(0, index), self.y.index_select(0, index)
-        return self._batch(x, y, draw)
-
-    @abstractmethod
-    def _batch(self, x: Tensor, y: Tensor, draw: Tensor | None) -> Batch:
-        """A batch on the device of stored samples and labels, which it may change."""
-
-
-class ResidentTokens(_Converted):
-    """Tokens or characters, stored in few bytes and converted in batches.
-
-    Windows of tokens become int64, and copies are their targets. Characters become float32, like
-    all samples to classify; a model converts them to indices. Nothing is random here: a model draws
-    the positions to mask.
+    Windows of tokens are stored in few bytes; they become int64, and copies are their targets.
+    Characters become float32, like all samples to classify; a model converts them to indices. Of
+    both nothing is random here: a model draws the positions to mask.
     """
-
-    def __init__(
-        self, samples: Samples, *, device: torch.device, windows: bool, held: bool
-    ) -> None:
-        self._dtype, self._windows = torch.int64 if windows else torch.float32, windows
-        size = samples.x.shape[1] * self._dtype.itemsize
-        super().__init__(samples, device=device, sample_bytes=size, held=held)
-
-    @override
-    def _draw(self, count: int, generator: torch.Generator | None) -> None:
-        return None
-
-    @override
-    def _batch(self, x: Tensor, y: Tensor, draw: Tensor | None) -> Batch:
-        x = sent(x, self.device).to(self._dtype)
-        return x, x.clone() if self._windows else sent(y, self.device)
-
-
-class ResidentFunctions(_Converted):
-    """Samples whose batches go through a user's functions on the device."""
 
     def __init__(
         self,
         samples: Samples,
-        functions: Functions,
+        plain: Convert,
+        augmented: Convert,
         *,
         device: torch.device,
+        windows: bool = False,
         channels_last: bool = False,
-        train: bool,
         held: bool = True,
     ) -> None:
-        self._plain, self._augmented = functions.test, functions.train if train else functions.test
-        size = 4 * transformed(samples.x[:1].clone(), self._plain, None).numel()
+        """`augmented` is for batches with a seed for each sample, (B,) int64."""
+        self._plain, self._augmented, self._windows = plain, augmented, windows
+        size = plain(samples.x[:1].clone(), None).nbytes
         super().__init__(samples, device=device, sample_bytes=size, held=held)
         self._last = channels_last
-
-    @property
-    @override
-    def gathers(self) -> bool:
-        return False
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
@@ -350,12 +300,13 @@ class ResidentFunctions(_Converted):
         return torch.randint(0, 2**62, (1, count), generator=generator)
 
     @override
-    def _batch(self, x: Tensor, y: Tensor, draw: Tensor | None) -> Batch:
-        function, seeds = (self._plain, None) if draw is None else (self._augmented, draw[0])
-        x = transformed(sent(x, self.device), function, seeds)
+    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
+        x = sent(self._x.index_select(0, index), self.device)
+        x = self._plain(x, None) if draw is None else self._augmented(x, draw[0])
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return x, sent(y, self.device)
+        y = x.clone() if self._windows else sent(self.y.index_select(0, index), self.device)
+        return x, y
 
 
 class PackBatches:
@@ -365,23 +316,17 @@ class PackBatches:
 
     Attributes:
         sizes: (K, steps) samples of every batch; 0 where a session has ended.
-        source, idle: as given; the samples of idle sessions are not read.
+        source: as given.
     """
 
-    def __init__(
-        self,
-        source: Resident,
-        sessions: Sequence[Sequence[Plan]],
-        idle: Collection[int] = (),
-    ) -> None:
+    def __init__(self, source: Resident, sessions: Sequence[Sequence[Plan]]) -> None:
         plans = [plan for session in sessions for plan in session]
         sizes = [[size for plan in session for size in plan.sizes] for session in sessions]
         steps = max(map(len, sizes))
         self.sizes = np.array([mine + [0] * (steps - len(mine)) for mine in sizes])
         # Where every batch begins among the samples of all sessions.
         self._starts = self.sizes.cumsum().reshape(self.sizes.shape) - self.sizes
-        self.source, self.idle = source, idle
-        self._spare = next((self._starts[k, 0] for k in range(len(sizes)) if k not in idle), 0)
+        self.source = source
         self._index = np.concatenate([plan.index for plan in plans])
         draws = [plan.draw for plan in plans if plan.draw is not None]
         self._draw = torch.cat(draws, -1) if draws else None
@@ -389,15 +334,11 @@ class PackBatches:
     def batch(self, places: Sequence[int], step: int) -> Batch:
         """X and y as of `Resident.batch`, (k, B, ...) each, of the next batch of k sessions.
 
-        A batch that is smaller than the largest ends in copies of its last sample; all those of an
-        idle session are copies of the first sample of another one.
+        A batch that is smaller than the largest ends in copies of its last sample.
         """
         sizes = self.sizes[places, step]
         offsets = np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
         span = self._starts[places, step][:, None] + offsets
-        for place in self.idle:
-            if place in places:
-                span[list(places).index(place)] = self._spare
         where = span.ravel()
         index = sent(torch.from_numpy(self._index[where]), self.source.home)
         draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]
@@ -416,31 +357,29 @@ def resident(
 ) -> Resident:
     """A split where it should be; the bits of its batches do not depend on that.
 
-    `place`: on the device; in the memory of the host; or as it was loaded, which for a data set in
-    the cache folder is mapped from there; "auto" is the first with memory to spare. `last` gives
-    images in the memory format channels_last.
+    `place`: on the device, if it has memory to spare or always; or on the host as it was loaded,
+    which for a data set in the cache folder is mapped from there. `last` gives images in the memory
+    format channels_last.
     """
-    if place == "auto":
-        place = _place(samples.x.nbytes, device)
-    if place == "host":
-        samples = Samples(samples.x.clone(), samples.y, samples.groups)
-    transform, held = dataset.transform, place == "device"
+    held = _fits(samples.x.nbytes, device) if place == "auto" else place == "device"
+    transform = dataset.transform
+    given: dict[str, Any] = {"device": device, "channels_last": last, "held": held}
+    if isinstance(transform, Transform):
+        return ResidentSplit(samples, transform, train=train, **given)
     if transform is None:
         windows = dataset.task == "masked_lm"
-        return ResidentTokens(samples, device=device, windows=windows, held=held)
-    given: dict[str, Any] = {"device": device, "channels_last": last, "train": train}
-    if isinstance(transform, Functions):
-        return ResidentFunctions(samples, transform, **given, held=held)
-    return ResidentSplit(samples, transform, **given, held=held)
+        plain: Convert = (lambda x, _: x.long()) if windows else (lambda x, _: x.float())
+        return ResidentConverted(samples, plain, plain, windows=windows, **given)
+    plain = partial(transformed, transform.test)
+    augmented = partial(transformed, transform.train) if train and transform.augments else plain
+    return ResidentConverted(samples, plain, augmented, **given)
 
 
-def _place(size: int, device: torch.device) -> Place:
-    """Where so many bytes fit in half of the free memory, which leaves space for models."""
-    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
-    if 2 * size <= free:
-        return "device"
-    return "host" if 2 * size <= host else "mapped"
+def _fits(size: int, device: torch.device) -> bool:
+    """Whether so many bytes fit in half of the free memory, which leaves space for models."""
+    if device.type == "cuda":
+        return 2 * size <= torch.cuda.mem_get_info(device)[0]
+    return 2 * size <= os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -450,3 +389,32 @@ def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
     mean = torch.tensor(transform.mean, dtype=torch.float64).view(shape) * unit
     std = torch.tensor(transform.std, dtype=torch.float64).view(shape) * unit
     return mean.float().to(x.device), std.reciprocal().float().to(x.device)
+
+
+def draw_rectangles(
+    count: int, size: Size, *, probability: float, generator: torch.Generator
+) -> Tensor:
+    """(4, count) int64 on the CPU: top, left, height and width; height and width 0 for none.
+
+    Random erasing, Zhong et al., AAAI 2020 (arXiv:1708.04896): the area of a rectangle is uniform
+    between .04 and .2 of the image's, the logarithm of its height over its width between those of
+    1/2 and 2, and its place is uniform. The authors of pFedMoE use this in other repositories, by
+    torchvision's `RandomErasing`, which erases the same rectangle of all images of a batch.
+    The rectangles are cut to an image's size. `probability` is that of one, per image; the
+    generator is of the CPU.
+    """
+    drawn = torch.rand(5, count, generator=generator, dtype=torch.float64)
+    area = (_AREA[0] + (_AREA[1] - _AREA[0]) * drawn[1]) * prod(size)
+    ratio = _RATIO[0] * (_RATIO[1] / _RATIO[0]) ** drawn[2]
+    sides = torch.stack(((area * ratio).sqrt(), (area / ratio).sqrt())).round()
+    limits = torch.tensor(size)[:, None]
+    sides = torch.minimum(sides, limits) * (drawn[0] < probability)
+    return torch.cat((drawn[3:] * (limits - sides + 1), sides)).long()
+
+
+def erased(size: Size, rectangles: Tensor) -> Tensor:
+    """(B, H, W) bool: the pixels of images that are in their rectangles, (4, B)."""
+    top, left, height, width = rectangles[:, :, None]
+    rows, columns = (torch.arange(length, device=rectangles.device) for length in size)
+    inside = (rows >= top) & (rows < top + height)
+    return inside[:, :, None] & ((columns >= left) & (columns < left + width))[:, None]

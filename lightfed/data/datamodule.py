@@ -1,18 +1,29 @@
 """The data of a run: both splits on the device, the partition, and the batches of each client."""
 
 from collections import UserList
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.batches import LastBatch, Place, resident
+from lightfed.data.batches import (
+    Batch,
+    LastBatch,
+    PackBatches,
+    Place,
+    Plan,
+    Resident,
+    batch_sizes,
+    resident,
+)
 from lightfed.data.checks import loaded
-from lightfed.data.client_batches import ClientBatches
 from lightfed.data.datasets.dataset import Dataset, Task
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.digests import Contents
@@ -20,23 +31,31 @@ from lightfed.data.partition import draw
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
+from lightfed.utils.rng import numpy_generator
 
 Pool = Literal["train", "union"]
 
 
-class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
+class FederatedDataModule(Recorded, LightningDataModule):
     """A data set divided over clients.
 
     Clients only exist as entries of the partition's flat arrays, and batches are gathered on
     demand, so that 100,000 clients need little memory. Every rank holds both splits.
 
-    Its batches, those of `ClientBatches`, are there after `prepare`.
+    A round uses one of `chunks` of a client's samples outside the hold-out, the share that no
+    session trains on. Chunks and hold-outs are drawn by name when needed, and none is stored.
 
     Attributes:
-        contents: digests of what was loaded.
+        contents: digests of what was loaded; as all below, it is there after `prepare`.
+        partition_: which samples the clients own.
+        train: the training samples; with `pool: union` those of both splits.
+        test: the test samples.
     """
 
     contents: Contents
+    partition_: draw.Partition
+    train: Resident
+    test: Resident
 
     def __init__(
         self,
@@ -61,10 +80,9 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
             batch_size: samples of a training batch.
             eval_batch_size: samples of a batch in validation and test.
             personal_test: the test samples of a client: "match" takes test samples with its class
-                proportions, shared between clients; "disjoint" likewise, each sample once; "random"
-                takes an equal share of the test set, regardless of the training samples; "split"
-                holds out a part of its own training samples; "labels" takes all test samples of its
-                classes.
+                proportions, shared between clients; "random" takes an equal share of the test set,
+                regardless of the training samples; "split" holds out a part of its own training
+                samples; "labels" takes all test samples of its classes.
             train_fraction: the part used for training with personal_test: split.
             channels_last: give images in that memory format. auto does on a CPU, whose convolutions
                 are up to a third faster with it, for networks that normalise no fewer than 8
@@ -76,9 +94,9 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
                 trains only on chunk t mod chunks.
             pool: what the partition deals to clients: the training set, or its union with the test
                 set; this needs personal_test: split, and leaves no sample for a global test.
-            resident: where the samples are: on the device; in the memory of the host, from where
-                batches are copied; or mapped from a file of the cache, if the data set keeps one.
-                auto takes the first that fits in half of the free memory.
+            resident: where the samples are: on the device; or on the host, from where batches are
+                copied, in memory or mapped from a file of the cache, if the data set keeps one.
+                auto takes the device if they fit in half of its free memory.
         """
         super().__init__()
         draw.check_personal_test(personal_test, train_fraction)
@@ -172,7 +190,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         if self._prepared == (clients, seed, device):
             return
         train, test = loaded(self.dataset)
-        contents = Contents.of(train, test)
+        self.contents = Contents.of(train, test)
         if self.pool == "union":
             train = train.and_then(test)
         partition = draw.draw_partition(
@@ -188,18 +206,15 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         if folder is not None and (path := folder / "partition.npz").is_file():
             stored = draw.Partition.load(path)
             partition = stored if stored.meta == partition.meta else partition
-        classes = len(self.dataset.classes)
-        self.contents = contents.dealt(self.partition, train, clients=clients, classes=classes)
         trim_heap()  # of schemes that make an array for each client
         last = self.gives_channels_last(device)
         how: dict[str, Any] = {"device": device, "place": self.resident, "last": last}
-        self.set_data(
-            partition,
-            resident(train, self.dataset, train=True, **how),
-            resident(test, self.dataset, train=False, **how),
-            tokens=train.x if self.task == "masked_lm" else None,
-            seed=seed,
-        )
+        self.partition_, self._seed = partition, seed
+        self.train = resident(train, self.dataset, train=True, **how)
+        self.test = resident(test, self.dataset, train=False, **how)
+        self._tokens = train.x if self.task == "masked_lm" else None
+        self._union = torch.from_numpy(np.unique(partition.train_index))
+        self.reserve(0.0)
         self._prepared = (clients, seed, device)
 
     def gives_channels_last(self, device: torch.device) -> bool:
@@ -214,3 +229,169 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         """Whether training batches are transformed in another way than those of tests."""
         transform = self.dataset.transform
         return transform is not None and transform.augments
+
+    def reserve(self, hold_out: float) -> None:
+        """Hold this share of every client's training samples out of its epochs, drawn once.
+
+        At least one sample, unless the share is 0. A UserError names a client that would train on
+        nothing.
+        """
+        owned = np.diff(self.partition_.train_offsets)
+        held = np.maximum(np.rint(hold_out * owned), 1).astype(np.int64) if hold_out else 0
+        left = owned - held
+        least = int(left.argmin())
+        found = f"{hold_out} is all of what client {least} holds"
+        fix = "lower it, or deal more samples to every client"
+        require(left[least] > 0, "model.algorithm.init_args.hold_out", found, fix)
+        smallest = int(left[least]) // self.chunks
+        found = f"{self.chunks}, but client {least} holds {left[least]} samples"
+        require(smallest >= 1, "data.chunks", found, f"give at most {left[least]}")
+        found = f"drop, but client {least} holds {smallest} samples, less than a batch"
+        fits = self.last_batch != "drop" or smallest >= self.batch_size
+        require(fits, "data.last_batch", found, "lower data.batch_size, or set keep")
+        self._hold_out, self._trained = hold_out, left
+
+    def num_samples(self, client: int) -> int:
+        """Training samples of a client without the hold-out, n_k."""
+        return int(self._trained[client])
+
+    def num_held_out(self, client: int) -> int:
+        """Training samples in the hold-out of a client."""
+        return len(self.partition_.train(client)) - self.num_samples(client)
+
+    @property
+    def skipped_samples(self) -> int:
+        """Samples that `last_batch` drops, of all clients in one pass over their chunks."""
+        if self.last_batch != "drop":
+            return 0
+        rounds = range(self.chunks)
+        clients = range(self.partition_.clients)
+        used = sum(sum(self.batch_sizes(client, t)) for client in clients for t in rounds)
+        return int(self._trained.sum()) - used
+
+    def first_of_each_size(self, clients: slice) -> list[int]:
+        """Of consecutive clients, the first with each number of training samples, ascending."""
+        _, first = np.unique(self._trained[clients], return_index=True)
+        return sorted((first + (clients.start or 0)).tolist())
+
+    def epoch_sizes(self, client: int) -> range:
+        """The possible sizes of a client's local epoch, which are those of its chunks."""
+        least, rest = divmod(self.num_samples(client), self.chunks)
+        return range(least, least + (rest > 0) + 1)
+
+    def num_batches(self, client: int, t: int = 0) -> int:
+        """Training batches of one local epoch in round t."""
+        return len(self.batch_sizes(client, t))
+
+    def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]:
+        """Their numbers of samples; the first chunks may have one more."""
+        least, rest = divmod(int(self._trained[client]), self.chunks)
+        return batch_sizes(least + (t % self.chunks < rest), self.batch_size, self.last_batch)
+
+    def epoch_samples(self, client: int, t: int) -> np.ndarray:
+        """The samples that a client trains on in round t."""
+        own = self.partition_.train(client)
+        if self._hold_out:
+            own = np.delete(own, self._held_positions(client, len(own)))
+        if self.chunks == 1:
+            return own
+        order = numpy_generator(self._seed, "chunks", client=client).permutation(len(own))
+        return own[np.array_split(order, self.chunks)[t % self.chunks]]
+
+    def _held_positions(self, client: int, owned: int) -> np.ndarray:
+        """Positions of the hold-out among a client's samples, ascending; the same in all rounds."""
+        order = numpy_generator(self._seed, "hold-out", client=client).permutation(owned)
+        return np.sort(order[: owned - self.num_samples(client)])
+
+    def held_out_batches(self, client: int) -> Iterator[Batch]:
+        """The hold-out of a client in a fixed order, not augmented."""
+        own = self.partition_.train(client)
+        held = own[self._held_positions(client, len(own))]
+        return self.train.batches(self.train.plan(held, batch_size=self.batch_size))
+
+    def client_plan(self, client: int, batch_size: int) -> Plan:
+        """A client's training samples, each once, in a fixed order, not augmented.
+
+        A single last sample joins the batch before it, because batch statistics need two.
+        """
+        own = self.partition_.train(client)
+        return self.train.plan(own, batch_size=batch_size, last_batch="join")
+
+    def labels(self, client: int) -> Tensor:
+        """The classes, or tokens, that a client trains on: int64, ascending, on the CPU."""
+        if self._tokens is None:
+            return torch.from_numpy(self.partition_.labels(client))
+        own = self._tokens.index_select(0, torch.from_numpy(self.partition_.train(client)))
+        return torch.bincount(own.flatten()).nonzero().squeeze(1)
+
+    def train_plan(
+        self,
+        client: int,
+        *,
+        order: torch.Generator,
+        augment: torch.Generator | None,
+        limit: int | None = None,
+        t: int = 0,
+    ) -> Plan:
+        """One pass over the samples that a client trains on in a round, before it is gathered.
+
+        `order` draws the order, and `augment` crops, flips and erased rectangles; None for none.
+        There are at most `limit` batches. The round t selects the chunk; -1, for an evaluation, the
+        last one.
+        """
+        return self.train.plan(
+            self.epoch_samples(client, t),
+            batch_size=self.batch_size,
+            generator=augment,
+            order=order,
+            last_batch=self.last_batch,
+            limit=limit,
+        )
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The training batches of a plan."""
+        return self.train.batches(plan)
+
+    def pack_batches(self, sessions: Sequence[Sequence[Plan]]) -> PackBatches:
+        """The training batches of K sessions, of which each has plans of its own; see there."""
+        return PackBatches(self.train, sessions)
+
+    @property
+    def _tested(self) -> Resident:
+        """The split that the test samples of clients are in."""
+        return self.train if self.partition_.meta["test_source"] == "train" else self.test
+
+    def test_batches(self, client: int) -> Iterator[Batch]:
+        """The test samples of a client in a fixed order; no batch if it has none."""
+        own = self.partition_.test(client)
+        plan = self._tested.plan(own, batch_size=self.eval_batch_size)
+        return self._tested.batches(plan)
+
+    def test_index(self, client: int) -> np.ndarray:
+        """The test samples of a client, or of the whole test set for -1; for `test_samples`."""
+        return np.arange(len(self.test)) if client < 0 else self.partition_.test(client)
+
+    def test_samples(self, client: int, index: Tensor) -> Batch:
+        """Test samples by their index, of clients or of the whole test set (-1), not augmented."""
+        return (self.test if client < 0 else self._tested).batch(index)
+
+    def global_test_batches(self) -> int:
+        """Number of batches of the whole test set."""
+        return -(-len(self.test) // self.eval_batch_size)
+
+    def global_test_batch(self, i: int) -> Batch:
+        """Batch i of the whole test set."""
+        start = i * self.eval_batch_size
+        return self.test.span(start, min(start + self.eval_batch_size, len(self.test)))
+
+    def train_batches(self, batch_size: int) -> int:
+        """Number of batches of the training samples of all clients together.
+
+        A single last sample is left out: batch statistics, which use these batches, need two.
+        """
+        whole, rest = divmod(len(self._union), batch_size)
+        return whole + (rest > 1 or (rest == 1 and whole == 0))
+
+    def train_batch(self, i: int, batch_size: int) -> Batch:
+        """Batch i of the training samples of all clients, each sample once, not augmented."""
+        return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])

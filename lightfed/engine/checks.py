@@ -5,7 +5,6 @@ names the key.
 """
 
 import os
-from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,7 +20,6 @@ from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 
 Clips = Literal["norm", "value", "network"]
-_THREADS = 16  # of torch, by processor: thousands crash it
 
 
 def client_groups(groups: list[ClientGroup] | None) -> list[ClientGroup]:
@@ -42,20 +40,9 @@ def algorithm(given: Algorithm) -> Algorithm:
     return given
 
 
-def check_numbers(
-    eval_clients: int | None,
-    max_failed_clients: int | None,
-    clients: int,
-) -> None:
-    """Reject arguments of the Federation that are too small, or more than its clients."""
-    found, fix = f"{eval_clients} of {clients} clients", "lower it, or leave it out for all"
-    require((eval_clients or 0) <= clients, "model.eval_clients", found, fix)
-    for name, value, least, unit, more in (
-        ("eval_clients", eval_clients, 1, "clients", ", or leave personal out of model.evaluate"),
-        ("max_failed_clients", max_failed_clients, 0, "clients", ""),
-    ):
-        fits, fix = value is None or value >= least, f"give at least {least}{more}"
-        require(fits, f"model.{name}", f"{value} {unit}", fix)
+def check_least(key: str, value: int | None, least: int = 1) -> None:
+    """Reject a number that is too small; None is none."""
+    require(value is None or value >= least, key, value, f"give at least {least}")
 
 
 def _refuse(bad: bool, flag: str, found: object, fix: str) -> None:
@@ -77,20 +64,11 @@ def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
     _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
 
 
-def check_counts(flags: Mapping[str, int]) -> None:
-    """Reject counts below 1, and more threads than could do anything but wait."""
-    for flag, value in flags.items():
-        _refuse(value < 1, flag, value, "give at least 1")
-    processors, threads = os.cpu_count() or 1, flags["num_threads"]
-    found, fix = f"{threads} for {processors} processors", f"give 1 to {_THREADS * processors}"
-    _refuse(threads > _THREADS * processors, "num_threads", found, fix)
-
-
 def last_checkpoint(
     every: int | None, minutes: float | None, *, enabled: bool
 ) -> LastCheckpoint | None:
     """The default checkpoint of a run, None without; impossible intervals are rejected."""
-    _refuse(every is not None and every < 1, "checkpoint_every", every, "give at least 1 round")
+    check_least("trainer.checkpoint_every", every)
     short = minutes is not None and not minutes > 0  # or nan
     _refuse(short, "checkpoint_minutes", minutes, "give a time above 0, or null")
     last = LastCheckpoint(every, minutes)
@@ -104,18 +82,16 @@ def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
     if isinstance(value, float):
         fix = "give a float above 0 and at most 1, or a whole number of batches"
         _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is not a share", fix)
-    elif value is not None:
-        _refuse(value < least, flag, f"{value} batches", f"give at least {least}")
+    else:
+        check_least(f"trainer.{flag}", value, least)
 
 
 def check_clipping(value: float | None, algorithm: str) -> None:
-    """Reject negative or nan limits on gradients, and an algorithm without a limit."""
+    """Reject negative or nan limits on gradients, and unknown ways of clipping."""
     negative = value is not None and not value >= 0  # or nan
     _refuse(negative, "gradient_clip_val", value, "give a limit above 0, or null")
     choices, flag = get_args(Clips), "gradient_clip_algorithm"
     _refuse(algorithm not in choices, flag, repr(algorithm), f"choose one of {', '.join(choices)}")
-    unused, fix = algorithm != "norm" and not value, "give trainer.gradient_clip_val, or remove it"
-    _refuse(unused, flag, f"{algorithm}, but nothing is clipped", fix)
 
 
 def federated(strategy: FederatedStrategy | str) -> FederatedStrategy:

@@ -126,7 +126,7 @@ class Evaluation:
         fleet = self._fleet
         for (kind, group), rows in self._rows.items():
             state, several = fleet.groups[group], kind == "global" and len(rows.clients) > 1
-            if state.side_by_side == 1 or several or not at_once(rows.live.module):
+            if state.packing.most == 1 or several or not at_once(rows.live.module):
                 continue
             clients = [GLOBAL] if kind == "global" else self._members[group]
             yield (
@@ -145,7 +145,7 @@ class Evaluation:
     def _packs(self, group: int) -> list[list[int]]:
         """The evaluated clients of a group in packs: those of one home, or of about one size."""
         fleet, members = self._fleet, self._members.get(group, [])
-        most = fleet.groups[group].side_by_side
+        most = fleet.groups[group].packing.most
         if not fleet.algorithm.stateful:
             members = sorted(members, key=lambda k: len(self._data.test_index(k)))
             return [members[i : i + most] for i in range(0, len(members), most)]
@@ -169,7 +169,7 @@ class Evaluation:
         ranks = self._fleet.ranks
         shares = [self._share(rank, alone) for rank in range(ranks.world)]
         jobs, self._pieces = shares[ranks.rank]
-        longest = max(1, *(len(theirs) for theirs, _ in shares))
+        longest = max(1, *(len(jobs) for jobs, _ in shares))
         return UserList(jobs + [IDLE] * (longest - len(jobs)))
 
     def _share(
@@ -214,23 +214,18 @@ class Evaluation:
             if kind != "global" and (kind, group) not in self._row_tests:
                 self._run_client(kind, job)
         if "finetuned" in self._kinds:
-            self._reports["finetuned"].append(self._run_finetuned(job))
+            # Lightning evaluates in inference mode, where gradients cannot be computed.
+            with torch.inference_mode(False), torch.enable_grad():
+                row = self._fleet.deployed(job).row(job)
+                self._reports["finetuned"].append(self._fleet.training.finetune(job, row))
 
     def _run_client(self, kind: Kind, client: int) -> None:
         """Test a client's model of a kind, if there is one."""
         rows = self._rows.get((kind, self._fleet.home_group(client)))
-        if rows is None:
-            return
-        report = self._fleet.training.test(client, rows)
-        if kind != "local":
-            report.stored = self._fleet.stored_bytes(client)
-        self._reports[kind].append(report)
-
-    def _run_finetuned(self, client: int) -> Report:
-        """Test a client after an unreported session."""
-        # Lightning evaluates in inference mode, where gradients cannot be computed.
-        with torch.inference_mode(False), torch.enable_grad():
-            return self._fleet.training.finetune(client, self._fleet.deployed(client).row(client))
+        if rows is not None:
+            report = self._fleet.training.test(client, rows)
+            report.stored = 0 if kind == "local" else self._fleet.stored_bytes(client)
+            self._reports[kind].append(report)
 
     def _run_global(self, rows: Rows) -> None:
         """Test servers' models on this rank's batches, or rank 0's on all."""
@@ -269,9 +264,9 @@ class Evaluation:
         metrics = {f"global/{name}": value for name, value in means.items()}
         names = [state.name for state in self._fleet.groups]
         for kind, reports in every.items():
-            group_of = [self._fleet.home_group(r.client) for r in reports]
+            groups = [names[self._fleet.home_group(r.client)] for r in reports]
             metrics |= client_metrics(
-                reports, kind, lower_is_better, groups=names, group_of=group_of
+                reports, kind, lower_is_better, groups if len(names) > 1 else ()
             )
         if not metrics and not self._warned:
             self._warned = True
@@ -307,15 +302,13 @@ def client_metrics(
     reports: Sequence[Report],
     kind: str,
     lower_is_better: Callable[[str], bool],
-    *,
     groups: Sequence[str] = (),
-    group_of: Sequence[int] = (),
 ) -> dict[str, float]:
     """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
 
     All clients have equal weight. The worst values of a metric are the largest if
-    `lower_is_better`(its name). `groups` names the groups, and `group_of` gives that of every
-    report; there are metrics by group if there are several.
+    `lower_is_better`(its name). `groups` are the names of the reports' groups; without them there
+    are no metrics by group.
     """
     metrics: dict[str, float] = {}
     names = sorted({name for report in reports for name in report.metrics})
@@ -330,11 +323,7 @@ def client_metrics(
         worst = values if np.isnan(values).any() else worst  # sorted last, NaN would not count
         metrics[f"{kind}/{name}_std"] = float(values.std())
         metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
-        if len(groups) > 1:
-            of = np.array([group_of[i] for i in having])
-            metrics |= {
-                f"{kind}/{name}/{group}": float(values[of == position].mean())
-                for position, group in enumerate(groups)
-                if (of == position).any()
-            }
+        of = np.array([groups[i] for i in having] if groups else [])
+        for group in dict.fromkeys(of.tolist()):
+            metrics[f"{kind}/{name}/{group}"] = float(values[of == group].mean())
     return metrics

@@ -1,9 +1,9 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -13,14 +13,15 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
-from lightfed.local.client_group import ClientGroup, GroupState, Packing
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.pack_rules import Packs, SideBySide
+from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
@@ -29,6 +30,8 @@ from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
+
+F = TypeVar("F", bound=Fleet)
 
 _FINGERPRINT = "lightfed_fingerprint"
 _METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
@@ -98,9 +101,8 @@ class Federation(Recorded, L.LightningModule):
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
                 at once.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
-                non-finite update, before the run ends; they are left out and named. The run always
-                ends when no session of a round has a usable update; with one session per round,
-                after three such rounds in a row.
+                non-finite update, before the run ends; they are left out and named. All but one by
+                default. The run always ends when all of several sessions of a round have failed.
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of every client.
             seed: Seed of all draws.
@@ -112,7 +114,10 @@ class Federation(Recorded, L.LightningModule):
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)
-        checks.check_numbers(eval_clients, max_failed_clients, self.num_clients)
+        checks.check_least("model.eval_clients", eval_clients)
+        checks.check_least("model.max_failed_clients", max_failed_clients, 0)
+        found, fix = f"{eval_clients} of {self.num_clients} clients", "leave it out for all"
+        require((eval_clients or 0) <= self.num_clients, "model.eval_clients", found, fix)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
@@ -139,12 +144,8 @@ class Federation(Recorded, L.LightningModule):
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
-        options = self.fleet_options(trainer) | {"pack": self.packing_of(trainer)}
-        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, **options)
+        self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
         setup.check_built(self._kinds, self.fleet, data)
-        setup.attach_sessions(
-            self.fleet, data, trainer, self.optimizer, evaluated=bool(self._kinds)
-        )
         self.evaluation = self._evaluate(self.fleet, data)
 
     @property
@@ -155,23 +156,32 @@ class Federation(Recorded, L.LightningModule):
             raise UserError("trainer", found, "use lightfed's FederatedTrainer")
         return self.trainer
 
-    def fleet_options(self, trainer: RunTrainer) -> dict[str, Any]:
-        """Keyword arguments of the Fleet, under the limits of a Trainer."""
-        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
-        work = replace(
-            self._work, limit=None if limit == 1.0 and isinstance(limit, float) else limit
-        )
-        return {**self._fleet_options, "work": work, "rounds": rounds if rounds > 0 else None}
+    def make_fleet(
+        self, kind: type[F], data: FederatedDataModule, trainer: RunTrainer, **given: Any
+    ) -> F:
+        """The clients with their sessions, under the limits of a Trainer.
 
-    def packing_of(self, trainer: RunTrainer) -> Callable[[Any, GroupState], Packing]:
-        """What decides how the clients of a group train side by side, under a Trainer."""
-        return setup.packing_of(self.packs, self.optimizer, trainer)
+        `kind` is a class of fleets, `given` its arguments that are not configured: ranks, rates.
+        """
+        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
+        all_of_them = limit == 1.0 and isinstance(limit, float)
+        fleet = kind(
+            self.groups,
+            self.algorithm,
+            data,
+            work=replace(self._work, limit=None if all_of_them else limit),
+            rounds=rounds if rounds > 0 else None,
+            pack=setup.packing_of(self.packs, self.optimizer, trainer),
+            **self._fleet_options,
+            **given,
+        )
+        setup.attach_sessions(fleet, data, trainer, self.optimizer)
+        return fleet
 
     @override
     def configure_optimizers(self) -> Any:
-        return session_setup.template(
-            self.optimizer, self._lr_schedule, rounds=self.federated_trainer.max_epochs or -1
-        )
+        rounds = self.federated_trainer.max_epochs or -1
+        return session_setup.template(self.optimizer, self._lr_schedule, rounds=rounds)
 
     @override
     def on_fit_start(self) -> None:

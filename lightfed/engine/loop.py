@@ -197,7 +197,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
     def on_save_checkpoint(self) -> dict[str, Any]:
         counts = {"server_steps": self._server_steps, "evaluated": self._evaluated}
         over = self._server_steps == self.round_index and self.trainer.fit_loop._can_stop_early
-        stops = {"stopped_by": self.trainer.stoppers} if over and self.trainer.should_stop else {}
+        stops = {"stopped": str(self.trainer.limits)} if over and self.trainer.should_stop else {}
         return super().on_save_checkpoint() | counts | stops
 
     @override
@@ -205,7 +205,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         super().on_load_checkpoint(state_dict)
         self._server_steps = state_dict["server_steps"]
         self._evaluated = state_dict["evaluated"]
-        self.trainer.should_stop |= self.trainer.has_ended(state_dict.get("stopped_by", ()))
+        self.trainer.should_stop |= state_dict.get("stopped") == str(self.trainer.limits)
 
 
 class FederatedLoop(lightning_private._FitLoop):

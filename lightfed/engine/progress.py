@@ -12,8 +12,6 @@ from rich.progress import Progress
 from rich.text import Text
 from typing_extensions import override
 
-from lightfed.engine.evaluation import KINDS
-
 
 class _Lines(Progress):
     """Shows metrics below the bar: on the same line they would push the times out."""
@@ -41,7 +39,6 @@ class RoundProgressBar(ProgressBar):
         self._task: Any = None
         self._enabled = True
         self._printed = 0.0
-        self._tested = 0  # number of the round that was last evaluated
 
     @override
     def disable(self) -> None:
@@ -82,10 +79,6 @@ class RoundProgressBar(ProgressBar):
             self._progress.update(self._task, sessions=waves)
 
     @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._tested = trainer.global_step
-
-    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._progress is not None:
             self._progress.update(self._task, advance=1, metrics=self._metrics(trainer))
@@ -97,13 +90,9 @@ class RoundProgressBar(ProgressBar):
                 self._console.print(line, highlight=False)
 
     def _metrics(self, trainer: L.Trainer) -> str:
-        """Metrics of the round; those of an earlier evaluation show the number of its round."""
-        shown = trainer.progress_bar_metrics
-        texts = {k: f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float)}
-        tested = [texts.pop(k) for k in list(texts) if k.partition("/")[0] in KINDS]
-        if tested and self._tested != trainer.global_step:
-            tested.append(f"(round {self._tested})")
-        return "  ".join([*texts.values(), *tested])
+        """Metrics of the round, and of the last evaluation."""
+        shown = {k: v for k, v in trainer.progress_bar_metrics.items() if isinstance(v, float)}
+        return "  ".join(f"{k} {shown[k]:.4g}" for k in sorted(shown, key=lambda k: "/" in k))
 
     @override
     def on_train_end(self, *_: Any) -> None:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import lightning.pytorch as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 from lightfed.api.fleet import Fleet
@@ -18,7 +17,6 @@ from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
 from lightfed.utils import signals
-from lightfed.utils.errors import require
 from lightfed.utils.stopwatch import PARTS, Part
 
 log = logging.getLogger(__name__)
@@ -51,8 +49,7 @@ class RoundReport:
         over = 0 < (trainer.max_epochs or 0) <= rounds
         if (over or trainer.should_stop) and trainer.is_global_zero:
             ended = "has finished its" if over else "was stopped after"
-            others = "" if over else " or max_time, or leave out what stopped it,"
-            fix = f"give a larger trainer.max_epochs{others} to train on"
+            fix = f"give a larger trainer.max_epochs{'' if over else ' or max_time'} to train on"
             print(f"{trainer.resumes_from or 'the run'} {ended} {rounds} rounds; {fix}")
 
     def start(self) -> None:
@@ -70,8 +67,6 @@ class RoundReport:
         """Log the round, before its checkpoint: every one with a checkpoint has its row."""
         t = trainer.current_epoch
         _publish(trainer, self.metrics)
-        if trainer.check_val_every_n_epoch == 1:
-            _check_monitors(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self.metrics, step=t)
         if trainer.run_logger is not None:
@@ -96,8 +91,6 @@ class RoundReport:
         self._evaluated = set(metrics)
         _publish(trainer, metrics)
         self.metrics |= metrics
-        if trainer.check_val_every_n_epoch != 1:
-            _check_monitors(trainer)
         self._show(trainer)
         rounds = trainer.global_step
         if trainer.run_logger is not None:
@@ -120,21 +113,6 @@ def exact(metrics: dict[str, float]) -> dict[str, Tensor]:
     """Metrics as tensors that keep all digits; Lightning would round plain numbers to float32."""
     values = torch.tensor(list(metrics.values()), dtype=torch.float64).unbind()
     return dict(zip(metrics, values, strict=True))
-
-
-def _check_monitors(trainer: RunTrainer) -> None:
-    """Reject callbacks that watch a metric which this round does not have.
-
-    Lightning calls them after a round if all rounds are evaluated, else after an evaluation.
-    """
-    names = sorted(trainer.callback_metrics)
-    for callback in trainer.callbacks:
-        strict = isinstance(callback, EarlyStopping) and callback.strict
-        if strict or isinstance(callback, ModelCheckpoint):
-            watched: str | None = callback.monitor  # type: ignore[attr-defined]
-            found = f"{type(callback).__name__} watches {watched}, which is not measured"
-            known = watched in (*names, "epoch", "step", None)
-            require(known, "trainer.callbacks", found, f"choose one of {', '.join(names)}")
 
 
 def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:

@@ -5,7 +5,6 @@ What is tested at once follows from the configuration, so that results do not de
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.data.batches import sent
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import stacked
-from lightfed.local.pack_rules import strange
+from lightfed.local.packing import strange
 from lightfed.local.session import Autocast, Report
 from lightfed.models.client_module import ClientModule
 from lightfed.state.rows import Rows
@@ -29,15 +29,6 @@ _FLOPS = 1 << 27  # forward FLOPs of so many samples at most, or `eval_batch_siz
 
 # Places of samples for the one row of all, or clients and whether they are tested side by side.
 Piece = slice | tuple[Sequence[int], bool]
-
-
-class TestData(Protocol):
-    """The part of a data module that tests use."""
-
-    eval_batch_size: int
-
-    def test_index(self, client: int) -> np.ndarray: ...
-    def test_samples(self, client: int, index: Tensor) -> Sequence[Tensor]: ...
 
 
 def at_once(module: nn.Module) -> bool:
@@ -67,7 +58,7 @@ class RowTests:
         self,
         rows: Rows,
         clients: Sequence[int],
-        data: TestData,
+        data: FederatedDataModule,
         *,
         packs: Sequence[Sequence[int]],
         flops: float,

@@ -9,7 +9,7 @@ from traceback import extract_tb
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
@@ -37,6 +37,7 @@ class RunTrainer(Recorded, L.Trainer):
     Attributes:
         resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
+        limits: on rounds and time, as given; under others a stopped run goes on.
         in_round: whether a round is running; requested checkpoints wait for its end.
     """
 
@@ -47,7 +48,7 @@ class RunTrainer(Recorded, L.Trainer):
     clipping: Clips
     in_round: bool = False
     _config: dict[str, Any] | None = None
-    _limits: dict[str, Any]
+    limits: dict[str, Any]
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
     @property
@@ -85,20 +86,6 @@ class RunTrainer(Recorded, L.Trainer):
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The default checkpoint, if the run has it."""
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
-
-    @property
-    def stoppers(self) -> list[str]:
-        """What may have stopped the run: its limits and callbacks, those with a state if any."""
-        others = [c for c in self.callbacks if not isinstance(c, Checkpoint)]
-        plain = ("lightning.", "lightfed.")
-        own = [c for c in others if not type(c).__module__.startswith(plain)]
-        kept = [c for c in others if c.state_dict()]
-        return [str(self._limits), *(c.state_key for c in kept or own)]
-
-    def has_ended(self, stoppers: Sequence[str]) -> bool:
-        """Whether a run keeps what may have stopped it; False if nothing has."""
-        ours = {str(self._limits), *(c.state_key for c in self.callbacks)}
-        return bool(stoppers) and ours.issuperset(stoppers)
 
     def learning_rate(self, t: int) -> float | None:
         """The learning rate of round t, for its hooks too; None without an optimizer.
@@ -202,12 +189,11 @@ class RunTrainer(Recorded, L.Trainer):
         evaluation is the Federation, or it is `model`. A UserError names the flag, or the
         launcher's variable.
         """
-        federation = args[0] if args else kwargs.get("model") or self.lightning_module
+        federation, data = self._parts(args, kwargs)
         clients = getattr(federation, "num_clients", None)  # another module is rejected later
         self.strategy.check_launch(self.num_nodes, clients)
-        given = (*args[1:], *kwargs.values())
-        data = next((one for one in given if isinstance(one, FederatedDataModule)), None)
-        if clients is not None and data is not None and self.run_logger is not None:
+        known = clients is not None and isinstance(data, FederatedDataModule)
+        if known and self.run_logger is not None:
             place = self.run_logger.place
             if place.config is None:
                 owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
@@ -216,19 +202,22 @@ class RunTrainer(Recorded, L.Trainer):
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
+    def _parts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The federation and the data among the arguments of `fit` or an evaluation."""
+        federation = args[0] if args else kwargs.get("model") or self.lightning_module
+        given = [*args[1:], *(x for name, x in kwargs.items() if name != "model")]
+        return federation, next((x for x in given if x is not None), None)
+
     def _check_first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Reject arguments of `fit`: other data, or a Federation that has run elsewhere."""
-        federation = args[0] if args else kwargs.get("model")
-        given = (*args[1:2], *(x for name, x in kwargs.items() if name != "model"))
-        data = next((x for x in given if x is not None), None)
+        federation, data = self._parts(args, kwargs)
         found = "missing" if data is None else f"a {type(data).__name__}"
         fix = "give FederatedDataModule(data, partition), with FromTorch(train, test) for data sets"
         require(isinstance(data, FederatedDataModule), "data", found, fix)
         known = federation is self.lightning_module
-        found = "a Federation that has run, and would be trained further"
-        require(known or not hasattr(federation, "fleet"), "model", found, "make a new one")
-        found = "a second Federation, in a Trainer that has run one"
-        require(known or not self.current_epoch, "model", found, "make a new FederatedTrainer")
+        found = "a Federation that has run, or a second one for this Trainer"
+        fits = known or not (hasattr(federation, "fleet") or self.current_epoch)
+        require(fits, "model", found, "make a new Federation and a new FederatedTrainer")
 
     def _is_finished(self) -> bool:
         """Whether this job has already finished the run.
@@ -236,7 +225,7 @@ class RunTrainer(Recorded, L.Trainer):
         A script may want the state of a finished run: it is loaded without running a round.
         """
         logger = self.run_logger
-        rounds = None if logger is None else logger.place.finished_rounds(self._limits)
+        rounds = None if logger is None else logger.place.finished_rounds(self.limits)
         if logger is None or rounds is None:
             return False
         if logger.place.config is None:
@@ -251,22 +240,15 @@ class RunTrainer(Recorded, L.Trainer):
 
         A failure is a warning: nothing is lost.
         """
-        failed: object = None
         try:
-            logger.finish(self.current_epoch, self._limits)
+            logger.finish(self.current_epoch, self.limits)
             if page:
                 report.build(logger.folder)
-        except (OSError, UserError) as error:
-            failed = error
-        try:
-            if page and failed is None:
                 report.print_summary(logger.folder)
                 sys.stdout.flush()
-        except OSError as error:
-            drop_output("\n")
-            failed = f"its summary cannot be printed ({error.strerror})"
-        if failed is not None:
-            log.warning("training is finished after %d rounds; %s", self.current_epoch, failed)
+        except (OSError, UserError) as error:
+            drop_output("\n")  # standard output may be what cannot be written
+            log.warning("training is finished after %d rounds; %s", self.current_epoch, error)
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]

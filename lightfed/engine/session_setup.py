@@ -9,8 +9,8 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
@@ -50,19 +50,14 @@ def client_stepper(
     position: int,
     factory: OptimizerFactory | None,
     runtime: Runtime,
-    *,
-    evaluated: bool,
-    lr_factors: Mapping[str, float] | None = None,
+    lr_factors: Mapping[str, float],
 ) -> tuple[Stepper, bool]:
     """A group's optimiser: its module's own, if it defines one, or the configuration's.
 
-    Clients that are evaluated need a `validation_step`. `lr_factors` are those of parts of the
-    module, by name prefix. Also returns whether the optimiser uses the round's learning rate.
+    `lr_factors` are those of parts of the module, by name prefix. Also returns whether the
+    optimiser uses the round's learning rate.
     """
     module, key = state.module, f"model.clients.{position}.model"
-    fits = not evaluated or is_overridden("validation_step", module)
-    found = f"{type(module).__name__} has no validation_step"
-    require(fits, key, found, "define one, or set model.evaluate: []")
     _warn_of_hooks(module)
     if is_overridden("configure_optimizers", module):
         return _own_stepper(state, key, runtime), False
@@ -71,14 +66,8 @@ def client_stepper(
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
     rate = _alone(factory).param_groups[0]["lr"]
-    optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors or {}))
-    _check_steps(optimizer, "model.optimizer", module)
-    found = f"{type(optimizer).__name__}, but a part has its own learning rate"
-    fits, fix = not lr_factors or not hasattr(optimizer, "stepper"), "use one of torch.optim"
-    require(fits, "model.optimizer", found, fix)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    found, fix = "a first group of learning rate 0", "put a group with another rate first"
-    require(rate != 0 or not any(rates), "model.optimizer", found, fix)
+    optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors))
+    _check_parameters(optimizer, "model.optimizer", module)
     stepper = make_stepper(
         optimizer,
         schedulers=[],
@@ -97,10 +86,7 @@ def single_optimizer(
         return "16-mixed scales the loss of each session"
     try:
         if is_overridden("configure_optimizers", module):
-            if runtime.trainer is not None:
-                module.trainer = runtime.trainer
-            configured: Any = module.configure_optimizers()
-            (optimizer,), schedulers, _ = _configure_optimizers(configured)
+            (optimizer,), schedulers, _ = _configure_optimizers(_configured(module, runtime))
         else:
             trained = [p for p in module.parameters() if p.requires_grad]
             optimizer, schedulers = factory(trained), []  # type: ignore[misc]
@@ -129,7 +115,7 @@ def template(
     """The template of the clients' optimisers, as of Lightning's `configure_optimizers`.
 
     Its learning rate is that of the round, for LearningRateMonitor. A UserError if the schedule
-    does not last for so many rounds (-1: no limit), before any of them is trained.
+    ends before so many rounds (-1: no limit), before any of them is trained.
     """
     if factory is None:
         return []
@@ -137,14 +123,9 @@ def template(
     if schedule is None:
         return optimizer
     rates = make_schedule(schedule, rehearsed)
-    most = min(rounds, _REHEARSED) if rounds > 0 else _REHEARSED
-    for t in range(1, most + 1):
+    for _ in range(min(rounds - 1, _REHEARSED)):
         rehearsed.step()
-        try:
-            step_schedule(rates)
-        except UserError as error:  # behind the last round only what cannot count at all
-            if t < most or isinstance(error.__cause__, ZeroDivisionError):
-                raise
+        step_schedule(rates)
     return [optimizer], [make_schedule(schedule, optimizer)]
 
 
@@ -154,10 +135,7 @@ def _alone(factory: OptimizerFactory) -> Optimizer:
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The configuration's optimiser; a UserError if its arguments are refused or not finite."""
-    written = factory.keywords if isinstance(factory, partial) else {}
-    for name, value in _not_finite(written).items():
-        raise UserError(f"model.optimizer.init_args.{name}", str(value), "give a finite number")
+    """The configuration's optimiser; a UserError if its arguments are refused."""
     try:
         return factory(parameters)
     except UserError:
@@ -166,27 +144,12 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
         raise UserError("model.optimizer", str(error), "correct its init_args") from error
 
 
-def _check_steps(optimizer: Optimizer, key: str, module: nn.Module) -> None:
-    """Reject optimisers of other parameters than the module's.
-
-    Also those that need more of a session than one dense gradient a step.
-    """
+def _check_parameters(optimizer: Optimizer, key: str, module: nn.Module) -> None:
+    """Reject optimisers of other parameters than the module's."""
     own = set(map(id, module.parameters()))
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     found = f"an optimizer of {foreign} parameters that are not those of {type(module).__name__}"
     require(not foreign, key, found, "give it the module's own parameters")
-    fits = not isinstance(optimizer, LBFGS | SparseAdam)
-    found = f"{type(optimizer).__name__}, which needs closures or sparse gradients"
-    require(fits, key, found, "use one of dense gradients, such as Adam")
-
-
-def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
-    """The scalar arguments of an optimiser that are not finite."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if isinstance(value, float | Tensor) and not torch.as_tensor(value).isfinite().all()
-    }
 
 
 def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
@@ -228,12 +191,17 @@ def _warn_of_hooks(module: L.LightningModule) -> None:
         )  # fmt: skip
 
 
-def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
-    module = state.module
+def _configured(module: L.LightningModule, runtime: Runtime) -> Any:
+    """What a module's own `configure_optimizers` returns."""
     if runtime.trainer is not None:
         module.trainer = runtime.trainer
+    return module.configure_optimizers()
+
+
+def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
+    module = state.module
     try:
-        configured: Any = module.configure_optimizers()
+        configured = _configured(module, runtime)
     except Exception as error:
         found = f"configure_optimizers of {type(module).__name__}: {reason(error)}"
         raise UserError(key, found, "correct it") from error
@@ -245,11 +213,7 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     found = f"{len(optimizers)} optimizers from configure_optimizers"
     fix = "return one; parts with rates of their own are its parameter groups"
     require(len(optimizers) == 1, key, found, fix)
-    _check_steps(optimizers[0], key, module)
-    for group in optimizers[0].param_groups:
-        for name, value in _not_finite(group).items():
-            found = f"{name} {value} from configure_optimizers"
-            raise UserError(key, found, "give a finite number")
+    _check_parameters(optimizers[0], key, module)
     configs = _configure_schedulers_automatic_opt(schedulers, monitor)
     plateau = any(config.reduce_on_plateau for config in configs)
     fix = "a session has no metric to monitor; use a schedule of steps"

@@ -1,8 +1,8 @@
 """What happens before the first round: a run's callbacks, loggers, sessions and packs are made."""
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.local.client_group import GroupState, Packing
-from lightfed.local.pack_rules import Packs
+from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.image_format import (
@@ -31,8 +31,7 @@ from lightfed.models.image_format import (
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
-
-log = logging.getLogger(__name__)
+from lightfed.utils.lightning_private import is_overridden
 
 _COMPARED = 16  # samples of all ranks
 
@@ -42,33 +41,22 @@ def attach_sessions(
     data: FederatedDataModule,
     trainer: RunTrainer,
     optimizer: OptimizerFactory | None,
-    *,
-    evaluated: bool,
 ) -> None:
     """Give every client group the steppers of its sessions.
 
     Precision, clipping and callbacks are those of the trainer. `optimizer` is None if the clients'
-    modules define it. `evaluated` says whether clients are tested in some round.
+    modules define it.
     """
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
     steppers = [
         session_setup.client_stepper(
-            state,
-            position,
-            optimizer,
-            runtime,
-            evaluated=evaluated,
-            lr_factors=fleet.algorithm.lr_factors(state.module),
+            state, i, optimizer, runtime, fleet.algorithm.lr_factors(state.module)
         )
-        for position, state in enumerate(fleet.groups)
+        for i, state in enumerate(fleet.groups)
     ]
     used = optimizer is None or any(takes_lr for _, takes_lr in steppers)
     found, fix = "given, but the modules of all clients configure their own", "leave it out"
     require(used, "model.optimizer", found, fix)
-    watched = any(isinstance(c, stock.LearningRateMonitor) for c in trainer.callbacks)
-    found = "LearningRateMonitor, and a round has no learning rate without model.optimizer"
-    fix = "give model.optimizer, or remove it and log the rate in training_step"
-    require(optimizer is not None or not watched, "trainer.callbacks", found, fix)
     fleet.training.attach(runtime, steppers)
     if data.gives_channels_last(fleet.device):
         _choose_formats(fleet, always=data.channels_last is True)
@@ -80,13 +68,10 @@ def packing_of(
     """What decides how the clients of a group train side by side."""
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
 
-    def of(fleet: Any, state: GroupState) -> Packing:
-        def make(module: Any) -> Optimizer | str:
-            return session_setup.single_optimizer(module, optimizer, runtime)
+    def make(module: Any) -> Optimizer | str:
+        return session_setup.single_optimizer(module, optimizer, runtime)
 
-        return packs.of(fleet, state, make, runtime.forward_context)
-
-    return of
+    return partial(packs.of, make=make, context=runtime.forward_context)
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:
@@ -113,6 +98,11 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
 
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
     """Reject what clients or evaluations cannot run on; names the evaluation or a client."""
+    for position, state in enumerate(fleet.groups if kinds else ()):
+        fits = is_overridden("validation_step", state.module)
+        found = f"{type(state.module).__name__} has no validation_step"
+        fix = "define one, or set model.evaluate: []"
+        require(fits, f"model.clients.{position}.model", found, fix)
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
         raise UserError("model.evaluate", found, "set it to [personal]")
@@ -123,15 +113,9 @@ def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule)
         (0, "data.dataset", "draw its samples by a generator with a seed"),
         (1, "data.partition", "draw from its `rng` alone"),
     ):
-        alike = len({theirs[position] for theirs in every}) == 1
+        alike = len({rank[position] for rank in every}) == 1
         require(alike, key, "not the same on all ranks", fix)
     _check_single_samples(fleet, data)
-    if data.skipped_samples and fleet.ranks.rank == 0:
-        log.warning(
-            "data.last_batch: drop skips %d of %d training samples a pass",
-            data.skipped_samples,
-            sum(data.num_samples(client) for client in range(fleet.clients)),
-        )
 
 
 def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
@@ -143,22 +127,24 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
     for group, state in enumerate(fleet.groups):
         first, end = end, end + state.group.count
         clients = data.first_of_each_size(slice(first, end))
-        meeting = {k: samples for k in clients if (samples := _meeting_one(fleet, data, k))}
-        if meeting and not _trains_on_one(state, data):
-            client, samples = next(iter(meeting.items()))
-            _refuse(client, samples, data, f"which a normalisation of group {group} cannot take")
+        client = next((k for k in clients if _trains_on_single(fleet, data, k)), None)
+        if client is not None and not _takes_one(state, data):
+            found = f"client {client} trains on a single sample, and group {group} normalises"
+            fix = "set data.last_batch to join; give batches and clients at least 2 samples"
+            key = "data.last_batch" if data.batch_size > 1 else "data.batch_size"
+            raise UserError(key, found, fix)
 
 
-def _meeting_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
-    """Size of a client's epoch that trains on a batch of one sample; None if there is none."""
-    for samples in data.epoch_sizes(client):
-        sizes = batch_sizes(samples, data.batch_size, data.last_batch)
-        if 1 in sizes[: fleet.work.batches(len(sizes))]:
-            return samples
-    return None
+def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> bool:
+    """Whether an epoch of a client has a batch of one sample."""
+    epochs = (
+        batch_sizes(samples, data.batch_size, data.last_batch)
+        for samples in data.epoch_sizes(client)
+    )
+    return any(1 in sizes[: fleet.work.batches(len(sizes))] for sizes in epochs)
 
 
-def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
+def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
     module = state.module
     training = module.training
     module.train()
@@ -178,18 +164,6 @@ def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
     finally:
         module.train(training)
     return True
-
-
-def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> None:
-    if data.batch_size == 1:
-        raise UserError("data.batch_size", f"single samples, {why}", "give at least 2")
-    if samples == 1:
-        found = f"client {client} trains on a single sample, {why}"
-        if data.chunks > 1:
-            raise UserError("data.chunks", f"{data.chunks}, and {found}", "lower it")
-        raise UserError("data.partition", found, "deal at least 2 samples to every client")
-    found = f"{data.last_batch}, and client {client} ends on a single sample, {why}"
-    raise UserError("data.last_batch", found, "set it to join")
 
 
 # Callbacks that change the steps, batches or weights of a single training loop.

@@ -32,12 +32,10 @@ from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import _PATH
-from lightfed.utils.memory import require_memory
 from lightfed.utils.process import is_interactive
 
 T = TypeVar("T")
 
-_RANK = 384 * 2**20  # bytes that a rank has at least for itself
 _LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
 
 
@@ -121,13 +119,6 @@ class FederatedStrategy(DDPStrategy):
         if clients is not None and processes * nodes > clients:
             found = f"{processes * nodes} ranks for {clients} clients"
             raise UserError("trainer.devices", found, "use at most one rank a client")
-        begun = processes * nodes
-        if isinstance(launcher, LightningEnvironment) and launcher.creates_processes_externally:
-            begun = int(os.environ.get("WORLD_SIZE", begun))  # which a first run sets
-        found = f"{processes * nodes} ranks, in a process that has begun with {begun}"
-        require(begun == processes * nodes, "trainer.devices", found, "give one number in a script")
-        found = f"{processes} ranks on this node"
-        require_memory(processes * _RANK, "trainer.devices", found, "lower it")
         launches = processes > 1 and not launcher.creates_processes_externally
         if launches and "MASTER_PORT" not in os.environ:
             # Lightning would choose a free port and give it up until rank 0 listens.

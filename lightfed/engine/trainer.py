@@ -127,17 +127,14 @@ class FederatedTrainer(RunTrainer):
         self._deferred_checkpoints = []
         self._makes_page = enable_page
         time = None if max_time is None else str(max_time)
-        self._limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
+        self.limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
         if name is not None:
             check_name("trainer.name", name)
         checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
-        checks.check_counts(
-            {
-                "num_threads": num_threads, "num_nodes": num_nodes,
-                "ranks_per_device": ranks_per_device,
-                "check_val_every_n_epoch": check_val_every_n_epoch,
-            }
-        )  # fmt: skip
+        checks.check_least("trainer.num_threads", num_threads)
+        checks.check_least("trainer.num_nodes", num_nodes)
+        checks.check_least("trainer.ranks_per_device", ranks_per_device)
+        checks.check_least("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
         checks.check_limit("limit_train_batches", limit_train_batches, least=1)
         checks.check_limit("limit_val_batches", limit_val_batches, least=0)
         checks.check_limit("limit_test_batches", limit_test_batches, least=0)

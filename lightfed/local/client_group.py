@@ -8,7 +8,6 @@ from typing import Any, Literal
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
@@ -83,41 +82,12 @@ class ClientGroup:
         with seeded(derive_seed(seed, "init", client=position)):
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            if isinstance(tensor, Tensor):  # a row has no place for it
-                odd = "lazy" if is_lazy(tensor) else "complex" if tensor.is_complex() else ""
-                found = f"{name} of {type(module).__name__} is {odd}"
-                fix = "use real tensors of known sizes, or persistent=False for a constant buffer"
-                require(not odd, key, found, fix)
-        tied = _in_a_parameter(module)
-        found = f"{tied} of {type(module).__name__} lies in the memory of another parameter"
-        fix = "share the parameter itself, as in a.weight = b.weight, or clone its data"
-        require(not tied, key, found, fix)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
         if data.task == "masked_lm":
             return MaskedLanguageClient(module).float()
         return ClientModule(module, num_classes=data.num_classes).float()
-
-
-def _in_a_parameter(module: nn.Module) -> str:
-    """The name of a tensor in a parameter's memory, from which rows would part it; "" for none."""
-    parameters: dict[int, list[Tensor]] = {}  # by their memory
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        there = parameters.setdefault(tensor.untyped_storage().data_ptr(), [])
-        if any(_overlap(other, tensor) for other in there):
-            return name
-        if isinstance(tensor, nn.Parameter):
-            there.append(tensor)
-    return ""
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two views of one storage have an element in common."""
-    taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
-    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def group_names(groups: Sequence[ClientGroup]) -> list[str]:
@@ -254,20 +224,10 @@ class GroupState:
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
-        base.share(self.live)
+        base.add_group(self.live)
         self.store = RowStore(self.layout, device=device, host=host_rows)
         self.staging = Staging(self.store) if self.store.host else None
         self._borrowed: Row | None = None
-
-    @property
-    def rate(self) -> float:
-        """Width relative to the full model."""
-        return self.group.width
-
-    @property
-    def side_by_side(self) -> int:
-        """How many of its clients are handled at once; 1 for one after the other."""
-        return self.packing.most
 
     @property
     def row_bytes(self) -> int:

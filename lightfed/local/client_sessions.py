@@ -13,7 +13,7 @@ from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
 from lightfed.local.pack_session import LaneReport
-from lightfed.local.session import LocalSession, PendingReport, ReadyReport, Report, Runtime, Work
+from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.models.client_module import reported
 from lightfed.state.costs import MaskedFlops
@@ -70,8 +70,6 @@ class ClientSessions:
         report.flops = s.group.flops
         if work.mask is not None:
             report.flops = self._masked_flops(s.group, work.mask)
-        if work.proximal is not None and work.proximal.gap is not None:
-            report.logged["stationarity"] = work.proximal.gap
         if self._has_end:
             self._fleet.algorithm.session_end(s)
         self._test("trained", s)
@@ -85,7 +83,7 @@ class ClientSessions:
         self._fleet.algorithm.session_start(s)
         return s
 
-    def failed(self, client: int, error: Exception) -> ReadyReport:
+    def failed(self, client: int, error: Exception) -> Report:
         """Report a session that raised; its row keeps the steps done, within the client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
         reason = self.abandon(client, state, error)
@@ -95,7 +93,7 @@ class ClientSessions:
         mask = fleet.kept.mask(client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
-        return ReadyReport(Report(client, 0, norm=float(row.norm()), error=reason))
+        return Report(client, 0, norm=float(row.norm()), error=reason)
 
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a group's module after a session that raised; return the reason in one line."""
@@ -153,10 +151,6 @@ class ClientSessions:
         """Count forward passes of so many samples; once, if a session is begun again."""
         passes = self.besides.setdefault(client, {})
         passes[what] = forward * self._fleet.state(client).flops
-
-    def box(self, client: int) -> tuple[float, float] | None:
-        """Bounds of a client's parameters, if its optimiser projects onto them."""
-        return self._fleet.state(client).session.box
 
     def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
         """Forward FLOPs of a sample under a client's mask; 0 for a module without a forward."""

@@ -211,13 +211,8 @@ class SessionPlans:
         steps, sizes = sum(lengths), self._data.batch_sizes(client, t)
         return (*lengths, *(sizes[:steps] if steps <= len(sizes) else (-1, *sizes)))
 
-    def side_by_side(
-        self, steps: Mapping[int, int], t: int, idle: Collection[int] = ()
-    ) -> PackBatches:
-        """The training batches of several sessions, whose numbers of batches are given.
-
-        Those at `idle` places do not read their samples.
-        """
+    def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
+        """The training batches of several sessions, whose numbers of batches are given."""
         with self.timings.part("data"):
             plans = [[*self.epochs(client, t, left)] for client, left in steps.items()]
-            return self._data.pack_batches(plans, idle)
+            return self._data.pack_batches(plans)

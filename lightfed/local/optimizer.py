@@ -54,7 +54,7 @@ class Clipping:
     def of(self, module: nn.Module, optimizer: Optimizer) -> "Clipping":
         """The clipping for an optimiser over a module's parameters.
 
-        A module may name parts to clip as separate networks, `clipped_apart`. The remaining
+        A module may name parts to clip as separate networks, `clipped_separately`. The remaining
         parameters form one more.
         """
         if self.algorithm != "network":
@@ -62,7 +62,7 @@ class Clipping:
         prefixes = [
             f"{path}.{name}.".lstrip(".")
             for path, part in module.named_modules()
-            for name in getattr(part, "clipped_apart", ())
+            for name in getattr(part, "clipped_separately", ())
         ]
         network = {
             id(p): next((i for i, prefix in enumerate(prefixes) if name.startswith(prefix)), -1)
@@ -86,14 +86,12 @@ class Proximal:
         carries: the optimiser starts from `momentum` and stores its final value there.
         momentum: (P,) SGD's buffer, 0 for parameters without a gradient so far. For an accelerated
             optimiser, the offset of its first point from the parameters. None for none.
-        gap: norm of the last step's gradient mapping after the session, if the optimiser has one.
     """
 
     anchor: Tensor
     gamma: float
     carries: bool = False
     momentum: Tensor | None = None
-    gap: Tensor | None = None
 
 
 def views_at(values: Params, row: Tensor, other: Tensor) -> Params:
@@ -118,20 +116,6 @@ def separate(grads: Params) -> Params:
         taken.add(memory)
         found.append(grad.clone(memory_format=torch.contiguous_format) if shared else grad)
     return found
-
-
-class _Pull:
-    """Adds gamma (w - anchor) to the gradients of a session."""
-
-    def __init__(self, values: Params, row: Tensor, proximal: Proximal) -> None:
-        self._gamma = proximal.gamma
-        self._values = values
-        self._anchors = views_at(values, row, proximal.anchor)
-
-    def __call__(self, grads: Params, used: Sequence[int]) -> None:
-        values = [self._values[i] for i in used]
-        distances = torch._foreach_sub(values, [self._anchors[i] for i in used])
-        torch._foreach_add_(grads, distances, alpha=self._gamma)
 
 
 class Stepper:
@@ -167,7 +151,6 @@ class Stepper:
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._trained: Sequence[Tensor] = ()  # all
         self._one = torch.ones(())
-        self._plain = not schedulers and _is_plain(optimizer)
         self._groups = [
             {k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups
         ]
@@ -179,7 +162,7 @@ class Stepper:
         self._scaler: torch.amp.GradScaler | None = None
         self._row, self._values = torch.empty(0), list[Tensor]()
         self._proximal: Proximal | None = None
-        self._pull: _Pull | None = None
+        self._anchors: Params = []  # of the pull, as the parameters
         self._flat: Tensor | None = None  # gradients as a row, for a hook
         self._parts: Params = []  # of it
 
@@ -190,7 +173,7 @@ class Stepper:
         """
         self._row, self._proximal, self._flat, self._trained = row, proximal, None, ()
         self._values = [p.detach() for p in self._params]
-        self._pull = None if proximal is None else _Pull(self._values, row, proximal)
+        self._anchors = [] if proximal is None else views_at(self._values, row, proximal.anchor)
         self.optimizer.state.clear()
         for group, initial in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in initial.items()})
@@ -217,11 +200,9 @@ class Stepper:
         self._backward(loss if scaler is None else scaler.scale(loss))
         if scaler is not None:
             scaler.unscale_(self.optimizer)
-        if hook is not None or self._pull is not None or self.clipping is not None:
+        if hook is not None or self._anchors or self.clipping is not None:
             self._adjust(hook)
-        if scaler is None and self._plain:
-            self._sgd()
-        elif scaler is None:
+        if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
@@ -239,32 +220,6 @@ class Stepper:
         run_backward(
             (scalar,), (self._one,), False, False, self._trained, True, accumulate_grad=True
         )
-
-    def _sgd(self) -> None:
-        """The step of torch.optim.SGD in fewer calls, with the same bits and state."""
-        (group,) = self.optimizer.param_groups
-        momentum, state = group["momentum"], self.optimizer.state
-        used, grads = self._gradients()
-        params = [self._params[i] for i in used]
-        values = [self._values[i] for i in used]
-        if group["weight_decay"]:
-            grads = list(torch._foreach_add(grads, values, alpha=group["weight_decay"]))
-        if momentum:
-            old = [(p, grad) for p, grad in zip(params, grads, strict=True) if p in state]
-            if old:
-                buffers = [state[p]["momentum_buffer"] for p, _ in old]
-                torch._foreach_mul_(buffers, momentum)
-                factor = 1 - group["dampening"]
-                torch._foreach_add_(buffers, [grad for _, grad in old], alpha=factor)
-            for p, grad in zip(params, grads, strict=True):
-                if p not in state:
-                    state[p]["momentum_buffer"] = grad.clone()
-            buffers = [state[p]["momentum_buffer"] for p in params]
-            nesterov = group["nesterov"]
-            grads = (
-                list(torch._foreach_add(grads, buffers, alpha=momentum)) if nesterov else buffers
-            )
-        torch._foreach_add_(values, grads, alpha=-group["lr"])
 
     def epoch_end(self) -> None:
         """Called after a local epoch."""
@@ -317,8 +272,10 @@ class Stepper:
             torch._foreach_copy_(parts, grads)
             hook(self._flat)
             grads = parts
-        if self._pull is not None:
-            self._pull(grads, used)
+        if self._proximal is not None:
+            values, anchors = ([part[i] for i in used] for part in (self._values, self._anchors))
+            away = torch._foreach_sub(values, anchors)
+            torch._foreach_add_(grads, away, alpha=self._proximal.gamma)
         if self.clipping is not None:
             self.clipping(grads, used)
         for i, grad in zip(used, grads, strict=True):
@@ -352,28 +309,16 @@ def make_stepper(
     own = getattr(optimizer, "stepper", None)
     if own is None:
         return Stepper(optimizer, clipping, schedulers=schedulers, scaler=scaler, rate=rate)
-    name, listened = type(optimizer).__name__, hooked(optimizer)
-    found, fix = f"{name}, with hooks of its steps or gradients", "use Tensor.register_hook"
-    require(not listened, "model.optimizer", found, fix)
+    name = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
     all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
-    alone = not schedulers and len(optimizer.param_groups) == 1 and all_of_them
-    found = f"{name} with a scheduler, groups or a part of the parameters"
-    fix = "return it alone, with all of them: configure_optimizers"
-    require(alone, "model.clients", found, fix)
+    plain = not (schedulers or hooked(optimizer)) and len(optimizer.param_groups) == 1
+    found = f"{name} with a scheduler, hooks, groups or a part of the parameters"
+    require(plain and all_of_them, "model.optimizer", found, "give it all of them, and no more")
     found = f"16-mixed, and {name} does not support loss scaling"
     require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
     stepper: Stepper = own(clipping)
     return stepper
-
-
-def _is_plain(optimizer: Optimizer) -> bool:
-    """Whether the steps are those of SGD without more."""
-    if type(optimizer) is not SGD or len(optimizer.param_groups) > 1 or hooked(optimizer):
-        return False
-    (group,) = optimizer.param_groups
-    more = any(group[name] for name in ("maximize", "differentiable", "fused"))
-    return not more and not isinstance(group["lr"], Tensor)
 
 
 def hooked(optimizer: Optimizer) -> bool:

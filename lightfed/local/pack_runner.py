@@ -1,7 +1,7 @@
-"""Runs the sessions of packs: their start and end, and what becomes of those that fail."""
+"""Runs the sessions of packs: their start, their training and their end."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,15 +9,14 @@ import torch
 from lightfed.local.client_group import GroupState
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import SessionContext, SessionFleet
-from lightfed.local.pack_rules import unknown
-from lightfed.local.pack_session import LaneReport, PackResult, PackSession, PackWork
-from lightfed.local.session import ReadyReport, Work
-from lightfed.state.rows import Row
-from lightfed.utils.errors import UserError
+from lightfed.local.pack_session import LaneReport, PackSession, PackWork
+from lightfed.local.packing import unknown
+from lightfed.local.session import Report, Work
+from lightfed.utils.errors import UserError, reason
 
 log = logging.getLogger(__name__)
 
-PackReport = LaneReport | ReadyReport
+PackReport = LaneReport | Report
 
 
 class PackRunner:
@@ -50,138 +49,75 @@ class PackRunner:
         return frozen or (state.packing.known and bool(unknown(state.module)))
 
     def run(self, clients: Sequence[int], t: int) -> dict[int, PackReport] | None:
-        """Train a pack; None if its clients have to be trained one after the other.
-
-        When it raises, its clients are tried one after the other to find those that fail. The
-        others train again beside idle lanes: their bits are those of a run without the failure.
+        """Train a pack; None if it raises: its clients then have to train one after the other.
 
         Raises:
             UserError: a session rejects a user's setting.
         """
-        pack = _Pack(clients, t, self._fleet, self._sessions, self.trainers)
-        failed: dict[int, Exception] = {}
-        for _ in range(2):
-            try:
-                return pack.run(failed)
-            except UserError:
-                raise
-            except Exception as error:
-                raised = error
-            self._sessions.forget_tests(clients)
-            if not failed:
-                failed = self._failing(clients, t)
-            if not failed:
-                break
-        log.warning("clients %s train one after the other", [*clients], exc_info=raised)
-        return None
-
-    def _failing(self, clients: Sequence[int], t: int) -> dict[int, Exception]:
-        """What sessions of single clients raise."""
-        found = {client: self._alone(client, t) for client in clients}
-        self._sessions.forget_tests(clients)
-        return {client: error for client, error in found.items() if error is not None}
-
-    def _alone(self, client: int, t: int) -> Exception | None:
-        """What a client's session raises; its row is left as it was."""
-        state = self._fleet.state(client)
-        row = self._fleet.row(client).clone()
-        if state.staging is not None:
-            row = row.to(state.store.device)
         try:
-            s = self._sessions.begin(client, state, row, t)
-            state.session.train(row, self._sessions.work(s))
+            return self._run(clients, t)
         except UserError:
             raise
         except Exception as error:
-            state.session.abandon()
-            return error
-        finally:
-            state.live.forget_views()
+            log.warning("clients %s train one after the other: %s", [*clients], reason(error))
+        state = self._fleet.state(clients[0])
+        state.session.abandon()
+        state.live.forget_views()
+        self._sessions.forget_tests(clients)
         return None
 
-
-class _Pack:
-    """The sessions of some clients of one group."""
-
-    def __init__(
-        self,
-        clients: Sequence[int],
-        t: int,
-        fleet: SessionFleet,
-        sessions: ClientSessions,
-        trainers: Mapping[int, PackSession],
-    ) -> None:
-        self._fleet, self._sessions, self._t = fleet, sessions, t
+    def _run(self, clients: Sequence[int], t: int) -> dict[int, PackReport]:
+        """Train copies of the rows and write them back; a report of each client."""
+        fleet, sessions, plans = self._fleet, self._sessions, self._sessions.plans
         group = fleet.group_of(clients[0])
-        self._state, self._session = fleet.groups[group], trainers[group]
-        steps = {client: sessions.plans.steps_of(client, t) for client in clients}
-        self._steps = dict(sorted(steps.items(), key=lambda item: -item[1]))  # longest first
-        self._clients = [*self._steps]
-        fleet.deliver(clients)
-
-    def run(self, failed: Mapping[int, Exception]) -> dict[int, PackReport]:
-        """Train copies of the rows and write them back; a report of each client.
-
-        The lanes of those that have `failed` are idle, and their rows stay as they are.
-        """
-        store, sessions = self._state.store, self._sessions
-        clients = self._clients
-        block = store.copy(clients)
+        state, store = fleet.groups[group], fleet.groups[group].store
+        lengths = {client: plans.steps_of(client, t) for client in clients}
+        steps = dict(sorted(lengths.items(), key=lambda item: -item[1]))  # longest first
+        order = [*steps]
+        fleet.deliver(order)
+        block = store.copy(order)
         block = block.to(store.device) if store.host else block
-        rows, watched = block.each(), sessions.watched
-        lanes = [k for k, client in enumerate(clients) if client not in failed]
-        own = watched or not self._state.packing.known
-        buffers = _Buffers(self._state, len(clients), own=own)
-        contexts: dict[int, SessionContext] = {}
-        works: list[Work | None] = [None] * len(clients)
-        for lane in lanes if watched else ():
-            contexts[lane] = sessions.begin(clients[lane], self._state, rows[lane], self._t)
-            works[lane] = sessions.work(contexts[lane])
+        watched, contexts, works = sessions.watched, list[SessionContext](), list[Work]()
+        buffers = _Buffers(state, len(order), own=watched or not state.packing.known)
+        rows = block.each()
+        for lane, client in enumerate(order) if watched else ():
+            contexts.append(sessions.begin(client, state, rows[lane], t))
+            works.append(sessions.work(contexts[lane]))
             buffers.note(lane)
-            self._state.live.unbind()
-        result = self._train(block, works, buffers, {*range(len(clients))} - {*lanes})
-        store.put_block([clients[k] for k in lanes], _some(block, lanes))
+            state.live.unbind()
+        work = PackWork(
+            order,
+            plans.side_by_side(steps, t),
+            works,
+            seed=plans.seed(order[0], t),
+            lr=fleet.plan.lr if state.takes_lr else None,
+            own=buffers.own,
+            shared=buffers.shared,
+            phases=plans.phases_of(order[0], t, state.module),
+            timings=plans.timings,
+        )
+        result = self.trainers[group].train(block, work)
+        store.put_block(order, block)
         reports: dict[int, PackReport] = {}
-        for lane in lanes:
-            report = LaneReport(result, lane, self._state.flops)
-            reports[clients[lane]] = report
+        for lane, client in enumerate(order):
+            reports[client] = report = LaneReport(result, lane, state.flops)
             if watched:
                 buffers.put(lane)
-                reports[clients[lane]] = self._end(contexts[lane], works[lane], report)
+                reports[client] = self._end(contexts[lane], works[lane], report)
         if watched:
-            good = [k for k in lanes if isinstance(reports[clients[k]], LaneReport)]
-            store.put_block([clients[k] for k in good], _some(block, good))
-            self._state.live.restore()
-            self._state.live.forget_views()
-        failures = {client: sessions.failed(client, error) for client, error in failed.items()}
-        return {**reports, **failures}
+            state.live.restore()
+            state.live.forget_views()
+        return reports
 
-    def _end(self, s: SessionContext, work: Work | None, report: LaneReport) -> PackReport:
-        assert work is not None
+    def _end(self, s: SessionContext, work: Work, report: LaneReport) -> PackReport:
         try:
             self._sessions.end(s, work, report)
         except UserError:
             raise
         except Exception as error:
             return self._sessions.failed(s.client, error)
+        self._fleet.row(s.client).copy_(s.row)
         return report
-
-    def _train(
-        self, block: Row, works: list[Work | None], buffers: "_Buffers", idle: Collection[int]
-    ) -> PackResult:
-        plans, plan, t = self._sessions.plans, self._fleet.plan, self._t
-        work = PackWork(
-            self._clients,
-            plans.side_by_side(self._steps, t, idle),
-            works,
-            seed=plans.seed(self._clients[0], t),
-            lr=plan.lr if self._state.takes_lr else None,
-            own=buffers.own,
-            shared=buffers.shared,
-            phases=plans.phases_of(self._clients[0], t, self._state.module),
-            timings=plans.timings,
-        )
-        return self._session.train(block, work)
 
 
 class _Buffers:
@@ -213,9 +149,3 @@ class _Buffers:
         """Give the module a client's values, as they are after its training."""
         for name, values in self.own.items():
             self._module.get_buffer(name).copy_(values[lane])
-
-
-def _some(block: Row, lanes: Sequence[int]) -> Row:
-    """Some rows of a block."""
-    index = torch.tensor(lanes, dtype=torch.int64, device=block.floats.device)
-    return Row(block.floats.index_select(0, index), block.integers.index_select(0, index))

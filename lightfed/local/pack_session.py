@@ -21,7 +21,7 @@ from typing_extensions import override
 from lightfed.data.batches import PackBatches, sent
 from lightfed.local import stacked
 from lightfed.local.logbook import check_mean, reset_metrics
-from lightfed.local.optimizer import Clipping
+from lightfed.local.optimizer import Clipping, Proximal
 from lightfed.local.session import Autocast, Report, Work
 from lightfed.local.stacked import Views
 from lightfed.local.stacked_optimizer import StackedOptimizer, clipped
@@ -38,7 +38,7 @@ class PackWork:
     Attributes:
         clients: their numbers.
         batches: of the sessions.
-        works: hooks, masks and pulls of each; None for one that has failed, whose lane is idle.
+        works: hooks, masks and pulls of each; none if nothing looks at single sessions.
         seed: of dropout and other draws.
         lr: learning rate of the round; None keeps the optimiser's own.
         own: (K, ...) the clients' values of buffers that are not in a row, by name.
@@ -49,7 +49,7 @@ class PackWork:
 
     clients: Sequence[int]
     batches: PackBatches
-    works: Sequence[Work | None]
+    works: Sequence[Work]
     seed: int
     lr: float | None
     own: Views
@@ -160,7 +160,7 @@ class PackSession:
         counts, values = (sizes > 0).sum(0).tolist(), dict(whole)
         values |= dict(zip(names, optimizer.leaves, strict=True))
         chosen: Sequence[int] = range(len(names))
-        for step, (active, left) in enumerate(zip(counts, [*counts[1:], 0], strict=True)):
+        for step, active in enumerate(counts):
             if step in work.phases:
                 chosen = self._chosen(work.phases[step])
             if active < len(optimizer.leaves[0]):
@@ -185,16 +185,16 @@ class PackSession:
                     given = clipped(self._clipping, given, used)
                 for i, grad in zip(used, given, strict=True):
                     grads[i] = grad
-                optimizer.step(grads, left=left)
+                optimizer.step(grads)
                 for i, mask in enumerate(masks):
                     optimizer.leaves[i].masked_fill_(mask[:active], 0)
             result.note(losses, logged, step)
         optimizer.finish()
         pulls.keep()
         stacked.scatter(self._layout, whole, rows)
-        for lane, own in enumerate(work.works):
-            if own is not None and own.mask is not None:  # ASPG has put its iterates into the rows
-                apply_mask_(rows.floats[lane], own.mask)
+        for row, own in zip(rows.floats, work.works, strict=False):
+            if own.mask is not None:  # ASPG has put its iterates into the rows
+                apply_mask_(row, own.mask)
         stopwatch.stop()
         result.norms = torch.linalg.vector_norm(rows.floats, dim=1)
         return result
@@ -211,13 +211,12 @@ class PackSession:
 
     def _masks(self, work: PackWork, rows: Row) -> list[Tensor]:
         """What the clients' masks do not cover, (K, *shape) of each parameter; none without."""
-        given = [None if own is None else own.mask for own in work.works]
-        if all(words is None for words in given):
+        if all(own.mask is None for own in work.works):
             return []
         uncovered = torch.zeros_like(rows.floats, dtype=torch.bool)
-        for lane, words in zip(uncovered, given, strict=True):
-            if words is not None:
-                lane.copy_(unpack_mask(words)).logical_not_()
+        for row, own in zip(uncovered, work.works, strict=True):
+            if own.mask is not None:
+                row.copy_(unpack_mask(own.mask)).logical_not_()
         return [part.contiguous() for part in self.parts(uncovered)]
 
 
@@ -225,16 +224,15 @@ class _Hooks:
     """The algorithm's changes to gradients, each in a row of its client's own (P,)."""
 
     def __init__(self, session: PackSession, rows: Row, work: PackWork) -> None:
-        self._hooks = [None if own is None else own.hook for own in work.works]
-        self._any = any(hook is not None for hook in self._hooks)
-        if self._any:
+        self._hooks = [own.hook for own in work.works if own.hook is not None]  # of all, or none
+        if self._hooks:
             span = session._span
             self._flat = torch.zeros_like(rows.floats[:, :span])
             self._parts = session.parts(self._flat)
             self._names, self._rows = session._forward.trained, session.parts(rows.floats)
 
     def changed(self, grads: list[Tensor], used: Sequence[int], whole: Views) -> list[Tensor]:
-        if not self._any:
+        if not self._hooks:
             return grads
         for row, name in zip(self._rows, self._names, strict=True):
             row.copy_(whole[name])  # hooks read where the gradient was taken
@@ -245,8 +243,7 @@ class _Hooks:
         for part, grad in zip(parts, grads, strict=True):
             part.copy_(grad)
         for hook, flat in zip(self._hooks[:active], self._flat, strict=False):
-            if hook is not None:
-                hook(flat)
+            hook(flat)
         return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
@@ -254,22 +251,23 @@ class _Pulls:
     """The clients' pulls towards other models, and the momenta that they carry."""
 
     def __init__(self, session: PackSession, rows: Row, work: PackWork) -> None:
-        self._session, span = session, session._span
-        self._given = [None if own is None else own.proximal for own in work.works]
+        self._session, self._parameters = session, rows.floats[:, : session._span]
         self._anchors: list[Tensor] = []
-        self._row = rows.floats[0, :span]
+        self._pulls: list[Proximal] = []
         self.momenta: list[Tensor] | None = None
-        some = [pull for pull in self._given if pull is not None]
-        if any(pull.gamma for pull in some):
-            own = zip(self._given, rows.floats[:, :span], strict=True)
-            anchors = torch.stack([row if pull is None else pull.anchor for pull, row in own])
+        if all(own.proximal is None for own in work.works):
+            return
+        pairs = zip(work.works, self._parameters, strict=True)
+        self._pulls = [own.proximal or Proximal(row, 0.0) for own, row in pairs]
+        if any(pull.gamma for pull in self._pulls):
+            anchors = torch.stack([pull.anchor for pull in self._pulls])
             self._anchors = [part.contiguous() for part in session.parts(anchors)]
-            gammas = [0.0 if pull is None else pull.gamma for pull in self._given]
-            self._gammas = sent(torch.tensor(gammas), anchors.device)
-        if any(pull.momentum is not None for pull in some):
-            momenta = torch.zeros_like(rows.floats[:, :span])
-            for pull, momentum in zip(self._given, momenta, strict=True):
-                if pull is not None and pull.momentum is not None:
+            gammas = torch.tensor([pull.gamma for pull in self._pulls])
+            self._gammas = sent(gammas, anchors.device)
+        if any(pull.momentum is not None for pull in self._pulls):
+            momenta = torch.zeros_like(self._parameters)
+            for pull, momentum in zip(self._pulls, momenta, strict=True):
+                if pull.momentum is not None:
                     momentum.copy_(pull.momentum)
             self.momenta = [part.contiguous() for part in session.parts(momenta)]
 
@@ -287,23 +285,18 @@ class _Pulls:
         return list(torch._foreach_add(grads, list(away)))
 
     def keep(self) -> None:
-        """Keep what the optimiser carries to the clients' next sessions, and its gaps."""
-        optimizer, given = self._session._optimizer, self._given
-        if any(pull is not None and pull.carries for pull in given):
-            carried = optimizer.carried()
-            momenta = self._row.new_zeros(len(given), len(self._row))
-            for part, momentum in zip(self._session.parts(momenta), carried, strict=True):
-                if momentum is not None:
-                    part[: len(momentum)].copy_(momentum)
-            if any(momentum is not None for momentum in carried):
-                for pull, row in zip(given, momenta, strict=True):
-                    if pull is not None and pull.carries:
-                        pull.momentum = row.clone()
-        gaps = optimizer.gaps()
-        if gaps is not None:
-            for pull, gap in zip(given, gaps, strict=True):
-                if pull is not None:
-                    pull.gap = gap
+        """Keep what the optimiser carries to the clients' next sessions."""
+        if not any(pull.carries for pull in self._pulls):
+            return
+        carried = self._session._optimizer.carried()
+        momenta = torch.zeros_like(self._parameters)
+        for part, momentum in zip(self._session.parts(momenta), carried, strict=True):
+            if momentum is not None:
+                part[: len(momentum)].copy_(momentum)
+        if any(momentum is not None for momentum in carried):
+            for pull, row in zip(self._pulls, momenta, strict=True):
+                if pull.carries:
+                    pull.momentum = row.clone()
 
 
 def has_known_loss(module: L.LightningModule) -> bool:

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-
-from torch import Tensor
+from typing import Any
 
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Finished, Suspended, finished
@@ -18,11 +17,10 @@ from lightfed.local.session import (
     Autocast,
     LocalSession,
     PendingReport,
-    ReadyReport,
     Report,
     Runtime,
 )
-from lightfed.local.stacked_optimizer import stacked_optimizer
+from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
@@ -30,7 +28,7 @@ from lightfed.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 
-Pending = PendingReport | LaneReport | ReadyReport
+Pending = PendingReport | LaneReport | Report
 RunClient = Callable[[int], Pending | None]
 Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
@@ -63,11 +61,12 @@ class Training(ClientSessions):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
-            if state.side_by_side > 1:
+            if state.packing.most > 1:
+                kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
                 self._runner.trainers[group] = PackSession(
                     state.module,
                     state.layout,
-                    stacked_optimizer(stepper, state.live.trainable),
+                    kind(stepper.optimizer, state.live.trainable, stepper.rate),
                     clipping=stepper.clipping,
                     context=runtime.forward_context,
                 )
@@ -93,15 +92,13 @@ class Training(ClientSessions):
         clients: Sequence[int],
         waves: int,
         t: int,
-        tally: Mapping[str, Mapping[int, Tensor]],
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
-    ) -> tuple[list[Report], dict[str, float]]:
+    ) -> list[Report]:
         """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
-        Sums over the ranks of what clients keep then are second. `tests` has those of all ranks.
-        `steps` and `phases` are as of `Fleet.train`.
+        `tests` has those of all ranks. `steps` and `phases` are as of `Fleet.train`.
 
         Raises Suspended if a signal asked the run to stop before all sessions finished, and a
         UserError if a session rejects a user's setting.
@@ -120,20 +117,19 @@ class Training(ClientSessions):
             spent = sum(self.besides.pop(report.client, {}).values())
             if not (report.error or self._is_known(report.client)):
                 report.besides = spent
-        given = here, self._refusals, self.tests, _tallied(tally)
+        given = here, self._refusals, self.tests
         every = fleet.ranks.gather([given], f"the end of the sessions of round {t}")
-        for refusal in (refusal for _, refusals, *_ in every for refusal in refusals):
+        for refusal in (refusal for _, refusals, _ in every for refusal in refusals):
             raise refusal
-        reports: list[Report] = [report for theirs, *_ in every for report in theirs]
+        reports: list[Report] = [report for part, *_ in every for report in part]
         if len(reports) < len(clients):
             done = [report.client for report in reports if not report.error]
             new = sum(not self._is_known(client) for client in done)
             raise Suspended(self.calls, finished(fleet, here, self.tests), total=len(done), new=new)
         self.calls += 1
         for moment in self.tests:
-            self.tests[moment] = [report for _, _, tests, _ in every for report in tests[moment]]
-        tallies = {name: float(sum(theirs[name] for *_, theirs in every)) for name in tally}
-        return sorted(reports, key=lambda report: report.client), tallies
+            self.tests[moment] = [report for *_, tests in every for report in tests[moment]]
+        return sorted(reports, key=lambda report: report.client)
 
     def run(self, client: int, mine: list[int], t: int) -> Pending | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.
@@ -141,11 +137,8 @@ class Training(ClientSessions):
         `mine` are this rank's clients in order, to prefetch the next row.
         """
         if self._is_known(client):
-            return ReadyReport(
-                Finished.of(self._fleet.plan.known[client]).put_in_place(
-                    self._fleet, client, self.tests
-                )
-            )
+            known = Finished.of(self._fleet.plan.known[client])
+            return known.put_in_place(self._fleet, client, self.tests)
         if client in self._results:
             return self._results[client]
         if self._fleet.plan.suspends and signals.asked() is not None:
@@ -196,11 +189,6 @@ class Training(ClientSessions):
         if coming is not None and (ahead := fleet.state(coming).staging) is not None:
             ahead.prefetch(coming)
         return row
-
-
-def _tallied(tally: Mapping[str, Mapping[int, Tensor]]) -> dict[str, int]:
-    """The sums over this rank's clients, each read from the device at once."""
-    return {name: int(sum(kept.values())) for name, kept in tally.items()}
 
 
 def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:

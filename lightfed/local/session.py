@@ -57,6 +57,10 @@ class Report:
     error: str = ""
     seconds: float = field(default=0.0, compare=False)
 
+    def resolve(self) -> "Report":
+        """The report itself, as of sessions that failed or ran before a restart."""
+        return self
+
 
 def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
     """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
@@ -307,16 +311,6 @@ class PendingReport:
         norm, flops = float(self.square) ** 0.5, float(self.flops)
         seconds = self.stopwatch.seconds()  # the norm was computed later, so the events are done
         return Report(self.client, samples, self.steps, metrics, norm, flops=flops, seconds=seconds)
-
-
-@dataclass(frozen=True)
-class ReadyReport:
-    """A report that is already complete: of a session that failed or ran before a restart."""
-
-    report: Report
-
-    def resolve(self) -> Report:
-        return self.report
 
 
 def _loss(output: Any) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from lightfed.local.optimizer import Clipping, Stepper, cannot_carry, rate_of
+from lightfed.local.optimizer import Clipping, cannot_carry, rate_of
 
 # Their step of an element depends on the gradients of that element alone.
 ELEMENTWISE = (
@@ -38,12 +38,7 @@ class StackedOptimizer:
         leaves: (k, *shape) parameters of the clients that still train.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Tensor],
-        rate: float,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> None:
         self._kind: Any = type(optimizer)
         known = signature(self._kind.__init__).parameters
         self._defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
@@ -90,8 +85,8 @@ class StackedOptimizer:
                     state[name] = kept[:clients]
             leaf.data = leaf.data[:clients]
 
-    def step(self, grads: Sequence[Tensor | None], *, left: int) -> None:
-        """One step from (k, *shape) gradients, after which the first `left` clients go on."""
+    def step(self, grads: Sequence[Tensor | None]) -> None:
+        """One step from (k, *shape) gradients."""
         for leaf, grad in zip(self.leaves, grads, strict=True):
             leaf.grad = grad
         self._optimizer.step()
@@ -110,22 +105,11 @@ class StackedOptimizer:
         self._note()
         return self._momenta
 
-    def gaps(self) -> Tensor | None:
-        """(K,) norms of the last steps' gradient mappings; None if the optimiser has none."""
-        return None
-
     def _note(self) -> None:
         """Remember momenta of all clients, before they are narrowed."""
         for i, leaf in enumerate(self.leaves):
             if self._momenta[i] is None:
                 self._momenta[i] = self._optimizer.state[leaf].get("momentum_buffer")
-
-
-def stacked_optimizer(stepper: Stepper, parameters: Sequence[Tensor]) -> StackedOptimizer:
-    """What does to K clients what a stepper does to one."""
-    kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
-    found: StackedOptimizer = kind(stepper.optimizer, parameters, stepper.rate)
-    return found
 
 
 def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) -> list[Tensor]:
@@ -136,8 +120,8 @@ def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) ->
     norms = [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
     scales = {}
     for network in set(networks):
-        theirs = [s for s, own in zip(norms, networks, strict=True) if own == network]
-        norm = torch.linalg.vector_norm(torch.stack(theirs), dim=0)
+        part = [s for s, n in zip(norms, networks, strict=True) if n == network]
+        norm = torch.linalg.vector_norm(torch.stack(part), dim=0)
         scales[network] = torch.clamp(clipping.limit / (norm + 1e-6), max=1.0)
     return [
         grad * scales[network].view(-1, *[1] * (grad.dim() - 1))

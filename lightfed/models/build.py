@@ -2,18 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from lightfed.utils.errors import UserError, reason, require
-from lightfed.utils.memory import require_memory
 
 Task = Literal["classification", "masked_lm"]
 
@@ -48,42 +43,16 @@ def build_network(
     given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
     taken = _accepted(factory, given, key)
     try:
-        with _Fitting():
-            built = factory(**taken)
+        built = factory(**taken)
     except UserError as error:
         named = f"{key}.init_args.{error.key}" if error.key else key
         raise UserError(named, error.found, error.fix) from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(key, reason(error), "correct its init_args") from error
     for name, parameter in built.named_parameters():
-        empty = not is_lazy(parameter) and 0 in parameter.shape
-        found = f"{name} has the shape {tuple(parameter.shape)}" if empty else ""
-        require(not empty, key, found, "give sizes above 0 in its init_args")
+        found = f"{name} has the shape {tuple(parameter.shape)}"
+        require(0 not in parameter.shape, key, found, "give sizes above 0 in its init_args")
     return built
-
-
-class _Fitting(TorchFunctionMode):
-    """Refuses a tensor that, with the earlier ones, is larger than memory, before it is allocated.
-
-    Linux grants each of several layers that do not fit together.
-    """
-
-    _CREATE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bytes = 0
-
-    @override
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = {} if kwargs is None else kwargs
-        if func in self._CREATE:
-            with suppress(RuntimeError, TypeError):  # its own error follows
-                self._bytes += func(*args, **{**given, "device": "meta"}).nbytes
-            require_memory(self._bytes, "", "parameters", "give smaller layers, or smaller samples")
-        return func(*args, **given)
 
 
 def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:

@@ -115,8 +115,8 @@ class DryFleet(Fleet):
         rows = max(coming.values(), default=0)
         self.others = max(self.others, 2 * rows * 4 * layout.size)  # as packages and as rows
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
-        for receiver, theirs in senders.items():
-            for sender in theirs:
+        for receiver, sources in senders.items():
+            for sender in sources:
                 self.ledger.sent_up(sender, size)
                 self.ledger.sent_down(receiver, size)
 

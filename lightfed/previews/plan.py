@@ -115,19 +115,16 @@ def _groups(fleet: DryFleet) -> str:
     for state, row in zip(fleet.groups, row_bytes(fleet).tolist(), strict=True):
         count, parameters = f"{state.group.count:,}", f"{state.layout.parameter_numel:,}"
         flops = _scaled(state.flops) if state.flops else "not known"
-        width = f"{state.rate:.4g}"
+        width = f"{state.group.width:.4g}"
         lines.append((state.name, width, count, parameters, flops, _scaled(row, "B")))
     return aligned(lines)
 
 
 def packs_text(side_by_side: Mapping[str, int | str]) -> list[str]:
     """How many clients of each group train at once, or why they do not; nothing without groups."""
-    names: dict[int | str, list[str]] = {}
-    for name, how in side_by_side.items():
-        names.setdefault(how, []).append(name)
     lines = [
-        f"{', '.join(theirs)}: {f'packs of {how}' if isinstance(how, int) else f'no packs, {how}'}"
-        for how, theirs in names.items()
+        f"{name}: {f'packs of {how}' if isinstance(how, int) else f'no packs, {how}'}"
+        for name, how in side_by_side.items()
     ]
     return ["packs    " + "\n         ".join(lines)] if lines else []
 

@@ -4,7 +4,6 @@ import torch
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.engine.setup import attach_sessions
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 
@@ -62,9 +61,7 @@ class PreviewTrainer(FederatedTrainer):
             raise UserError("rounds", f"{rounds}", "give at least 1")
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
         ranks = PlannedRanks(world_size)
-        options = model.fleet_options(self) | {"pack": model.packing_of(self)}
-        fleet = DryFleet(model.groups, model.algorithm, datamodule, ranks=ranks, **options)
-        attach_sessions(fleet, datamodule, self, model.optimizer, evaluated=False)
+        fleet = model.make_fleet(DryFleet, datamodule, self, ranks=ranks)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))

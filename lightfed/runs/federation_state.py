@@ -15,7 +15,6 @@ from lightfed.runs.checkpoint import CLIENTS
 from lightfed.utils.errors import require
 from lightfed.utils.keys import relevant
 
-_FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _TESTS = "lightfed_round_tests"  # of the last round
@@ -41,7 +40,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
             for name, text in own.items()
         },
         "seed": fleet.seed,
-        "model.side_by_side": [state.side_by_side for state in fleet.groups],
+        "model.side_by_side": [state.packing.most for state in fleet.groups],
         "partition": partition,
         "server state": _digest({name: list(value.shape) for name, value in server.items()}),
     }
@@ -59,7 +58,6 @@ def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 def save(fleet: Fleet) -> dict[str, Any]:
     """The entries of a checkpoint: tensors and primitives; rows only if clients keep theirs."""
     entries = {
-        _FRUITLESS: fleet.fruitless_rounds,
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
@@ -70,7 +68,6 @@ def save(fleet: Fleet) -> dict[str, Any]:
 
 def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     """Restore what `save` returned, from all shards of a checkpoint."""
-    fleet.fruitless_rounds = checkpoint[_FRUITLESS]
     tests = checkpoint[_TESTS]
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.plan = RoundPlan(lr=checkpoint[_LR])

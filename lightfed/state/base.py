@@ -41,12 +41,16 @@ class Base:
         self._modules: list[LiveModule] = []
         self.digests: list[dict[str, str]] = []
 
-    def share(self, live: LiveModule) -> None:
+    def add_group(self, live: LiveModule) -> None:
         """Give the next group's module the tensors that an earlier one has already."""
-        self._modules.append(live)
         self.digests.append(digests(live.frozen))
+        self.share(live, len(self.digests) - 1)
+
+    def share(self, live: LiveModule, group: int) -> None:
+        """Give a module of a group, such as one for its tests, the group's tensors."""
+        self._modules.append(live)
         for name, parameter in live.frozen.items():
-            key = name, self.digests[-1][name]
+            key = name, self.digests[group][name]
             parameter.data = self._held.setdefault(key, parameter.data)
 
     @property
@@ -80,5 +84,5 @@ class Base:
             place.copy_(frozen[name].detach())
             for live in self._modules:
                 live.frozen[name].data = place
-        self._held = {(name, ""): p.data for name, p in frozen.items()}
+        self._held = {(name, self.digests[0][name]): p.data for name, p in frozen.items()}
         return ServerModel(whole, row)

@@ -17,7 +17,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Samples, Split
 from lightfed.data.datasets.vision import Digits
-from lightfed.data.partition.dirichlet import Dirichlet
+from lightfed.data.partition.schemes import Dirichlet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 

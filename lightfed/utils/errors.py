@@ -14,7 +14,7 @@ tracebacks.setLevel(logging.DEBUG)
 
 # What a user's code calls, or lightfed itself.
 _LIBRARIES = """
-PIL datasets fsspec huggingface_hub jinja2 jsonargparse lightfed lightfed_kernels lightning
+PIL datasets fsspec huggingface_hub jinja2 joblib jsonargparse lightfed lightfed_kernels lightning
 lightning_utilities networkx numpy pandas pyarrow safetensors scipy sklearn torch torchmetrics
 torchaudio torchvision triton yaml
 """

@@ -84,15 +84,12 @@ class Oracle:
         order = sorted(self.busy, key=lambda n: (self.busy[n][0], n))
         first = sorted(order[: self.algorithm.wait])
         self.now = self.busy[order[self.algorithm.wait - 1]][0]
-        gap = sum(self._sum(n, self.z[n]) for n in range(self.servers))
         up = sum(self._pulled(self.busy[n][1]) for n in first)
         self._step(first, t)
         for n in first:
             del self.busy[n]
-        spread = np.linalg.norm(self.z - self.z.mean(0), axis=1).mean()
         return {
-            "virtual_time": self.now, "server_gap": float(np.linalg.norm(gap)),
-            "consensus": float(spread), "bytes_down": down * ROW_BYTES, "bytes_up": up * ROW_BYTES,
+            "virtual_time": self.now, "bytes_down": down * ROW_BYTES, "bytes_up": up * ROW_BYTES,
             "server_bytes": self._messages(first) * ROW_BYTES,
         }  # fmt: skip
 

@@ -228,7 +228,7 @@ def test_the_gate_has_a_learning_rate_of_its_own(optimizer: Any) -> None:
 
 
 def test_an_optimiser_of_one_rate_for_all_is_refused_for_it() -> None:
-    with pytest.raises(UserError, match="ASPG, but a part has its own learning rate"):
+    with pytest.raises(UserError, match="ASPG with a scheduler, hooks, groups"):
         fleet(PFedMoE(small, gate_lr=0.5), optimizer=ASPG)
 
 

@@ -193,12 +193,10 @@ def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
     assert isinstance(fed.algorithm, Spied)
     run_round(fed, 0)
     ends = rows(fed).clone()
-    counted = run_round(fed, 1)["counted_parameters"]
+    run_round(fed, 1)
     layout = fed.groups[0].layout
     first = layout.floats.span(layout.parameters)
     assert ends[:, first:].count_nonzero() == 2 * 2 * 6  # mean and variance, of six channels
-    starts = torch.stack([fed.algorithm.starts[k] for k in range(2)])
-    assert counted == sum(int(r[:, :first].count_nonzero()) for r in (starts, rows(fed)))
     for start in fed.algorithm.starts.values():
         torch.testing.assert_close(start[first:], ends[:, first:].mean(0))
     assert fed.row(0).integers.tolist()[0] == 4
@@ -270,11 +268,9 @@ def test_a_client_that_hears_nobody_is_named(method: Any, caplog: pytest.LogCapt
     [
         ({"density": 0.0}, {}, "density", "0.0 is outside (0, 1]"),
         ({"density": [0.5, 1.5]}, {}, "density", "1.5 is outside (0, 1]"),
-        ({"density": []}, {}, "density", "an empty list"),
         ({"active": 0.0}, {}, "active", "0.0 is outside (0, 1]"),
         ({"prune_rate": -0.1}, {}, "prune_rate", "-0.1 is outside [0, 1]"),
         ({"rounds": None}, {}, "rounds", "does not say how long the run is"),
-        ({"rounds": 0}, {}, "rounds", "0"),
         ({}, {"fraction": 0.5}, "model.fraction", "but all train"),
         ({}, {"clients_per_round": 2}, "model.clients_per_round", "but all train"),
         ({"topology": TimeVarying(5)}, {}, "neighbours", "5"),

@@ -151,8 +151,6 @@ def test_the_share_is_in_clients_csv(tmp_path: Path) -> None:
     [
         ({"hold_out": 0.0}, "hold_out: 0.0"),
         ({"hold_out": 1.0}, "hold_out: 1.0"),
-        ({"share_lr": 0.0}, "share_lr: 0.0"),
-        ({"passes": -1}, "passes: -1"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], found: str) -> None:

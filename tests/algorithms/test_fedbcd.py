@@ -1,6 +1,5 @@
 """FedBCD's identities, and its clouds by hand."""
 
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,14 @@ from tests.promises.refusals.mistakes import cloud_of, edited, of_class
 from tests.small import Line, data_of, fleet_of, has_global_model, module_of, row_held, run_round
 
 
-def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        algorithm = FedBCD(3, 2, gamma=0.0, steps=(1, 1), unit="epoch", momentum="session")
-    assert "FedBCD with gamma = 0: every device trains alone" in caplog.text
+def test_gamma_zero_trains_devices_alone() -> None:
+    algorithm = FedBCD(3, 2, gamma=0.0, steps=(1, 1), unit="epoch", momentum="session")
     sgd = {"optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01)}
     together, alone = fleet(algorithm, **sgd), fleet(Standalone(), **sgd)
     before = servers(together).clone()
     for t in range(3):
         metrics = run_round(together, t)
         run_round(alone, t)
-        assert metrics["server_gap"] == 0.0
         assert metrics["bytes_up"] == metrics["bytes_down"] == 0.0
         assert "server_bytes" not in metrics
     assert torch.equal(rows(together), rows(alone))
@@ -57,7 +53,6 @@ def test_with_one_server_async_is_sync_bit_for_bit() -> None:
             assert torch.equal(servers(fed), servers(feds[0]))
             assert metrics["virtual_time"] == found[0]["virtual_time"]
             assert metrics["bytes_up"] == found[0]["bytes_up"]
-            assert metrics["server_gap"] == pytest.approx(found[0]["server_gap"], rel=1e-5)
 
 
 @pytest.mark.parametrize("step", ["mean", "sum"])
@@ -70,12 +65,11 @@ def test_when_all_are_waited_for_the_mean_of_the_servers_is_the_sync_model(step:
     mixed = fleet(
         FedBCD(count, 2, server_lr=rate, server_step=step, mixing=uniform), model=Normed
     )  # fmt: skip
-    one, all_of_them = run_round(sync, 0), run_round(mixed, 0)
+    for fed in (sync, mixed):
+        run_round(fed, 0)
     assert torch.equal(rows(sync), rows(mixed))
     torch.testing.assert_close(servers(mixed).mean(0), servers(sync)[0], rtol=0, atol=1e-6)
     assert not torch.equal(servers(mixed)[0], servers(mixed)[1])
-    assert all_of_them["server_gap"] == pytest.approx(one["server_gap"], rel=1e-5)
-    assert one["consensus"] == 0.0 < all_of_them["consensus"]
 
 
 @pytest.mark.parametrize(("step", "rate"), [("mean", 1.5), ("sum", 0.4)])
@@ -100,13 +94,10 @@ def test_all_active_devices_reach_the_minimiser_of_problem_2(step: Any, rate: fl
         system[-2:, -2:] += gamma * eye
         right[here] = torch.from_numpy(oracle.b[i])
     minimiser = torch.linalg.solve(system, right).float().view(-1, 2)
-    first = run_round(fed, 0)
-    for t in range(1, 45):
-        metrics = run_round(fed, t)
+    for t in range(45):
+        run_round(fed, t)
     torch.testing.assert_close(rows(fed)[:, :2], minimiser[:-1], rtol=0, atol=2e-5)
     torch.testing.assert_close(servers(fed)[0, :2], minimiser[-1], rtol=0, atol=2e-5)
-    assert metrics["stationarity"] < 1e-4 < first["stationarity"]
-    assert metrics["server_gap"] < 1e-4 < first["server_gap"]
 
 
 def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
@@ -135,18 +126,6 @@ def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
     assert int(algorithm.clouds.of(0).integers[0]) == max(counts) > 2
     trained = rows(fed)[:, : layout.span(6)]
     assert trained.abs().max() <= 0.01
-
-
-def test_statistics_are_no_part_of_the_diagnostics() -> None:
-    """Servers whose models differ in statistics alone, and devices that have their parameters."""
-    algorithm = FedBCD(3, 1, wait=1, server_lr=1.0, steps=(1, 1))
-    fed = fleet(algorithm, model=Normed, optimizer=partial(SGD, lr=0.0))
-    for n in range(3):
-        algorithm.clouds.of(n).floats[192:] = float(n)
-    metrics = run_round(fed, 0)
-    assert fed.groups[0].layout.floats.span(6) == 192
-    assert metrics["consensus"] == metrics["server_gap"] == 0.0
-    assert servers(fed)[:, 192:].std(0).max() > 0
 
 
 def test_a_device_keeps_its_momentum_on_its_books() -> None:
@@ -216,7 +195,6 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     pulls = 1.0 * (1 - 4) + 2.0 * (1 - 7)
     expected = 1 - 0.25 * pulls / (3 if step == "mean" else 1)
     assert servers(fed)[0, 0].item() == pytest.approx(expected, rel=1e-6)
-    assert metrics["server_gap"] == pytest.approx(-pulls, rel=1e-6)
 
 
 def test_to_a_device_without_a_pull_nothing_is_sent() -> None:
@@ -287,9 +265,7 @@ def test_a_configuration_names_its_parts(
     Path("cloud.yaml").write_text(edited(edits))
     main(["fit", "--config", "cloud.yaml"])
     header = Path("runs/cloud/metrics.csv").read_text().splitlines()[0].split(",")
-    assert {"virtual_time", "stationarity", "global/accuracy", "personal/accuracy"} <= set(header)
-    assert ("server_gap" in header) == ("consensus" in header)
-    assert ("server_gap" in header) == (algorithm["class_path"] != "CloudFedAvg")
+    assert {"virtual_time", "global/accuracy", "personal/accuracy"} <= set(header)
     written = yaml.safe_load(Path("runs/cloud/config.yaml").read_text())["model"]
     assert written["optimizer"]["class_path"] == "lightfed.algorithms.shared.aspg.ASPG"
     box = optimizer["init_args"]["box"] if isinstance(optimizer, dict) else [-2.0, 2.0]

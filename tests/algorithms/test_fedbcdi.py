@@ -1,6 +1,5 @@
 """FedBCD-I: who trains offline, how long, and the pull of those that get through."""
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -71,12 +70,10 @@ def test_a_device_that_nobody_hears_pauses(compatibility: bool, trainings: int) 
     assert moved == expected
 
 
-def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        algorithm = FedBCDI(
-            3, 1, 2, gamma=0.0, steps=(1, 1), unit="epoch", patience=99, momentum="session"
-        )
-    assert "FedBCDI with gamma = 0" in caplog.text
+def test_gamma_zero_trains_devices_alone() -> None:
+    algorithm = FedBCDI(
+        3, 1, 2, gamma=0.0, steps=(1, 1), unit="epoch", patience=99, momentum="session"
+    )
     sgd = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
     together, alone = fleet(algorithm, **sgd), fleet(Standalone(), **sgd)
     for t in range(3):
@@ -152,11 +149,11 @@ def test_arguments_that_are_refused(settings: dict[str, Any], line: str) -> None
         ({"active": 2, "available": 4}, "available: 4 of the 3 devices of a server; give at most"),
         (
             {"server_step": "sum", "server_lr": 0.6, "gamma": [1.0, 0.5, 0.9]},
-            "server_lr: 0.6, times the sum of gamma over all devices, 3.8, is 2.28; it",
+            "server_lr: 0.6, times the sum of gamma, 3.8, is 2.28; it",
         ),
         (
             {"server_step": "sum", "server_lr": 0.6, "gamma": [1.0, 0.5, 0.9], "wait": 1},
-            "server_lr: 0.6, times the sum of gamma over the largest server's devices, 1.9, is 1.1",
+            "server_lr: 0.6, times the sum of gamma, 1.9, is 1.1",
         ),
     ],
 )

@@ -1,7 +1,6 @@
 """The proximal term: by hand, at mu = 0, and as PFLlib applies it (golden/baselines)."""
 
 import json
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,12 +58,6 @@ def test_mu_zero_is_fedavg(optimizer: Any, tmp_path: Path) -> None:
         rows[name] = server_row(federation)
     assert torch.equal(rows["fedavg"], rows["zero"])
     assert not torch.equal(rows["fedavg"], rows["more"])
-
-
-def test_mu_zero_is_said_to_be_fedavg(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        FedProx(mu=0.0)
-    assert "mu = 0 is FedAvg" in caplog.text
 
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan")])

@@ -1,6 +1,5 @@
 """FlexiFed's strategies: worked examples, identities, the start, bytes, what is warned of."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -287,30 +286,9 @@ def test_a_client_that_diverges_starts_again_and_spoils_no_mean(initial: Any) ->
 # What is stated, and refused.
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture, strategy: FlexiFed, **counts: int) -> list[str]:
-    widths = WIDTHS | {"z": (9,)}
-    groups = [
-        ClientGroup(n, partial(Stack, *widths[name]), name=name) for name, n in counts.items()
-    ]
-    with caplog.at_level(logging.WARNING, logger="lightfed"):
-        flexi_fleet(strategy, groups)
-    return [record.getMessage() for record in caplog.records]
-
-
-def test_strangers_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    (found,) = warnings_of(caplog, MaxCommon(), a=1, z=2, b=1)
-    assert found == "groups a, b | z: they have no layer in common and share nothing"
-
-
-def test_who_is_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    (found,) = warnings_of(caplog, ClusteredFL(), a=1, b=2)
-    assert found == "group a: its clients share nothing under ClusteredFL"
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"max_common_layers": -1}, r"max_common_layers: -1; give a number of layers"),
         (
             {"max_common_layers": 2, "share_classifier": True},
             r"share_classifier: true, together with max_common_layers: 2; keep one",

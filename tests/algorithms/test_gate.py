@@ -1,7 +1,6 @@
 """The gate's weights in the run folder; batches of one, and classes that nobody holds."""
 
 import json
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.fd import FD
-from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
@@ -95,18 +92,14 @@ def ending_on_one(**settings: Any) -> FederatedDataModule:
 
 
 def test_a_gate_is_given_no_batch_of_one(tmp_path: Path) -> None:
-    message = r"data\.last_batch: keep, and client 1 ends on a single sample, .*; set it to join"
+    message = r"data\.last_batch: client 1 trains on a single sample, .*; set data\.last_batch"
     with pytest.raises(UserError, match=message):
         fit(federation(moe()), ending_on_one(), tmp_path)
     fit(federation(moe()), ending_on_one(last_batch="join"), tmp_path)
 
 
-def test_such_a_batch_is_skipped_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="lightfed"):
-        trainer = fit(federation(moe()), ending_on_one(last_batch="drop"), tmp_path)
-    assert "data.last_batch: drop skips 1 of 25 training samples a pass" in caplog.messages
+def test_such_a_batch_is_skipped_and_counted(tmp_path: Path) -> None:
+    trainer = fit(federation(moe()), ending_on_one(last_batch="drop"), tmp_path)
     stated = json.loads((tmp_path / "run/environment.json").read_text())
     assert stated["skipped_samples"] == 1
     assert trainer.callback_metrics["participants"] == 3
@@ -125,18 +118,6 @@ class Normed(nn.Module):
 
 
 def test_the_network_that_is_not_evaluated_counts_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="client 1 ends on a single sample"):
+    with pytest.raises(UserError, match="client 1 trains on a single sample"):
         fit(federation(FML(Normed)), ending_on_one(), tmp_path)
     fit(federation(FML(mlp)), ending_on_one(), tmp_path)
-
-
-@pytest.mark.parametrize("algorithm", [FD(), FedProto()])
-def test_a_class_that_nobody_holds_is_named(
-    algorithm: Algorithm, caplog: pytest.LogCaptureFixture
-) -> None:
-    x, y = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 5
-    part = [i for i in range(9) if y[i] in (0, 2, 3)]
-    data = data_of(x, y, [part[:3], part[3:]], classes=5)
-    with caplog.at_level(logging.WARNING, logger="lightfed"):
-        fleet_of([ClientGroup(2, mlp)], algorithm, data)
-    assert caplog.messages == ["no client holds a sample of class 1, 4"]

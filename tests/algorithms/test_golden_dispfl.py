@@ -1,6 +1,5 @@
 """DisPFL, My-1 and My-2 against whole runs of the released code and its fork (golden/dispfl)."""
 
-import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -83,7 +82,7 @@ def test_golden_training_loop(name: str) -> None:
     layout = fleet.groups[0].layout
     for t in range(about["rounds"]):
         fleet.plan = RoundPlan(lr=about["lr"] * about["lr_decay"] ** t)
-        metrics = run_round(fleet, t)
+        run_round(fleet, t)
         for client in range(CLIENTS):
             at = f"r{t}/{client}"
             trained = row_of(golden, f"{at}/train_mask", layout) != 0
@@ -92,8 +91,6 @@ def test_golden_training_loop(name: str) -> None:
             torch.testing.assert_close(algorithm.starts[client], start, rtol=0, atol=1e-6)
             end = row_of(golden, f"{at}/end", layout)
             torch.testing.assert_close(fleet.row(client).floats, end, rtol=0, atol=1e-6)
-        log = [entry["comm_params"] for entry in about["log"] if entry["round"] == t]
-        assert metrics["counted_parameters"] == sum(log)
         for client, mask in masks_after(algorithm, fleet, t).items():
             expected = row_of(golden, f"r{t}/{client}/next_mask", layout) != 0
             assert torch.equal(unpack_mask(mask), expected), (t, client)
@@ -142,10 +139,6 @@ def test_golden_training_loop_through_fit(tmp_path: Path) -> None:
         )
         assert torch.equal(mask, trained != 0), (t, client)
         torch.testing.assert_close([start, end], rows, rtol=0, atol=1e-6)
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        counted = [float(row["counted_parameters"]) for row in csv.DictReader(file)]
-    logs = [[e["comm_params"] for e in about["log"] if e["round"] == t] for t in range(rounds)]
-    assert counted == [sum(log) for log in logs]
 
 
 def masks_after(algorithm: DisPFL, fleet: Fleet, t: int) -> dict[int, Tensor]:

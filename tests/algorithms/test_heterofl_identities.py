@@ -67,7 +67,6 @@ def federations(draw: st.DrawFn) -> Federation:
                 partial(Conv, hidden=(width, 16), norm="bn"),
                 partial(Conv, hidden=(width, 16), norm="none"),
                 partial(PreActResNet, hidden=(width, 16), blocks=(1, 1), norm="ln"),
-                partial(PreActResNet, hidden=(width,), blocks=(2,), block="bottleneck"),
                 partial(Transformer, embedding=16, heads=2, hidden=width, layers=1),
             ]
         )

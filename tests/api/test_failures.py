@@ -1,7 +1,6 @@
 """A client whose session raises is named and left out; the others do not notice."""
 
 import logging
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
@@ -230,14 +229,18 @@ def test_a_run_in_which_nothing_can_be_trained_ends(tmp_path: Path) -> None:
         fit(federation, broken_data((0, 1, 2, 3)), tmp_path)
 
 
-def test_a_lone_session_that_raises_may_do_so_twice(tmp_path: Path) -> None:
-    federation = Federation(
-        FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), clients_per_round=1
-    )
-    with pytest.raises(UserError, match=r"3 rounds in a row .*: ValueError: a sample") as error:
-        fit(federation, broken_data((0, 1, 2, 3)), tmp_path, rounds=5)
+def test_a_lone_session_that_raises_ends_the_run_unless_it_may_fail(tmp_path: Path) -> None:
+    def run(allowed: int | None) -> None:
+        federation = Federation(
+            FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), clients_per_round=1,
+            max_failed_clients=allowed,
+        )  # fmt: skip
+        fit(federation, broken_data((0, 1, 2, 3)), tmp_path / str(allowed), rounds=2)
+
+    with pytest.raises(UserError, match="1 of 1 sessions of round 0 failed") as error:
+        run(None)
     assert error.value.key == "model.max_failed_clients"
-    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
+    run(1)
 
 
 @pytest.mark.usefixtures("unchecked_data")
@@ -252,37 +255,6 @@ def test_a_round_without_a_usable_update_ends_the_run_whatever_may_fail(tmp_path
     assert error.value.key == "model.max_failed_clients"
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "name"),
-    [
-        (SGD, "lr"), (SGD, "momentum"), (SGD, "weight_decay"), (SGD, "dampening"),
-        (Adam, "lr"), (Adam, "weight_decay"), (Adam, "eps"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_arguments_of_an_optimiser_that_are_not_finite_are_refused(
-    optimizer: Any, name: str, value: float
-) -> None:
-    factory = partial(optimizer, **({"lr": 0.1} | {name: value}))
-    with pytest.raises(UserError) as error:
-        fleet_of([ClientGroup(4, mlp)], FedAvg(), random_data(SIZES), optimizer=factory)
-    assert error.value.key == f"model.optimizer.init_args.{name}"
-
-
-class Unbounded(Picky):
-    """Configures an optimiser of its own."""
-
-    @override
-    def configure_optimizers(self) -> Any:
-        return SGD(self.parameters(), lr=torch.tensor(math.inf))
-
-
-def test_so_are_those_of_a_modules_own() -> None:
-    with pytest.raises(UserError, match="lr inf from configure_optimizers") as error:
-        fleet_of([ClientGroup(4, Unbounded)], FedAvg(), random_data(SIZES))
-    assert error.value.key == "model.clients.0.model"
-
-
 def test_a_refusal_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Picky, "error", partial(UserError, "data.root", "a file", "mend it"))
     federation = Federation(FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1))
@@ -291,5 +263,5 @@ def test_a_refusal_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_fewer_than_none_cannot_fail() -> None:
-    with pytest.raises(UserError, match=r"model.max_failed_clients: -1 clients"):
+    with pytest.raises(UserError, match=r"model.max_failed_clients: -1"):
         Federation(FedAvg(), [ClientGroup(4, Picky)], max_failed_clients=-1)

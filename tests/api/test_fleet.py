@@ -160,7 +160,7 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
         data.prepare(clients=5, seed=0, device=CPU, folder=None)
         fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
-        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), evaluated=False)
+        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), {})
         fed.training.attach(Runtime(), [stepper])
         for t in range(2):
             run_round(fed, t)
@@ -243,22 +243,6 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
     with refused():
         values = {k: torch.ones(1) for k in range(2)}
         fed.average(values, [0, 1], into=torch.zeros(1), weights={0: 1.0, 1: weight})
-
-
-def test_a_tally_is_the_sum_of_what_all_ranks_give() -> None:
-    fleets = [fleet(2), fleet(2)]
-    given = [{4: torch.tensor(3), 7: torch.tensor(2**40)}, {5: torch.tensor(5)}]
-
-    def tally(ranks: Ranks) -> dict[str, float]:
-        fed = fleets[ranks.rank]
-        fed.ranks = ranks
-        fed.train([], 0, tally={"weights": given[ranks.rank], "nothing": {}})
-        return {name: fed.metrics[name] for name in ("weights", "nothing")}
-
-    expected = {"weights": 8.0 + 2**40, "nothing": 0.0}
-    assert on_ranks(2, tally) == [expected, expected]
-    given[0].clear()
-    assert on_ranks(2, tally)[0]["weights"] == 5.0
 
 
 @pytest.mark.parametrize("world", [1, 2])

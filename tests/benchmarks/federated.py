@@ -29,7 +29,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Partitioner
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer, Precision
 from lightfed.local.client_group import ClientGroup

@@ -1,13 +1,11 @@
 """What jsonargparse 4.53 and Lightning refuse, and the line that becomes of it."""
 
-import inspect
 import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as L
 import pytest
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -15,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
-from lightfed.cli.errors import ABSENT, WORDS, accepted, class_error, parser_error, run_error
+from lightfed.cli.errors import WORDS, accepted, class_error, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
@@ -114,20 +112,6 @@ def test_what_is_not_understood_is_one_line_with_a_key() -> None:
     error = parser_error('Parser key "model.seed":\n  Something\n    new', ["fit"], SECTIONS)
     assert (error.key, error.found) == ("model.seed", "Something new")
     assert parser_error("Something\nnew", ["fit"], SECTIONS).found == "Something new"
-
-
-def test_every_flag_of_lightning_is_there_or_has_a_reason() -> None:
-    theirs = set(inspect.signature(L.Trainer.__init__).parameters) - {"self"}
-    ours = set(accepted(PreviewTrainer))
-    absent = {key.removeprefix("trainer.") for key in ABSENT if key.startswith("trainer.")}
-    assert theirs - ours == absent
-    assert not absent & ours
-    message = "unrecognized arguments: --trainer.sync_batchnorm=true --model.seed 3"
-    error = parser_error(message, ["fit"], SECTIONS)
-    assert (error.key, error.found, error.fix) == (
-        "trainer.sync_batchnorm",
-        *ABSENT["trainer.sync_batchnorm"],
-    )
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -148,7 +148,7 @@ def test_every_configuration_trains_a_round(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
-    monkeypatch.setattr("lightfed.data.datasets.docstrings.source_folders", lambda: sources)
+    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
     lightfed("fit", "--config", *small(config, files, tmp_path))
     folder = tmp_path / "runs" / config.stem
     assert len((folder / "metrics.csv").read_text().splitlines()) == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Partitioner
 from lightfed.utils.errors import UserError
 
 BALANCED = np.tile(np.arange(10), 500)

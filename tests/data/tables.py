@@ -8,8 +8,6 @@ import datasets
 import numpy as np
 from PIL import Image
 
-from tests.data import tiny
-
 KINDS = ("cat", "dog")
 
 
@@ -35,19 +33,6 @@ def shades(root: Path, *, each: int = 3, size: int = 8) -> Path:
                 Image.new("RGB", (size, size), (16 * i + 128 * label,) * 3).save(
                     folder / f"{i}.png"
                 )
-    return root
-
-
-def sounds(root: Path, *, each: int = 2) -> Path:
-    """ROOT/{train,test}/{cat,dog}/I.wav: tones of half a second, dogs are lower."""
-    time = np.arange(tiny.RATE // 2) / tiny.RATE
-    for split in ("train", "test"):
-        for label, kind in enumerate(KINDS):
-            folder = root / split / kind
-            folder.mkdir(parents=True)
-            for i in range(each):
-                tone = np.sin(2 * np.pi * (2000 - 1500 * label) * time) * 9000
-                tiny.write_recording(folder / f"{i}.wav", tone.astype(np.int16))
     return root
 
 

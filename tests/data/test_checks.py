@@ -38,9 +38,9 @@ def of(place: int, value: float, like: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, "no samples"),
-        ({"x": GOOD.x[:7]}, "sample 7"),
-        ({"y": GOOD.y[:6]}, "sample 6"),
+        ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, "0 samples"),
+        ({"x": GOOD.x[:7]}, "7 samples, 8 labels"),
+        ({"y": GOOD.y[:6]}, "8 samples, 6 labels"),
         ({"groups": torch.zeros(5)}, "5 natural owners"),
         ({"y": GOOD.y.float()}, "float32"),
         ({"y": GOOD.y[:, None]}, "(8, 1)"),

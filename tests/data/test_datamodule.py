@@ -13,8 +13,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Classes, Diversity, Iid
+from lightfed.data.partition.schemes import Classes, Diversity, Iid, Partitioner
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 
@@ -90,7 +89,7 @@ def test_labels_are_those_of_the_training_samples() -> None:
 
 
 def test_a_client_is_tested_on_its_test_samples() -> None:
-    data = prepared(eval_batch_size=3, personal_test="disjoint")
+    data = prepared(eval_batch_size=3, personal_test="random")
     for client in range(6):
         batches = list(data.test_batches(client))
         assert numbers(batches) == data.partition_.test(client).tolist()
@@ -109,7 +108,7 @@ def test_a_split_client_is_tested_on_training_samples() -> None:
 
 
 def test_a_client_without_test_samples_has_no_batch() -> None:
-    data = prepared(clients=80, personal_test="disjoint")
+    data = prepared(clients=80, personal_test="random")
     sizes = np.diff(data.partition_.test_offsets)
     client = int(np.flatnonzero(sizes == 0)[0])
     assert list(data.test_batches(client)) == []

@@ -1,10 +1,8 @@
 """Which runs are seeds of one experiment, by the digests of what they trained on."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,6 @@ from typing_extensions import override
 import lightfed as lf
 from lightfed.data.datasets.dataset import Dataset, Samples, Split
 from lightfed.data.digests import digests
-from lightfed.data.partition.partitioner import Partitioner
 from lightfed.results.groups import grouped
 from lightfed.results.run import read
 from lightfed.utils.recorded import arguments
@@ -58,32 +55,8 @@ class Drawn(Dataset):
         return Samples(x, torch.randint(2, (12,), generator=draws))
 
 
-class Halves(Partitioner):
-    """Deals the samples in the order of an object without a text of its own."""
-
-    @dataclass(repr=False)
-    class Order:
-        step: int
-        __str__ = __repr__ = object.__repr__
-
-    def __init__(self, step: int) -> None:
-        self.order = Halves.Order(step)
-        self.given = ((self.order,), {})
-
-    @override
-    def split(self, labels: np.ndarray, *, rng: np.random.Generator, **_: Any) -> list[np.ndarray]:
-        every = (np.arange(len(labels)) * self.order.step + rng.integers(9)) % len(labels)
-        ordered = every[np.argsort(labels[every], kind="stable")]
-        return [np.sort(part) for part in np.split(ordered, 2)]
-
-
-def test_parts_of_samples_that_a_seed_draws_are_no_other_partition() -> None:
-    first, second = (of(Drawn(seed), Halves(5), seed=seed) for seed in (0, 1))
-    assert first == second
-
-
-def of(dataset: Dataset, partition: Partitioner | None = None, *, seed: int = 0) -> dict[str, str]:
-    data = lf.FederatedDataModule(dataset, partition or lf.Iid())
+def of(dataset: Dataset, *, seed: int = 0) -> dict[str, str]:
+    data = lf.FederatedDataModule(dataset, lf.Iid())
     data.prepare(clients=2, seed=seed, device=CPU, folder=None)
     return digests(arguments(data), data.contents)
 
@@ -97,17 +70,12 @@ def of(dataset: Dataset, partition: Partitioner | None = None, *, seed: int = 0)
         (Drawn(0), Drawn(1), set()),
         (Drawn(0), Drawn(0, root="there"), set()),
         (Drawn(0), Drawn(1, scale=2.0), {"dataset"}),
-        (Halves(5), Halves(5), set()),
-        (Halves(5), Halves(7), {"partition"}),
-        (lf.Dirichlet(0.5), lf.Dirichlet(0.1), set()),  # config.yaml tells them apart
     ],
 )
 def test_what_makes_data_other_data(one: Any, other: Any, differ: set[str]) -> None:
     """Another seed of the run, which deals other samples to the clients, does not."""
-    given = [(x,) if isinstance(x, Dataset) else (noisy(0.5), x) for x in (one, other)]
-    first, second = (of(*args, seed=seed) for seed, args in enumerate(given))
+    first, second = (of(x, seed=seed) for seed, x in enumerate((one, other)))
     assert {name for name in first if first[name] != second[name]} == differ
-    assert ("partition" in first) == isinstance(one, Halves)
 
 
 class Net(lf.ClientModule):

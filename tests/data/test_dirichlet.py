@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quantity
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Dirichlet, DirichletClient, Partitioner, Quantity
 from tests.data.rules import (
     BALANCED,
     assert_exact_cover,

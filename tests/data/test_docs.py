@@ -24,7 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = tables.points(root / "flowers.csv").read_text()
     (root / "flowers.csv").write_text(rows.replace("a,b,kind,who", "petal,sepal,species,region", 1))
     tables.shades(root / "photos", each=8)
-    tables.sounds(root / "words", each=4)
     letters: Any = {"x": ["to be or not"] * 4, "y": [" ", "t", " ", "t"]}
     pixels: Any = {"x": [[0.5] * 784] * 4, "y": [0, 1, 1, 0]}
     for name, content in (("femnist", pixels), ("shakespeare", letters)):

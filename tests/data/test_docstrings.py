@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.datasets import docstrings as module
-from lightfed.data.datasets.docstrings import Docstrings, docstrings, source_folders
-from lightfed.data.datasets.text import encode
+from lightfed.data.datasets import text as module
+from lightfed.data.datasets.text import Docstrings, docstrings, encode, source_folders
 from lightfed.utils.errors import UserError
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.data.partition.dirichlet import DirichletClient
-from lightfed.data.partition.matching import matched_counts
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Classes
+from lightfed.data.partition.draw import matched_counts
+from lightfed.data.partition.schemes import Classes, DirichletClient, Partitioner
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "partitions.json").read_text()

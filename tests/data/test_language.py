@@ -7,10 +7,8 @@ import torch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset
 from lightfed.data.datasets.language import Prose, Text, WikiText2
-from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.data.partition.draw import PersonalTest
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Iid, Natural
+from lightfed.data.partition.schemes import Dirichlet, Iid, Natural, Partitioner
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 
@@ -160,7 +158,7 @@ def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -
     assert torch.equal(data.global_test_batch(0)[0], test[: data.eval_batch_size])
 
 
-@pytest.mark.parametrize("personal", ["match", "disjoint", "split", "labels"])
+@pytest.mark.parametrize("personal", ["match", "random", "split", "labels"])
 @pytest.mark.parametrize("scheme", [Natural(), Iid(), Dirichlet(0.5)])
 def test_every_personal_test_works_on_windows(
     personal: PersonalTest, scheme: Partitioner, root: Path

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lightfed.data.datasets.logmel import RATE, SHAPE, log_mel
+from lightfed.data.datasets.speech import RATE, SHAPE, log_mel
 
 
 def hz_of_mel(mel: np.ndarray) -> np.ndarray:

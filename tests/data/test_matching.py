@@ -2,38 +2,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.partition.matching import (
+from lightfed.data.partition.draw import (
     class_counts,
-    dealt_counts,
     draw_test,
     flatten,
     hold_out,
     matched_counts,
 )
-
-counts = st.integers(1, 5).flatmap(
-    lambda classes: st.lists(
-        st.lists(st.integers(0, 9), min_size=classes, max_size=classes), min_size=1, max_size=12
-    )
-)
-
-
-@settings(deadline=None, max_examples=30)
-@given(counts, st.integers(0, 60), st.integers(0, 99))
-def test_dealt_counts_are_rounded_and_exhaustive(
-    held: list[list[int]], size: int, seed: int
-) -> None:
-    matrix = np.array(held, dtype=np.int32)
-    pools = np.random.default_rng(seed).integers(0, size + 1, size=matrix.shape[1:])
-    dealt = dealt_counts(matrix, pools, np.random.default_rng(seed))
-    trained = matrix.any(axis=0)
-    np.testing.assert_array_equal(dealt.sum(axis=0), np.where(trained, pools, 0))
-    exact = matrix * pools / np.maximum(matrix.sum(axis=0), 1)
-    assert (np.abs(dealt - exact) < 1).all()
-    tested, offsets = draw_test(
-        dealt, np.repeat(np.arange(len(pools)), pools), np.random.default_rng(0), shared=False
-    )
-    assert len(np.unique(tested)) == len(tested) == offsets[-1]
 
 
 @settings(deadline=None, max_examples=30)
@@ -63,13 +38,6 @@ def test_hold_out_favours_no_class() -> None:
     assert np.abs(held_out - 100).max() < 45  # five standard deviations
 
 
-def test_dealt_counts_favour_no_client() -> None:
-    """100 equal clients and 36 samples of each of ten classes: everyone gets three or four."""
-    held = np.full((100, 10), 14, dtype=np.int32)
-    dealt = dealt_counts(held, np.full(10, 36), np.random.default_rng(0))
-    assert set(dealt.sum(axis=1)) == {3, 4}
-
-
 def test_matched_counts_are_rounded_up_exactly() -> None:
     """A tenth of 100 is 10, though 0.1 * 100 may be more in floats; and a class has no more."""
     held = np.array([[1, 9], [3, 27], [0, 5]])
@@ -89,7 +57,7 @@ def test_shared_test_samples_are_drawn_from_everywhere() -> None:
     """Every sample of a class is used about equally often, and no client has one twice."""
     labels = np.repeat([0, 1], [30, 50])
     counts = np.tile([10, 20], (600, 1))
-    index, offsets = draw_test(counts, labels, np.random.default_rng(0), shared=True)
+    index, offsets = draw_test(counts, labels, np.random.default_rng(0))
     for client in range(600):
         own = index[offsets[client] : offsets[client + 1]]
         assert (np.diff(own) > 0).all()

@@ -82,13 +82,13 @@ def test_hold_out_batches_have_the_training_batches_size() -> None:
 @pytest.mark.parametrize(
     ("settings", "share", "key", "found"),
     [
-        ({}, 0.9, HOLD_OUT, "0.9 is all of what client 1 holds: 4 of 4 samples"),
+        ({}, 0.9, HOLD_OUT, "0.9 is all of what client 1 holds"),
         ({"chunks": 4}, 0.25, "data.chunks", "4, but client 1 holds 3 samples; give at most 3"),
         (
             {"last_batch": "drop", "batch_size": 4},
             0.25,
             "data.last_batch",
-            "1 clients hold less than a batch of 4 (the smallest 3)",
+            "client 1 holds 3 samples, less than a batch",
         ),
     ],
 )

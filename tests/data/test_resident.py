@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.batches import Batch, LastBatch, ResidentSplit, _place
+from lightfed.data.batches import Batch, LastBatch, ResidentSplit, _fits
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import Samples, Transform
 
@@ -293,21 +293,20 @@ def test_a_split_on_the_host_has_the_same_batches(transform: Transform, last: bo
         assert one.stride() == other.stride()
 
 
-def test_auto_takes_the_first_place_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda")
+def test_auto_takes_the_device_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 100}.get(name, 10))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 800))
-    found = [_place(size, gpu) for size in (200, 201, 500, 501)]
-    assert found == ["device", "host", "host", "mapped"]
-    assert [_place(size, CPU) for size in (500, 501)] == ["device", "mapped"]
+    assert [_fits(size, torch.device("cuda")) for size in (200, 201)] == [True, False]
+    assert [_fits(size, CPU) for size in (500, 501)] == [True, False]
 
 
-def test_what_is_larger_than_memory_stays_mapped(
+def test_what_the_device_does_not_hold_stays_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch copies its own rows only: the file is read where it is, and is never copied."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    x = cached("x", 1, lambda: [np.arange(40, dtype=np.uint8).reshape(10, 1, 2, 2)])
+    kept = cached("x", lambda: np.arange(40, dtype=np.uint8).reshape(10, 1, 2, 2))
+    x = torch.from_numpy(kept)
     samples = Samples(x, torch.arange(10))
     split = ResidentSplit(samples, Transform((0.0,), (1.0,)), device=CPU, train=True, held=False)
     assert split._x.data_ptr() == x.data_ptr()

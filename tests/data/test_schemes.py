@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quantity
-from lightfed.data.partition.partitioner import Partitioner
-from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.data.partition.schemes import (
+    Classes,
+    Dirichlet,
+    DirichletClient,
+    Diversity,
+    Iid,
+    Natural,
+    Partitioner,
+    Quantity,
+    Shards,
+)
 from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import UserError
 from tests.data.rules import (

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.logmel import NORMALISE, SHAPE
-from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.speech import NORMALISE, SHAPE, Tones
 from lightfed.utils.errors import UserError
 
 

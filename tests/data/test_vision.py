@@ -173,10 +173,9 @@ def test_presets_are_the_constants_of_the_papers() -> None:
     assert CIFAR100("x", preset="pfedmoe").transform == Transform(*cifar100, **others)
     assert CIFAR10("x", preset="pfedmoe", erase=0.0).transform.erase == 0
     assert CIFAR10("x", erase=0.3).transform == replace(heterofl, erase=0.3)
-    for wrong in ({"erase": 1.5}, {"erase": 0.5, "augment": False}):
-        with pytest.raises(UserError) as error:
-            CIFAR100("x", **wrong)
-        assert error.value.key == "data.dataset.init_args.erase"
+    with pytest.raises(UserError) as error:
+        CIFAR100("x", erase=1.5)
+    assert error.value.key == "data.dataset.init_args.erase"
     assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
     with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
         CIFAR100("x", preset="fedbcd")

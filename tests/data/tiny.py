@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.io import wavfile
 
-from lightfed.data.datasets.docstrings import Docstrings
-from lightfed.data.datasets.logmel import RATE
-from lightfed.data.datasets.speech import SYNTHETIC
-from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.speech import RATE, Tones
+from lightfed.data.datasets.text import Docstrings
 from lightfed.utils.rng import derive_seed, numpy_generator
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -121,13 +119,12 @@ def write_tones(root: Path, tones: Tones, *, words: Sequence[str], version: str 
     """ROOT/SpeechCommands/speech_commands_VERSION: the clips, with a folder for each of `words`.
 
     The test speakers are in testing_list.txt, the first speaker in validation_list.txt, and two
-    recordings of noise in _background_noise_. A file marks the tree as synthetic.
+    recordings of noise in _background_noise_.
     """
     folder = root / "SpeechCommands" / f"speech_commands_{version}"
     noises = folder / "_background_noise_"
     for new in (noises, *(folder / word for word in words)):
         new.mkdir(parents=True)
-    (folder / SYNTHETIC).write_text("Synthetic tones, not speech; written by lightfed.\n")
     paths = []
     for clip, speaker in enumerate(tones.speaker().tolist()):
         name = f"{derive_seed(0, 'tones/name', client=speaker) & 0xFFFFFFFF:08x}"
@@ -192,7 +189,7 @@ def ag_news(
 def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
     """ROOT/PACKAGE/a.py for each class of `Docstrings`, with this many documented functions.
 
-    Returned is what `lightfed.data.datasets.docstrings.source_folders` would find.
+    Returned is what `lightfed.data.datasets.text.source_folders` would find.
     """
     folders = {name: [root / name] for name in Docstrings.classes}
     for name, (folder,) in folders.items():

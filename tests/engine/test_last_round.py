@@ -150,17 +150,6 @@ def test_a_run_that_early_stopping_has_ended_stays_so_until_its_limits_change(
     assert evaluated(tmp_path) == list(range(1, 10))
 
 
-def test_a_run_goes_on_without_the_callback_that_has_stopped_it(tmp_path: Path) -> None:
-    class Other(Callback):
-        """Stops nothing."""
-
-    fit(federation(), data(), tmp_path, rounds=4, callbacks=[Stop(after=2)])
-    fit(federation(), data(), tmp_path, rounds=4, callbacks=[Stop(9), Other()], ckpt_path="last")
-    assert evaluated(tmp_path) == [1, 2]
-    fit(federation(), data(), tmp_path, rounds=4, callbacks=[Other()], ckpt_path="last")
-    assert evaluated(tmp_path) == [1, 2, 3, 4]
-
-
 def test_more_rounds_in_the_same_trainer_keep_the_rows_of_those_before(tmp_path: Path) -> None:
     whole, model = federation(), federation()
     fit(whole, data(), tmp_path / "whole", rounds=5, **RARELY)

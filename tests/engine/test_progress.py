@@ -58,12 +58,6 @@ def test_a_line_says_what_the_table_says_of_its_round(tmp_path: Path) -> None:
         )
 
 
-def test_figures_of_an_earlier_round_say_so(tmp_path: Path) -> None:
-    lines = logged(tmp_path, rounds=4, check_val_every_n_epoch=2)
-    assert "accuracy" not in lines[0]
-    assert [line.endswith("(round 2)") for line in lines] == [False, False, True, False]
-
-
 @pytest.mark.parametrize("width", [72, 100, 200])
 def test_a_terminal_shows_times_and_figures_whole(width: int, tmp_path: Path) -> None:
     shown: list[str] = []

@@ -85,7 +85,7 @@ def test_it_is_of_full_precision_where_training_is_mixed() -> None:
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=False)
     runtime = Runtime(forward_context=autocast)
     optimizer = partial(SGD, lr=0.2)
-    stepper = client_stepper(fed.groups[0], 0, optimizer, runtime, evaluated=False)
+    stepper = client_stepper(fed.groups[0], 0, optimizer, runtime, {})
     fed.training.attach(runtime, [stepper])
     assert torch.equal(fed.gradient(0, 0), full)
 
@@ -96,7 +96,7 @@ def test_rows_on_the_host_have_the_same() -> None:
     data.prepare(clients=3, seed=0, device=CPU, folder=None)
     host = Fleet([ClientGroup(3, Net)], Standalone(), data, ranks=device.ranks, host_rows=True)
     optimizer = partial(SGD, lr=0.2)
-    stepper = client_stepper(host.groups[0], 0, optimizer, Runtime(), evaluated=False)
+    stepper = client_stepper(host.groups[0], 0, optimizer, Runtime(), {})
     host.training.attach(Runtime(), [stepper])
     with torch.inference_mode():
         host.bind(0)  # evaluated before

@@ -100,7 +100,7 @@ def test_gradients_that_share_memory_are_clipped_once(
 class Apart(Net):
     """`body` and `side` are networks of their own; the head is all else."""
 
-    clipped_apart = ("body", "side")
+    clipped_separately = ("body", "side")
 
 
 @pytest.mark.parametrize("build", [partial(SGD, momentum=0.9, weight_decay=1e-3), Adam])

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import ASGD, SGD, Adam, RMSprop
 from typing_extensions import override
 
-from lightfed.local.pack_rules import LAYERS, unknown
+from lightfed.local.packing import LAYERS, unknown
 from lightfed.models import (
     MLP,
     VGG,

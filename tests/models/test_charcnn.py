@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.state.rows import LiveModule, ModelLayout
-from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 
 DEPTHS = (3, 4, 5, 6)
@@ -57,21 +56,6 @@ def test_letters_may_come_in_any_type() -> None:
         assert torch.equal(model(x.to(dtype)), model(x))
 
 
-@pytest.mark.parametrize("layers", DEPTHS)
-def test_every_text_that_is_long_enough_will_do(layers: int) -> None:
-    with pytest.raises(UserError) as error:
-        small(layers, 1)
-    assert error.value.key == "layers"
-    least = int(error.value.found.split("need ")[1].split()[0])
-    for length in (least, least + 1, least + 26, 257):
-        assert small(layers, length).eval()(letters(1, length)).shape == (1, 4)
-    with pytest.raises(UserError, match=f"the samples have {least - 1}"):
-        small(layers, least - 1)
-    features = small(layers, least).features.eval()
-    with pytest.raises(RuntimeError):
-        features(torch.zeros(1, 70, least - 1))
-
-
 def test_the_size_can_be_chosen() -> None:
     model = CharCNN(4, 7, (120,), width=0.1, hidden=9, dropout=0.25)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -80,13 +64,3 @@ def test_the_size_can_be_chosen() -> None:
     drops = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
     assert drops == [0.25, 0.25]
     assert [m.p for m in small().modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("shape", "width", "key"),
-    [((1, 28, 28), 1.0, "input_shape"), ((100,), 0.0, "width"), ((100,), -1.0, "width")],
-)
-def test_what_cannot_be_is_refused(shape: tuple[int, ...], width: float, key: str) -> None:
-    with pytest.raises(UserError) as error:
-        CharCNN(3, 4, shape, width=width)
-    assert error.value.key == key

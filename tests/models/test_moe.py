@@ -44,7 +44,8 @@ def extractor(channels: int) -> nn.Sequential:
 
 
 def recorded_client(*, debias: bool = False) -> MixtureClient:
-    gate = Gate((3, 8, 8), hidden=5, debias=debias)
+    gate = Gate((3, 8, 8), hidden=5)
+    gate.layers[1].debias = debias  # type: ignore[assignment]
     gate.layers.load_state_dict(recorded("init", "gate", GATE), strict=False)
     client = MixtureClient(extractor(4), nn.Linear(6, 4), extractor(2), gate, batch=X[:2])
     client.extractor.load_state_dict(recorded("init", "F", EXTRACTOR))

@@ -208,22 +208,11 @@ def test_a_width_without_whole_heads_is_refused(embedding: int, heads: int, rate
         model = small(embedding=embedding, heads=heads, rate=rate, layers=1)
         assert model.norm.weight.numel() % heads == 0
         return
-    with pytest.raises(ValueError, match=r"^layers\.0\.attention: ") as error:
-        small(embedding=embedding, heads=heads, rate=rate, layers=1)
-    needed, width = heads * ceil(embedding / heads * rate), ceil(embedding * rate)
-    assert f"are {needed}, where" in str(error.value)
-    assert str(error.value).endswith(f"is {width}")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "key"), [({"mask_rate": 1.5}, "mask_rate"), ({"heads": 0}, "heads")]
-)
-def test_what_cannot_be_is_refused(wrong: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError) as error:
-        small(**wrong)
-    assert error.value.key == key
+        small(embedding=embedding, heads=heads, rate=rate, layers=1)
+    assert error.value.key == "heads"
 
 
 def test_images_are_no_windows() -> None:
-    with pytest.raises(UserError, match=r"input_shape: .*one dimension"):
+    with pytest.raises(UserError, match=r"input_shape: .*windows"):
         Transformer(10, (3, 32, 32))

@@ -56,7 +56,7 @@ def fleet(algorithm: Any = FedAvg, *models: Any, **settings: Any) -> Fleet:
 def test_groups_share_equal_tensors_of_one_name_only() -> None:
     base, nets = Base(), [Net(middle=5), Net(middle=7), Net(seed=1)]
     for net in nets:
-        base.share(live_of(net))
+        base.add_group(live_of(net))
     assert nets[0].body.weight.data_ptr() == nets[1].body.weight.data_ptr()
     assert nets[0].body.weight.data_ptr() != nets[2].body.weight.data_ptr()
     assert base.bytes == 2 * 4 * (FEATURES * WIDE + WIDE)

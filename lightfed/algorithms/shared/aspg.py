@@ -102,24 +102,22 @@ class AspgStepper(Stepper):
         (self._group,) = optimizer.param_groups
         self._zeta: float = self._group["momentum"]
         self.box = self._group["box"]
-        self._point = self._iterate = self._gradient = self._moved = torch.empty(0)
+        self._point = self._iterate = self._gradient = torch.empty(0)
         self._parts: Params = []  # of the gradient, as the parameters lie in a row
         self._runs: list[slice] = []  # of a row, that are trained
-        self._steps = 0
 
     @override
     def reset(self, lr: float | None, row: Tensor, proximal: Proximal | None) -> None:
         super().reset(lr, row, None)
         self._point, values = row, self._params
         if len(self._gradient) != len(row):
-            self._gradient = torch.zeros_like(row)
-            self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
+            self._gradient, self._iterate = torch.zeros_like(row), torch.empty_like(row)
             self._parts = views_at(values, row, self._gradient)
             starts = [int(part.storage_offset()) for part in self._parts]
             ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
             self._runs = _runs([*zip(starts, ends, strict=True)])
         self._iterate.copy_(row)
-        self._proximal, self._steps = proximal, 0
+        self._proximal = proximal
         if proximal is not None and proximal.momentum is not None:
             row += proximal.momentum
 
@@ -143,8 +141,7 @@ class AspgStepper(Stepper):
         torch._foreach_copy_([self._parts[i] for i in used], grads)
         if hook is not None:
             hook(self._gradient)
-        self._moved.copy_(self._point)
-        gamma, anchor = 0.0, self._moved  # a pull of no weight
+        gamma, anchor = 0.0, self._point.clone()  # a pull of no weight
         if self._proximal is not None:
             gamma, anchor = self._proximal.gamma, self._proximal.anchor
         if self.clipping is not None:
@@ -157,19 +154,12 @@ class AspgStepper(Stepper):
                 self._point[run], self._iterate[run], self._gradient[run], anchor[run],
                 lr=self._group["lr"], gamma=gamma, extrapolation=self._zeta, box=self.box,
             )  # fmt: skip
-        self._steps += 1
 
     @override
     def finish(self) -> None:
-        """The row becomes the iterate; its gradient mapping is kept, and its momentum if carried.
-
-        The mapping of the last step, (x_ex - x^K) / eta, is 0 where x is stationary.
-        """
-        if self._proximal is not None:
-            if self._proximal.carries:
-                self._proximal.momentum = self._point - self._iterate
-            if self._steps:
-                self._proximal.gap = (self._moved - self._iterate).norm() / self._group["lr"]
+        """The row becomes the iterate; the momentum is kept if it is carried."""
+        if self._proximal is not None and self._proximal.carries:
+            self._proximal.momentum = self._point - self._iterate
         self._point.copy_(self._iterate)
 
 
@@ -188,7 +178,6 @@ class StackedASPG(StackedOptimizer):
         self._lr, self._zeta, self._box = group["lr"], group["momentum"], group["box"]
         self._points = list(values)
         self._iterates = [value.clone() for value in values]
-        self._moved = [torch.empty_like(value) for value in values]  # before the last step
         if momenta is not None:
             torch._foreach_add_(self._points, list(momenta))
 
@@ -198,11 +187,10 @@ class StackedASPG(StackedOptimizer):
             leaf.data = leaf.data[:clients]
 
     @override
-    def step(self, grads: Sequence[Tensor | None], *, left: int) -> None:
+    def step(self, grads: Sequence[Tensor | None]) -> None:
         for i, (leaf, grad) in enumerate(zip(self.leaves, grads, strict=True)):
-            point, clients = leaf.data, len(leaf)
-            iterate = self._iterates[i][:clients]
-            self._moved[i][left:clients] = point[left:]
+            point = leaf.data
+            iterate = self._iterates[i][: len(point)]
             new = point if grad is None else point.sub(grad, alpha=self._lr)
             new = new.clone() if self._box is None else new.clamp(*self._box)
             torch.add(new, new - iterate, alpha=self._zeta, out=point)
@@ -211,12 +199,6 @@ class StackedASPG(StackedOptimizer):
     @override
     def carried(self) -> list[Tensor | None]:
         return [p - x for p, x in zip(self._ends, self._iterates, strict=True)]
-
-    @override
-    def gaps(self) -> Tensor | None:
-        steps = [m - x for m, x in zip(self._moved, self._iterates, strict=True)]
-        norms = [torch.linalg.vector_norm(step.flatten(1), dim=1) for step in steps]
-        return torch.linalg.vector_norm(torch.stack(norms), dim=0) / self._lr
 
     @override
     def finish(self) -> None:

@@ -4,7 +4,7 @@ Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent S
 Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -85,51 +85,6 @@ class CloudModels(nn.ModuleList):
         weights = torch.from_numpy(mixing).to(models.device)
         return list((weights @ models).float())
 
-    def gap(self, gammas: Iterable[tuple[int, float]], mean: ServerModel) -> Tensor:
-        """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1.
-
-        `gammas` are the server of every device and its gamma_i; `mean` is sum_i gamma_i x_i / sum_i
-        gamma_i over all devices.
-        """
-        weights = torch.zeros(len(self), dtype=torch.float64)
-        for server, gamma in gammas:
-            weights[server] += gamma
-        x = mean.parameters_row.double()
-        models = self.stacked()[:, : len(x)]
-        return weights.to(x.device) @ models - weights.sum() * x
-
-    def consensus(self) -> float:
-        """mean_n ||z_n - mean z||."""
-        models = self.stacked()[:, : len(self.of(0).parameters_row)]
-        return float((models - models.mean(0)).norm(dim=1).mean())
-
-
-def check_step(
-    key: str,
-    rate: float,
-    gammas: Sequence[Sequence[float]],
-    *,
-    divided: bool,
-    devices: int,
-    one_model: bool,
-) -> None:
-    """Reject a step along sum_i gamma_i (w - x_i) that diverges.
-
-    `gammas` are those of every server's devices. A step that is `divided` by the sum of gamma leads
-    to the devices' mean. With `one_model` the servers step as one. A UserError names the key.
-    """
-    if divided:
-        fix = "give less than 2: z moves that far towards the devices' mean"
-        require(rate < 2, key, rate, fix)
-        return
-    largest = [sum(sorted(cloud, reverse=True)[:devices]) for cloud in gammas]
-    total = sum(largest) if one_model else max(largest)
-    product, bound = rate * total, "below 2" if one_model else "at most 1"
-    which = "all devices" if one_model else "the largest server's devices"
-    found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
-    fits = product < 2 if one_model else product <= 1
-    require(fits, key, found, f"it must be {bound}; or server_step: mean")
-
 
 Momentum = Literal["device", "shared", "session"]
 
@@ -142,9 +97,9 @@ class Momenta:
     """
 
     def __init__(self, fed: Fleet, kind: Momentum, *, key: str) -> None:
-        if kind == "shared":
-            fix = "set trainer.devices: 1, or momentum: device"
-            fed.one_after_the_other(key, "shared, by devices in turn", fix)
+        found = f"shared, by devices in turn, on {fed.ranks.world} ranks"
+        fix = "set trainer.devices: 1, or momentum: device"
+        require(kind != "shared" or fed.ranks.world == 1, key, found, fix)
         self.kind = kind
         self.kept = fed.keep("momentum")  # of all clients, or of the last one
 

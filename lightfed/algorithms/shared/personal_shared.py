@@ -47,7 +47,7 @@ class PersonalShared(Algorithm):
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         """The client's network: attributes `shared`, and `losses(x, y)` by the parts' names.
 
-        Also `clipped_apart`, the parts that are clipped as separate networks.
+        Also `clipped_separately`, the parts that are clipped as separate networks.
         """
 
     @override

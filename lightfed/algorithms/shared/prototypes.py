@@ -16,7 +16,7 @@ from lightfed.models.build import DataSpec
 from lightfed.models.client_module import ClientModule
 from lightfed.models.composites.class_means import ClassMeans, mean_of_clients
 from lightfed.models.composites.prototype import ClassClient
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 Absent = Literal["keep", "forget"]
 
@@ -56,11 +56,9 @@ class ByClass(Algorithm):
         sizes = {state.name: self._client_of(state.module).shape for state in fed.groups}
         (first, (classes, size)), *others = sizes.items()
         for name, (_, other) in others:
-            if other != size:
-                found = f"group {first} gives vectors of {size} numbers, group {name} of {other}"
-                fix = "use networks with the same number of features"
-                raise UserError("model.clients", found, fix)
-        _warn_of_absent_classes(fed)
+            found = f"group {first} gives vectors of {size} numbers, group {name} of {other}"
+            fix = "use networks with the same number of features"
+            require(other == size, "model.clients", found, fix)
         self.register_buffer("values", torch.zeros(classes, size))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
         self._values = fed.keep("values", durable=False)  # uploads of the round
@@ -109,10 +107,3 @@ class ByClass(Algorithm):
         assert isinstance(module, ClientModule)
         assert isinstance(module.net, ClassClient)
         return module.net
-
-
-def _warn_of_absent_classes(fed: Fleet) -> None:
-    """Warn about classes that no client holds."""
-    held = {label for client in range(fed.clients) for label in fed.data.labels(client).tolist()}
-    absent = [name for label, name in enumerate(fed.data.class_names) if label not in held]
-    fed.warn(f"no client holds a sample of class {', '.join(absent)}" if absent else None)

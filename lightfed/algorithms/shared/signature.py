@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.models.composites.split import evaluating
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 
 # Torch modules that join the layer in front of them.
 _JOINING = {
@@ -58,11 +58,10 @@ def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...
     """The layers of a network, from the input on.
 
     The batch may be zeros, on the network's device. A UserError if the order of the layers is
-    ambiguous: a module is called twice or never, has its own weights next to its parts, or shares
-    another's (names it). Or if there are no layers.
+    ambiguous: a module is called twice or never, or has its own weights next to its parts (names
+    it). Or if there are no layers.
     """
     leaves = dict(_leaves(module, "", key))
-    _check_untied(leaves, key)
     pending: list[str] = []  # signatures of modules without weights since the last layer
     parts: list[list[nn.Module]] = []
     before: list[list[str]] = []
@@ -110,29 +109,15 @@ def _leaves(module: nn.Module, path: str, key: str) -> Iterator[tuple[nn.Module,
     A torch module with both weights and parts, such as attention, counts as one.
     """
     children = list(module.named_children())
-    # Buffers that are not saved belong to no layer, such as the labels that a client lacks.
-    kept = module.state_dict(keep_vars=True)
-    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    own = [(name, tensor) for name, tensor in tensors if name in kept]
+    own = next((name for name, _ in module.named_parameters(recurse=False)), "")
     if not children or (own and type(module).__module__.startswith("torch.nn.modules.")):
         yield module, path
         return
-    if own:
-        found = f"{path or type(module).__name__} has its own {own[0][0]} next to its parts"
-        fix = "the order of its layers is ambiguous: put it into a module that forward calls"
-        raise UserError(key, found, fix)
+    found = f"{path or type(module).__name__} has its own {own} next to its parts"
+    fix = "the order of its layers is ambiguous: put it into a module that forward calls"
+    require(not own, key, found, fix)
     for name, child in children:
         yield from _leaves(child, f"{path}.{name}".lstrip("."), key)
-
-
-def _check_untied(leaves: dict[nn.Module, str], key: str) -> None:
-    """Reject weights that two modules share: they would be in two layers."""
-    owners: dict[nn.Parameter, str] = {}
-    for leaf, path in leaves.items():
-        for parameter in leaf.parameters():
-            other = owners.setdefault(parameter, path)
-            fix = "the order of its layers is ambiguous: give every module its own"
-            require(other == path, key, f"{path} has the weights of {other}", fix)
 
 
 def _calls(
@@ -144,9 +129,6 @@ def _calls(
     try:
         with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             module(batch)
-    except NotImplementedError as error:
-        found = f"{type(module).__name__} has no forward that defines the order of its layers"
-        raise UserError(key, found, "define one that maps a batch of inputs to logits") from error
     finally:
         for handle in handles:
             handle.remove()

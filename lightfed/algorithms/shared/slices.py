@@ -20,53 +20,48 @@ from lightfed.models.client_module import NetworkClient
 from lightfed.models.networks.layers import Scaler
 from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
 _BUFFER = "absent_labels"
 
 
-class LogitMasks:
-    """Forward hooks that set the logits of labels outside a client's data to zero.
+def mask_logits(module: L.LightningModule, num_classes: int) -> None:
+    """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`.
 
-    Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get
-    no gradient. Which labels are absent lies in a buffer of the module, `absent_labels` (C,).
+    The hook sets the logits of labels outside a client's data to zero, and not to minus infinity:
+    absent classes still add exp(0) to the softmax denominator, but get no gradient. Which labels
+    are absent lies in a buffer of the module, `absent_labels` (C,).
     """
+    absent = torch.zeros(num_classes, dtype=torch.bool, device=module.device)
+    module.register_buffer(_BUFFER, absent, persistent=False)
+    network = module.net if isinstance(module, NetworkClient) else module
+    network.register_forward_hook(_Mask(module))
 
-    def __init__(self) -> None:
-        self._hooks: dict[int, _Mask] = {}
 
-    def attach(self, module: L.LightningModule, num_classes: int) -> None:
-        """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`."""
-        absent = torch.zeros(num_classes, dtype=torch.bool, device=module.device)
-        module.register_buffer(_BUFFER, absent, persistent=False)
-        network = module.net if isinstance(module, NetworkClient) else module
-        self._hooks[id(module)] = mask = _Mask(module)
-        network.register_forward_hook(mask)
+def check_masked(module: L.LightningModule) -> None:
+    """Reject a module whose masked sessions never called the hook; a UserError names it."""
+    found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
+    for mask in _masks(module):
+        fits = mask.called or not mask.needed
+        require(fits, f"{KEY}.mask", found, "call it there, or set mask: false")
 
-    def check(self, module: L.LightningModule) -> None:
-        """Reject a module whose masked session never called the hook; a UserError names it."""
-        if self._hooks[id(module)].called or not module.get_buffer(_BUFFER).any():
-            return
-        found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
-        raise UserError(f"{KEY}.mask", found, "call it there, or set mask: false")
 
-    @staticmethod
-    def absent(labels: Sequence[Tensor], num_classes: int) -> dict[str, Tensor]:
-        """The buffer of K clients, (K, C) by name, from the labels that each holds."""
-        absent = torch.ones(len(labels), num_classes, dtype=torch.bool)
-        for row, held in zip(absent, labels, strict=True):
-            row[held] = False
-        return {_BUFFER: absent}
+def _masks(module: L.LightningModule) -> "list[_Mask]":
+    network = module.net if isinstance(module, NetworkClient) else module
+    return [hook for hook in network._forward_hooks.values() if isinstance(hook, _Mask)]
 
-    def hold(self, module: L.LightningModule, labels: Tensor) -> None:
-        """Set the labels that the module's current client holds."""
-        buffer = module.get_buffer(_BUFFER)
-        buffer.copy_(self.absent([labels], len(buffer))[_BUFFER][0])
+
+def absent_labels(labels: Sequence[Tensor], num_classes: int) -> Tensor:
+    """(K, C) bool: those of K clients, from the labels that each holds."""
+    absent = torch.ones(len(labels), num_classes, dtype=torch.bool)
+    for row, held in zip(absent, labels, strict=True):
+        row[held] = False
+    return absent
 
 
 class _Mask:
-    """The hook of one module, and whether it has run.
+    """The hook of one module.
 
     If `stacked`, it takes the logits of several clients at once, (K, B, C), with a buffer (K, C).
     """
@@ -75,7 +70,7 @@ class _Mask:
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
-        self.called = False
+        self.called = self.needed = False  # some session's client lacks a label
 
     def __call__(self, network: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
         self.called = True
@@ -159,12 +154,13 @@ class SliceTests:
     """A module for the global model, of the first group, and one for the slices of every group.
 
     The Scalers are set to rates relative to the first; a UserError if another group is wider.
-    `batch_size` is that of the passes that estimate statistics.
+    `batch_size` is that of the passes that estimate statistics; `masks` as of HeteroFL's `mask`.
     """
 
-    def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:
+    def __init__(self, fed: Fleet, *, batch_size: int, masks: bool) -> None:
         self._fed, self._batch_size, self._masks = fed, batch_size, masks
-        widest, first = max(state.rate for state in fed.groups), fed.groups[0].rate
+        self._classes = fed.data.num_classes
+        widest, first = max(s.group.width for s in fed.groups), fed.groups[0].group.width
         found = f"{first}, while another group has {widest}"
         fix = "put the widest group first: its model is the global one"
         require(first == widest, "model.clients.0.rate", found, fix)
@@ -178,9 +174,11 @@ class SliceTests:
         fed = self._fed
         module = fed.groups[group].group.build(fed.data, position=group, seed=fed.seed)
         _scale_to(widest, module.to(fed.device))
-        if self._masks is not None:
-            self._masks.attach(module, fed.data.num_classes)
-        return StaticNorms(module, fed.groups[group].layout)
+        if self._masks:
+            mask_logits(module, self._classes)
+        found = StaticNorms(module, fed.groups[group].layout)
+        fed.base.share(found.live, group)
+        return found
 
     def estimate_global(self, model: ServerModel) -> None:
         """The global model's statistics of all training data; called on every rank."""
@@ -209,7 +207,7 @@ class SliceTests:
             statistics = {name: torch.stack([one[name] for one in own]) for name in own[0]}
             return statistics | self._absent(clients)
 
-        own = buffers if static.norms or self._masks is not None else None
+        own = buffers if static.norms or self._masks else None
         return replace(rows, live=static.live, buffers=own)
 
     @torch.inference_mode(False)  # the module is reused in later evaluations
@@ -225,13 +223,14 @@ class SliceTests:
 
     def _absent(self, clients: Sequence[int]) -> Views:
         """The labels that each client does not hold, (K, C); nothing without masks."""
-        if self._masks is None:
+        if not self._masks:
             return {}
-        data, device = self._fed.data, self._fed.device
-        absent = self._masks.absent([data.labels(k) for k in clients], data.num_classes)
-        return {name: rows.to(device) for name, rows in absent.items()}
+        labels = [self._fed.data.labels(client) for client in clients]
+        return {_BUFFER: absent_labels(labels, self._classes).to(self._fed.device)}
 
     def hold(self, module: L.LightningModule, client: int) -> None:
         """Set the logits of labels that a client does not hold to zero in its session."""
-        if self._masks is not None:
-            self._masks.hold(module, self._fed.data.labels(client))
+        for name, absent in self._absent([client]).items():
+            module.get_buffer(name).copy_(absent[0])
+            for mask in _masks(module):
+                mask.needed |= bool(absent.any())

@@ -56,7 +56,7 @@ class Transform:
         flip: mirror each sample horizontally with probability 1/2.
         padding: colour of the added pixels: black, or the mean, which becomes 0.
         erase: probability with which a rectangle of a sample gets the mean colour, see
-            `lightfed.data.erase`.
+            `lightfed.data.batches.draw_rectangles`.
     """
 
     mean: tuple[float, ...]

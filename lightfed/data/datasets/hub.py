@@ -1,28 +1,45 @@
-"""Any data set that Hugging Face `datasets` loads: of its hub, or local tables and folders."""
+"""What Hugging Face `datasets` loads: data sets of its hub, local tables and folders; CINIC-10."""
 
+import io
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import numpy as np
+import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.datasets import columns, logmel
-from lightfed.data.datasets.columns import Codes, Decode, kind_of, prepared
-from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, moments
-from lightfed.data.datasets.logmel import RATE
-from lightfed.data.datasets.tables import Table, hold_out, open_table, require_apart
+from lightfed.data.datasets.cache import cached
+from lightfed.data.datasets.dataset import (
+    KEY,
+    Dataset,
+    Samples,
+    Split,
+    Transform,
+    moments,
+)
+from lightfed.data.datasets.tables import Table, check_share, coded, column_of, open_splits
+from lightfed.data.datasets.text import encode
+from lightfed.data.datasets.vision import CIFAR10
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.memory import require_memory
 
+Kind = Literal["image", "text", "features"]
 _LABELS = ("label", "labels", "y", "target", "class")
+_FIXES = {
+    "image": "repair or convert the file, or set image_size",
+    "text": "give a text",
+    "features": "correct the table, or set shape",
+}
 
 
 class Hub(Dataset):
     """Samples and classes from the columns of a table.
 
-    The samples are images (uint8), texts as characters, recordings as log-mel pictures, or numbers.
-    What is prepared is kept in the cache folder, so that the samples may be larger than memory.
+    The samples are images (uint8), texts as characters, or numbers.
+    What is prepared is kept in the cache folder.
     """
 
     keeps = True
@@ -36,7 +53,6 @@ class Hub(Dataset):
         test: float | str = "test",
         image: str | None = None,
         text: str | None = None,
-        audio: str | None = None,
         features: str | list[str] | None = None,
         label: str | None = None,
         group: str | None = None,
@@ -44,28 +60,23 @@ class Hub(Dataset):
         crop_padding: int = 0,
         flip: bool = False,
         length: int = 1014,
-        seconds: float = 1.0,
         shape: list[int] | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
     ) -> None:
         """Describe the columns; nothing is loaded yet.
 
         Args:
             path: a name of the hub; a file (parquet, arrow, csv, tsv, json, jsonl); or a folder: of
-                such files, of images or recordings in a folder per class, of LEAF's JSON files, or
-                written by `save_to_disk`.
+                such files, of images in a folder per class, of LEAF's JSON files, or written by
+                `save_to_disk`.
             name: of the configuration, for a data set of the hub with several.
             train: the training split, as `datasets` reads it, such as `train[:80%]`.
-            test: the test split, or a share of the training split such as 0.2, drawn once, the same
-                share of every class up to rounding.
+            test: the test split, or a share of the training split such as 0.2, drawn once; the
+                same share of every class up to rounding, if each has two samples.
             image: the column of images.
             text: the column of texts, classified by their characters.
-            audio: the column of recordings: PCM wave; other formats need FFmpeg and the extra
-                `audio`.
             features: the column or columns of numbers. By default the samples are the only column
-                of images or recordings; or all columns but `label` and `group`, if they are one
-                text or all numbers.
+                of images; or all columns but `label` and `group`, if they are one text or all
+                numbers.
             label: the column of classes, words or whole numbers; by default `label`, `labels`, `y`,
                 `target` or `class`.
             group: the column of the natural owner of a sample, such as its writer, for `Natural`.
@@ -73,31 +84,25 @@ class Hub(Dataset):
             crop_padding: pixels around a training image before a random crop to its size.
             flip: mirror training images at random.
             length: characters of a text; longer ones are cut, shorter ones padded.
-            seconds: of a recording; longer ones are cut, shorter ones padded.
             shape: of a sample of numbers, such as [1, 28, 28].
-            mean: of images / 255, one value per channel, or of numbers; by default that of the
-                training samples.
-            std: likewise.
         """
-        given = {"image": image, "text": text, "audio": audio, "features": features}
-        chosen = [kind for kind, column in given.items() if column is not None]
-        found, fix = f"given with {', '.join(chosen[:-1])}", "a sample is of one kind"
-        require(len(chosen) < 2, f"{KEY}.{chosen[-1] if chosen else ''}", found, fix)
-        fits = isinstance(test, str) or 0 < test < 1
-        require(fits, f"{KEY}.test", test, "name a split, or give a share such as 0.2")
-        for key, number, size in (  # and bytes of a sample, at least
-            ("image_size", image_size, (image_size or 0) ** 2),
-            ("length", length, length),
-            ("seconds", seconds, seconds * RATE),
-        ):
+        given: dict[Kind, Any] = {
+            "image": image,
+            "text": text,
+            "features": features,
+        }
+        self._given = {kind: column for kind, column in given.items() if column is not None}
+        if len(self._given) > 1:
+            *others, last = self._given
+            found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
+            raise UserError(f"{KEY}.{last}", found, fix)
+        check_share(test)
+        for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
-            require_memory(size, f"{KEY}.{key}", f"samples with {key} {number}", "lower it")
         self.path, self.config, self.train_split, self.test_split = path, name, train, test
-        self._given = given
         self._label, self._group = label, group
         self.image_size, self.crop_padding, self.flip = image_size, crop_padding, flip
-        self.length, self.seconds, self.shape = length, seconds, shape
-        self._mean, self._std = mean, std
+        self.length, self.shape = length, shape
 
     @property
     @override
@@ -106,7 +111,7 @@ class Hub(Dataset):
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._classes.names
+        return self._labels[0]
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -116,118 +121,186 @@ class Hub(Dataset):
     @override
     def transform(self) -> Transform | None:
         kind = self._source[0]
-        self._check_transform(kind)
-        if kind in ("text", "audio"):
-            return None if kind == "text" else logmel.NORMALISE
-        mean, std = tuple(self._mean or ()), tuple(self._std or ())
-        if not mean or not std:
-            found = moments(self._samples("train"))
-            mean, std = mean or found[0], std or found[1]
-        return Transform(mean, std, self.crop_padding, self.flip)
-
-    def _check_transform(self, kind: str) -> None:
-        """Refuse arguments that samples of a kind have no use for."""
-        fixed, flat = kind in ("text", "audio"), len(self.input_shape) != 3
-        for key, value, useless in (
-            ("mean", self._mean, fixed),
-            ("std", self._std, fixed),
-            ("crop_padding", self.crop_padding, fixed or flat),
-            ("flip", self.flip, fixed or flat),
-        ):
-            found = f"{value}, and the samples are {kind} of the shape {self.input_shape}"
-            require(not (value and useless), f"{KEY}.{key}", found, "leave it out")
+        found = f"given, and the samples are {kind} of the shape {self.input_shape}"
+        for key in ("crop_padding", "flip"):
+            fits = len(self.input_shape) == 3 or not getattr(self, key)
+            require(fits, f"{KEY}.{key}", found, "leave it out")
+        if kind == "text":
+            return None
+        return Transform(*moments(self._samples("train")), self.crop_padding, self.flip)
 
     @override
     def load(self, split: Split) -> Samples:
-        groups = self._groups
-        return Samples(
-            x=self._samples(split),
-            y=self._classes.encode(self._tables[split], split),
-            groups=None if groups is None else groups.encode(self._tables[split], split),
+        groups = None
+        if self._group is not None:
+            column = column_of(self._tables["train"], self._group, "group")
+            groups = coded(self._tables, column, "group", trained=False)[1][split]
+        return Samples(self._samples(split), self._labels[1][split], groups)
+
+    @cached_property
+    def _tables(self) -> dict[Split, Table]:
+        return open_splits(
+            self.path, self.train_split, self.test_split, self._label_of, name=self.config
         )
 
-    @cached_property
-    def _tables(self) -> dict[str, Table]:
-        train = open_table(self.path, self.train_split, key="train", name=self.config)
-        if isinstance(self.test_split, str):
-            test = open_table(self.path, self.test_split, key="test", name=self.config)
-            require_apart(train, splits=(self.train_split, self.test_split))
-        else:
-            train, test = hold_out(train, self.test_split, self._column(train, "label"))
-        for split, table in (("train", train), ("test", test)):
-            require(len(table) > 0, f"{KEY}.{split}", "no samples", "name a split that has some")
-        return {"train": train, "test": test}
+    def _label_of(self, table: Table) -> str:
+        """The column of the classes."""
+        known = (name for name in _LABELS if name in table.column_names)
+        return column_of(table, self._label or next(known, None), "label")
 
     @cached_property
-    def _classes(self) -> Codes:
-        train = self._tables["train"]
-        return Codes({"train": train}, column=self._column(train, "label"), key="label")
+    def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
+        """The names of the classes, and the class of each sample."""
+        return coded(self._tables, self._label_of(self._tables["train"]), "label", trained=True)
 
     @cached_property
-    def _groups(self) -> Codes | None:
-        if self._group is None:
-            return None
-        column = self._column(self._tables["train"], "group")
-        return Codes(self._tables, column=column, key="group")
-
-    def _column(self, table: Table, key: Literal["label", "group"]) -> str:
-        """The column of the classes or of the owners."""
-        wanted = self._label if key == "label" else self._group
-        names = list(table.column_names)
-        if wanted is None:
-            wanted = next((name for name in _LABELS if name in names), None)
-        found = f"{wanted or 'none given'}, the columns are {', '.join(names)}"
-        require(wanted in names, f"{KEY}.{key}", found, "name one of them")
-        return str(wanted)
-
-    @cached_property
-    def _source(self) -> tuple[str, list[str]]:
+    def _source(self) -> tuple[Kind, list[str]]:
         """What the samples are, and the columns they are in."""
         table = self._tables["train"]
         for kind, given in self._given.items():
-            if given is not None:
-                names = [given] if isinstance(given, str) else given
-                missing = [name for name in names if name not in table.column_names]
-                known = ", ".join(table.column_names)
-                found = f"no column {', '.join(missing)}, there are {known}"
-                require(not missing, f"{KEY}.{kind}", found, "name one of them")
-                return kind, names
-        others = {self._column(table, "label"), self._group}
-        kinds = {name: kind_of(name, feature) for name, feature in table.features.items()}
+            names = [given] if isinstance(given, str) else given
+            return kind, [column_of(table, name, kind) for name in names]
+        # pandas writes the numbers of rows to a column without a name.
+        others = {self._label_of(table), self._group, "Unnamed: 0"}
+        kinds = {name: _kind_of(name, table.features[name]) for name in table.column_names}
         kinds = {name: kind for name, kind in kinds.items() if kind and name not in others}
-        for kind in ("image", "audio", "text", "features"):
-            names = [name for name, its in kinds.items() if its == kind]
-            alone = kind in ("image", "audio") or len(names) == len(kinds)  # beside other columns
-            if alone and (len(names) == 1 or (kind == "features" and names)):
-                counter = next((n for n in names if columns.ascends(table, n)), None)
-                found = f"not given, and {counter} is a number of the sample: it ascends"
-                require(counter is None, f"{KEY}.features", found, "name the columns of samples")
-                return kind, names
+        for known in get_args(Kind):
+            names = [name for name, its in kinds.items() if its == known]
+            alone = known == "image" or len(names) == len(kinds)  # beside other columns
+            if alone and (len(names) == 1 or (known == "features" and names)):
+                return known, names
         found = f"not given, and which of the columns {', '.join(kinds)} are samples is not clear"
-        raise UserError(f"{KEY}.features", found, "name them, or the column image, text or audio")
+        raise UserError(f"{KEY}.features", found, "name them, or the column image or text")
 
     def _samples(self, split: Split) -> Tensor:
-        kind, names = self._source
+        """(N, ...) of a split, from the cache unless something has changed."""
+        (kind, names), table = self._source, self._tables[split].select_columns(self._source[1])
         base = Path(self.path).expanduser()
-        base = base if base.is_dir() else base.parent
-        how: dict[str, Any]
-        decode: Decode
-        if kind == "image":
-            grey = columns.is_grey(self._tables["train"], names[0], base)
-            how = {"grey": grey, "size": self.image_size}
-            at_once = min(columns.BLOCK, len(self._tables[split]))
-            size = at_once * (1 if grey else 3) * (self.image_size or 0) ** 2
-            what = f"{at_once} images of {self.image_size}x{self.image_size} pixels"
-            require_memory(size, f"{KEY}.image_size", what, "lower it")
-            decode = partial(columns.picture, base=base, **how)
-        elif kind == "audio":
-            how = {"seconds": self.seconds, "format": logmel.FORMAT}
-            decode = partial(columns.recording, base=base, seconds=self.seconds)
-        elif kind == "text":
-            how = {"length": self.length}
-            decode = partial(columns.letters, **how)
-        else:
-            how = {"shape": self.shape}
-            decode = partial(columns.numbers, **how)
-        where = columns.Where(split, kind, base)
-        return prepared(self._tables[split], names, decode, where, how=how)
+        base = base if base.is_dir() else base.parent  # of relative paths in the table
+        how: list[Any] = [self.shape]
+        decode: Callable[[Any], np.ndarray] = partial(_numbers, shape=self.shape)
+        if kind == "text":
+            how, decode = [self.length], lambda text: encode([text], self.length)[0]
+        elif kind == "image":
+            table = _undecoded(table)
+            trained = _undecoded(self._tables["train"].select_columns(names))
+            grey = False  # unless the first image can be read as such
+            with suppress(Exception):
+                grey = bool(picture(trained[0][names[0]], base=base, grey=True).size)
+            how = [grey, self.image_size]
+            decode = partial(picture, base=base, grey=grey, size=self.image_size)
+            if _file(table[0][names[0]]):  # files can change when their table does not
+                paths = [base / (_file(value) or "") for value in table[names[0]]]
+                how += [path.stat().st_mtime_ns for path in paths if path.is_file()]
+        key = [table._fingerprint, kind, how]
+        return torch.from_numpy(cached(key, lambda: _decoded(table, decode, kind, split)))
+
+
+class CINIC10(Hub):
+    """CIFAR-10's classes with images of ImageNet: 90,000 for training and 90,000 for testing.
+
+    From ROOT/{train,test}/CLASS/*.png; the third part, `valid`, is not used. The decoded images,
+    276 MB per split, are kept between runs, as those of `Hub`.
+    """
+
+    classes = CIFAR10.classes
+    input_shape = (3, 32, 32)
+    name = "CINIC10"
+
+    def __init__(self, root: str, *, augment: bool = True) -> None:
+        """Read CINIC-10.
+
+        Args:
+            root: the folder that holds train and test.
+            augment: crop and flip at random in training, as FlexiFed does.
+        """
+        super().__init__(str(Path(root).expanduser()), image="image", label="label")
+        self.augment = augment
+
+    @cached_property
+    @override
+    def transform(self) -> Transform:
+        mean, std = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
+        return Transform(mean, std, 4, True) if self.augment else Transform(mean, std)
+
+    @override
+    def load(self, split: Split) -> Samples:
+        folder = Path(self.path) / split
+        folders = sorted(path.name for path in folder.glob("*/"))
+        found = f"{folder} holds the folders {', '.join(folders) or 'none'}"
+        fix = "set root to the folder that holds train and test, as the published archive does"
+        require(folders == list(self.classes), f"{KEY}.root", found, fix)
+        return super().load(split)
+
+
+def _kind_of(name: str, feature: Any) -> Kind | None:
+    """What a column holds; None for what is none of these."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature  # of a list
+    kind, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
+    if kind == "Image" or (name == "image" and dtype.endswith("string")):
+        return "image"
+    if dtype.endswith("string"):
+        return "text"
+    is_number = dtype.startswith(("int", "uint", "float", "bool", "double"))
+    return "features" if is_number and kind != "ClassLabel" else None
+
+
+def _undecoded(table: Table) -> Table:
+    """A column of images, or of their paths, as structs of bytes and path."""
+    import datasets
+
+    return table.cast_column(table.column_names[0], datasets.Image(decode=False))
+
+
+def _decoded(
+    table: Table, decode: Callable[[Any], np.ndarray], kind: Kind, split: Split
+) -> np.ndarray:
+    """(N, ...); a UserError names the first sample that cannot be used."""
+    samples: list[np.ndarray] = []
+    for number, row in enumerate(table):
+        values = list(row.values())
+        try:
+            samples.append(decode(values if values[1:] else values[0]))
+            if samples[-1].shape != samples[0].shape:
+                found = f"its shape is {samples[-1].shape}, that of the first {samples[0].shape}"
+                raise ValueError(found)
+        except Exception as error:  # of a file, a number or a decoder
+            name = " ".join(filter(None, (f"sample {number}", _file(values[0]))))
+            found = " ".join(f"{split}: {name} cannot be used: {error}".split())
+            raise UserError(f"{KEY}.{kind}", found, _FIXES[kind]) from error
+    return np.stack(samples)
+
+
+def _file(value: Any) -> str | None:
+    """The file that holds an image, unless the table does."""
+    return value["path"] if isinstance(value, dict) and value["bytes"] is None else None
+
+
+def _content(value: Any, base: Path) -> Any:
+    path = _file(value)
+    return io.BytesIO(value["bytes"]) if path is None else base / path
+
+
+def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:
+    """(1 or 3, H, W) uint8, for a struct of bytes and path.
+
+    `size` is height and width in pixels after a bilinear interpolation; None leaves it as it is.
+    """
+    from PIL import Image
+
+    with Image.open(_content(value, base)) as image:
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"its levels have more than 8 bits (mode {image.mode})")
+        if grey and image.mode not in ("1", "L", "LA"):
+            raise ValueError("it has colours, and others have levels of grey only")
+        image = image.convert("L" if grey else "RGB")  # type: ignore[assignment]
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)  # type: ignore[assignment]
+        return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+
+
+def _numbers(value: Any, *, shape: list[int] | None) -> np.ndarray:
+    """Float32; a missing number is NaN."""
+    sample = np.asarray(value if isinstance(value, list) else [value], dtype=np.float32)
+    return sample if shape is None else sample.reshape(shape)

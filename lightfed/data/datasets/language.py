@@ -1,10 +1,10 @@
-"""Text for masked language models: WikiText-2, and prose that is included with Python.
+"""Text for language models: WikiText-2, prose that is included with Python, and own sentences.
 
-The protocol is that of HeteroFL's published code. The vocabulary comes from the training text. That
-text is folded to rows; a client owns a row, and its samples are windows of the row. Two deviations:
-the published code also trains on the shorter window at the end of a row, and takes the windows of a
-row in the order of the text, while lightfed shuffles them. The test text is a single row here; the
-published code folds it to the rows of a test batch.
+The protocol of the first two is that of HeteroFL's published code. The vocabulary comes from the
+training text. That text is folded to rows; a client owns a row, and its samples are windows of the
+row. Two deviations: the published code also trains on the shorter window at the end of a row, and
+takes the windows of a row in the order of the text, while lightfed shuffles them. The test text is
+a single row here; the published code folds it to the rows of a test batch.
 """
 
 import re
@@ -20,7 +20,13 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
-from lightfed.data.datasets.tables import texts_of
+from lightfed.data.datasets.tables import (
+    Table,
+    check_share,
+    coded,
+    column_of,
+    open_splits,
+)
 from lightfed.utils.errors import require
 
 Lines = Iterable[list[str]]
@@ -154,17 +160,21 @@ class WikiText2(Text):
 
     @override
     def _lines(self, split: Split) -> list[str]:
+        import pandas as pd
+
         path = self.root / "wikitext-2" / f"wiki.{split}.tokens"
-        if not path.is_file():
-            for folder in ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1"):
-                if any((self.root / folder).glob(f"{split}-*.parquet")):
-                    return texts_of(self.root / folder, split, "text")[0]
+        folders = ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1")
+        found = (sorted((self.root / name).glob(f"{split}-*.parquet")) for name in folders)
+        parts = [path] if path.is_file() else next(filter(None, found), [])
+        if not parts:
             raise missing(path, holds=f"wikitext-2, with this file or the hub's {split}-*.parquet")
         try:
+            if parts != [path]:
+                return pd.concat(map(pd.read_parquet, parts))["text"].tolist()
             with path.open(encoding="utf-8") as file:
                 return list(file)  # unlike str.splitlines, ends lines at line breaks only
-        except (OSError, ValueError) as error:
-            raise unreadable(path, error) from error
+        except Exception as error:  # pandas and pyarrow have their own
+            raise unreadable(parts[0], error) from error
 
 
 class Prose(Text):
@@ -188,3 +198,88 @@ class Prose(Text):
     @override
     def _words(self, line: str) -> list[str]:
         return [match.group() for match in _WORD.finditer(line.lower())]
+
+
+class Sentences(Text):
+    """Sentences of a table with a column of their authors, such as Stack Overflow's.
+
+    The sentences of an author make one stream of words, cut into windows. The words that are left
+    over are dropped, so that an author with fewer words than a window has no sample.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        text: str,
+        group: str,
+        train: str = "train",
+        test: float | str = "test",
+        words: int = 10_000,
+        window: int = 20,
+    ) -> None:
+        """Describe the table; nothing is loaded yet.
+
+        Args:
+            path: a file, a folder or a name of the hub, as for `Hub`.
+            text: the column of sentences, split at spaces, in lower case.
+            group: the column of authors, for `Natural`.
+            train: the training split, as `datasets` reads it, such as `train[:80%]`.
+            test: the test split, or a share such as 0.2 of every author's sentences, or of all if
+                an author has only one.
+            words: size of the vocabulary: the most frequent words of the training split.
+            window: words of a sample.
+        """
+        super().__init__(window=window)
+        check_share(test)
+        require(words >= 1, f"{KEY}.words", words, "give at least 1")
+        self.path, self.most, self._splits = path, words, (train, test)
+        self._text, self._group = text, group
+
+    @property
+    @override
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @cached_property
+    def _tables(self) -> dict[Split, Table]:
+        return open_splits(
+            self.path, *self._splits, lambda table: column_of(table, self._group, "group")
+        )
+
+    @override
+    def _lines(self, split: Split) -> list[str]:
+        table = self._tables[split]
+        lines = table[column_of(table, self._text, "text")][:]
+        bad = next((i for i, line in enumerate(lines) if not isinstance(line, str)), None)
+        found = "" if bad is None else f"{split}: sample {bad} has {lines[bad]!r}"
+        require(bad is None, f"{KEY}.text", found, "give a sentence")
+        return lines
+
+    @override
+    def _words(self, line: str) -> list[str]:
+        return line.lower().split()
+
+    @cached_property
+    def _training(self) -> tuple[Vocabulary, np.ndarray]:
+        lines = self._lines("train")
+        vocabulary = Vocabulary(map(self._words, lines), most=self.most)
+        return vocabulary, np.empty(0, dtype=np.int32)  # streams are per author
+
+    @override
+    def load(self, split: Split) -> Samples:
+        column = column_of(self._tables["train"], self._group, "group")
+        owners = coded(self._tables, column, "group", trained=False)[1][split].numpy()
+        lines, windows, groups = self._lines(split), [], []
+        order = np.argsort(owners, kind="stable")
+        for own in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+            stream = self.vocabulary.encode(self._words(lines[i]) for i in own)
+            rows = len(stream) // self.window
+            windows.append(stream[: rows * self.window].reshape(rows, self.window))
+            groups.append(np.full(rows, owners[own[0]]))
+        x, owner = np.concatenate(windows), np.concatenate(groups)
+        found = f"{self.window} words, but no author of the {split} split has as many"
+        require(len(x) > 0, f"{KEY}.window", found, "lower it")
+        return Samples(
+            torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64), torch.from_numpy(owner)
+        )

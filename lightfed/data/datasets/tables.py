@@ -3,21 +3,17 @@
 import json
 import logging
 import re
-from collections.abc import Iterable
-from contextlib import suppress
-from itertools import product
-from math import ceil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from lightfed.data.datasets.dataset import KEY
-from lightfed.utils.counts import largest_remainder
+from lightfed.data.datasets.dataset import KEY, Split
 from lightfed.utils.errors import UserError, reason, require
-from lightfed.utils.rng import numpy_generator
 
-AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 _FORMATS = {
     ".arrow": "arrow",
     ".csv": "csv",
@@ -30,19 +26,17 @@ _FORMATS = {
 Table = Any  # datasets.Dataset: the package takes two seconds to import
 
 
-def open_table(
-    path: str, split: str, *, key: str, name: str | None = None, root: str = "path"
-) -> Table:
+def open_table(path: str, split: str, *, key: str, name: str | None = None) -> Table:
     """A split of a data set, memory-mapped; for `path` and `split` see `Hub`.
 
-    A file's only split is `train`. `key` and `root` are what the user calls split and path, and
-    `name` is the configuration of a data set of the hub with several. A UserError names the path or
-    the split, with the reason on one line.
+    A file's only split is `train`. `key` is what the user calls the split, and `name` is the
+    configuration of a data set of the hub with several. A UserError names the path or the split,
+    with the reason on one line.
     """
     local = Path(path).expanduser()
     if not local.exists() and (local.suffix in _FORMATS or path.startswith(("/", ".", "~"))):
         fix = "give a file, a folder, or a name of the hub"
-        raise UserError(f"{KEY}.{root}", f"{path} is not there", fix)
+        raise UserError(f"{KEY}.path", f"{path} is not there", fix)
     try:
         return _open(local if local.exists() else None, path, split, name)
     except Exception as error:  # a format can raise anything
@@ -52,42 +46,79 @@ def open_table(
             fix = "name one that there is, or part of one, as `train[:80%]`; or hold out test: 0.2"
             raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({why})", fix) from error
         fix = "check the name; without a network, give a path, or a name that is in the cache"
-        raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({why})", fix) from error
+        raise UserError(f"{KEY}.path", f"{path} cannot be loaded ({why})", fix) from error
 
 
-def require_apart(train: Table, *, splits: tuple[str, str]) -> None:
-    """Reject a test split that shares samples with the training split, which is `train`."""
-    from datasets import ReadInstruction
+def open_splits(
+    path: str, train: str, test: float | str, by: Callable[[Table], str], name: str | None = None
+) -> dict[Split, Table]:
+    """The training and the test split, both with samples.
 
-    shared = splits[0] == splits[1]
-    with suppress(ValueError):  # not all sources count the samples of their splits
-        counts = {name: split.num_examples for name, split in (train.info.splits or {}).items()}
-        ours, theirs = (ReadInstruction.from_spec(s).to_absolute(counts) for s in splits)
-        shared = any(
-            one.splitname == other.splitname
-            and max(one.from_ or 0, other.from_ or 0)
-            < min(part.to or counts[part.splitname] for part in (one, other))
-            for one, other in product(ours, theirs)
-        )
-    found = f"{splits[1]}, which has samples of the training split, {splits[0]}"
-    fix = "name another one, or parts such as train[:80%] and train[80%:]"
-    require(not shared, f"{KEY}.test", found, fix)
-
-
-def texts_of(folder: Path, split: str, *columns: str) -> list[list[Any]]:
-    """Columns of a split of a folder of the hub: `text`, and others of whole numbers.
-
-    A UserError names `root`, the column and the first value that is missing or of another type.
+    If `test` is a share, it is held out of the training split, always the same samples. The share
+    is that of every value in the column `by(table)`, up to rounding, if each value occurs twice.
     """
-    table = open_table(str(folder), split, key="root", root="root")
-    for name in columns:
-        kind, found = str if name == "text" else int, f"{folder}: {split} has no column {name!r}"
-        if name in table.column_names:
-            values = enumerate(table[name])
-            bad = next(((i, value) for i, value in values if not isinstance(value, kind)), None)
-            found = "" if bad is None else f"{folder}: {name} of sample {bad[0]} is {bad[1]!r}"
-        require(not found, f"{KEY}.root", found, "point root at the published files")
-    return [table[name][:] for name in columns]
+    whole = open_table(path, train, key="train", name=name)
+    if isinstance(test, str):
+        (one, part), (other, tested) = (spec.partition("[")[::2] for spec in (train, test))
+        shared = one == other and (part == tested or not (part and tested))
+        found = f"{test}, which has samples of the training split, {train}"
+        fix = "name another one, or parts such as train[:80%] and train[80%:]"
+        require(not shared, f"{KEY}.test", found, fix)
+        splits = {"train": whole, "test": open_table(path, test, key="test", name=name)}
+    else:
+        require(len(whole) > 1, f"{KEY}.train", f"{len(whole)} samples", "give at least two")
+        splits = dict(zip(("train", "test"), _held_out(whole, test, by(whole)), strict=True))
+    for split, table in splits.items():
+        require(len(table) > 0, f"{KEY}.{split}", "no samples", "name a split that has some")
+    return splits  # type: ignore[return-value]
+
+
+def check_share(test: float | str) -> None:
+    """Refuse a share of test samples that is none."""
+    fits = isinstance(test, str) or 0 < test < 1
+    require(fits, f"{KEY}.test", test, "name a split, or give a share such as 0.2")
+
+
+def column_of(table: Table, name: str | None, key: str) -> str:
+    """The name of a column, if a table has it; else a UserError for this key."""
+    names = list(table.column_names)
+    found = f"{name or 'none given'}, the columns are {', '.join(names)}"
+    require(name in names, f"{KEY}.{key}", found, "name one of them")
+    return str(name)
+
+
+def coded(
+    tables: Mapping[Split, Table], column: str, key: str, *, trained: bool
+) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
+    """The distinct values of a column, and their numbers 0, 1, ... for each split, (N,) int64.
+
+    Values of the training split come first, those of a split in ascending order. A column of named
+    classes keeps its own; in another split these may have other numbers, so names count. If
+    `trained`, others than those of the training split have no number. A UserError for `key` names
+    the first value that has none.
+    """
+    values = {split: _values(table, column) for split, table in tables.items()}
+    names = list(getattr(tables["train"].features[column], "names", None) or ())
+    for own in [] if names else [values["train"]] if trained else values.values():
+        whole = [value for value in own if isinstance(value, float) and value % 1 == 0]
+        known = {*whole, *(value for value in own if isinstance(value, (str, int)))}
+        names += sorted(known - set(names))
+    numbers = {name: number for number, name in enumerate(names)}
+    for split, own in values.items():
+        bad = next((i for i, value in enumerate(own) if value not in numbers), None)
+        if bad is not None:
+            found = f"{split}: sample {bad} has {own[bad]!r}, no name that training samples have"
+            fix = "give whole numbers or words, and train on samples of every class"
+            raise UserError(f"{KEY}.{key}", found, fix)
+    codes = {
+        split: torch.tensor([numbers[value] for value in own]) for split, own in values.items()
+    }
+    return tuple(map(str, names)), codes
+
+
+def _values(table: Table, column: str) -> list[Any]:
+    values, names = table[column][:], getattr(table.features[column], "names", None) or ()
+    return [names[v] if v in range(len(names)) else v for v in values] if names else values
 
 
 def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
@@ -107,12 +138,12 @@ def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
         return _only(dict(datasets.load_from_disk(local)), split)
     if (local / "state.json").is_file():
         return _only({"train": datasets.load_from_disk(local)}, split)
-    kind = _kind(local)
-    if kind == "leaf":
+    files_below = (path for path in local.rglob("[!.]*") if path.suffix)
+    top = {path.suffix for path in local.iterdir()}
+    first = None if top & set(_FORMATS) else next(files_below, None)
+    if first is not None and first.suffix == ".json" and b'"users"' in first.read_bytes()[:64]:
         splits = {path.name: path for path in local.iterdir() if path.is_dir()}
         return datasets.Dataset.from_dict(_leaf(sorted(_only(splits, split).glob("*.json"))))
-    if kind == "audio":
-        return _recordings(local, split)
     return datasets.load_dataset(str(local), name, split=split)
 
 
@@ -120,17 +151,6 @@ def _only(splits: dict[str, Any], split: str) -> Any:
     if split not in splits:
         raise KeyError(f"unknown split, there is {', '.join(splits) or 'none'}")
     return splits[split]
-
-
-def _kind(folder: Path) -> str:
-    """Whether a folder holds LEAF's files, recordings, or what `datasets` recognises."""
-    files = (path for path in folder.rglob("[!.]*") if path.suffix)
-    top = sorted(path.suffix for path in folder.iterdir())
-    first = None if set(top) & set(_FORMATS) else next(files, None)
-    if first is not None and first.suffix == ".json":
-        with first.open("rb") as file:
-            return "leaf" if b'"users"' in file.read(64) else "table"
-    return "audio" if first is not None and first.suffix.lower() in AUDIO else "table"
 
 
 def _leaf(files: Iterable[Path]) -> dict[str, list[Any]]:
@@ -144,42 +164,14 @@ def _leaf(files: Iterable[Path]) -> dict[str, list[Any]]:
     return columns
 
 
-def _recordings(folder: Path, split: str) -> Table:
-    """Paths and classes of FOLDER/[SPLIT/]CLASS/*.wav.
-
-    Not by the audio folder of `datasets`, which needs FFmpeg even for paths.
-    """
-    import datasets
-    from torchvision.datasets.folder import find_classes, make_dataset
-
-    splits = {path.name: path for path in folder.iterdir() if path.is_dir()}
-    root = _only(splits if "train" in splits else {"train": folder}, split)
-    names, index = find_classes(root)
-    files = make_dataset(str(root.resolve()), index, extensions=AUDIO)
-    features = {"audio": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
-    columns = {"audio": [path for path, _ in files], "label": [label for _, label in files]}
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-
-
-def hold_out(table: Table, share: float, label: str) -> tuple[Table, Table]:
-    """A table without a share of its samples, and these; always the same ones.
-
-    The share is that of every class, up to rounding. A class of one sample is trained on, unless
-    all are.
-    """
+def _held_out(table: Table, share: float, by: str) -> tuple[Table, Table]:
+    """A table without a share of its samples, and these."""
     from sklearn.model_selection import train_test_split
 
-    index, labels = np.arange(len(table)), table[label][:]
+    index = np.arange(len(table))
     try:
-        train, test = train_test_split(index, test_size=share, random_state=0, stratify=labels)
-    except (TypeError, ValueError):  # what is no label, a class of one sample, or many classes
-        classes = np.unique(np.array(labels, dtype=str), return_inverse=True)[1]
-        sizes = np.bincount(classes)
-        wanted = largest_remainder(sizes, ceil(share * len(table)))
-        held = np.minimum(wanted, sizes - (sizes.max() > 1))
-        order = numpy_generator(0, "hold-out of a table").permutation(index)
-        order = order[np.argsort(classes[order], kind="stable")]
-        place = index - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of a sample in its class
-        tested = place < np.repeat(held, sizes)
-        train, test = order[~tested], order[tested]
-    return table.select(np.sort(train)), table.select(np.sort(test))
+        parts = train_test_split(index, test_size=share, random_state=0, stratify=table[by][:])
+    except (TypeError, ValueError):  # what is no label, a value that occurs once, or many values
+        parts = train_test_split(index, test_size=share, random_state=0)
+    train, test = (table.select(np.sort(part)) for part in parts)
+    return train, test

@@ -1,21 +1,35 @@
-"""Texts that are classified by their characters: AG News, and a base class for others."""
+"""Texts that are classified by their characters: AG News, and the docstrings of packages."""
 
-import csv
+import ast
+import platform
+import sysconfig
+import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from typing_extensions import override
 
+from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
-from lightfed.data.datasets.tables import texts_of
 from lightfed.utils.errors import require
+from lightfed.utils.rng import numpy_generator
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
 """As printed by Zhang et al. 2015: 70 characters; the hyphen occurs twice, and its first place
 counts."""
+
+_PACKAGES = ("torch", "numpy", "pandas")
+_SHORTEST = 80  # characters
+_PARTS = {"torch": ("nn", "optim", "distributed", "utils")}  # enough; the rest would take time
+_SKIPPED = {"test", "tests", "testing", "idle_test", "_vendor", "site-packages", "dist-packages"}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def encode(texts: Sequence[str], length: int) -> np.ndarray:
@@ -80,28 +94,108 @@ class AGNews(Characters):
 
     @override
     def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
+        import pandas as pd
+
         path = self.root / "ag_news_csv" / f"{split}.csv"
-        hub = self.root / "ag_news"
-        if path.is_file():
-            try:
-                texts, labels = _read_csv(path)
-            except (OSError, ValueError, csv.Error) as error:
-                raise unreadable(path, error) from error
-        elif any((hub / "data").glob(f"{split}-*.parquet")):
-            texts, labels = texts_of(hub, split, "text", "label")
-        else:
+        parts = sorted((self.root / "ag_news" / "data").glob(f"{split}-*.parquet"))
+        if not parts and not path.is_file():
             raise missing(path, holds="ag_news_csv, or ag_news of the hub")
-        return texts, np.array(labels, dtype=np.int64)
+        try:
+            if path.is_file():
+                table = pd.read_csv(
+                    path,
+                    header=None,
+                    names=["label", "title", "text"],
+                    dtype={"label": int},
+                    keep_default_na=False,
+                )
+                table["text"], table["label"] = table.title + " " + table.text, table.label - 1
+            else:
+                table = pd.concat(map(pd.read_parquet, parts))
+            texts, labels = table["text"].tolist(), table["label"].to_numpy(np.int64)
+            bad = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+            if bad is not None:
+                raise ValueError(f"sample {bad} has the text {texts[bad]!r}")
+        except Exception as error:  # pandas and pyarrow have their own
+            raise unreadable(path if path.is_file() else parts[0], error) from error
+        return texts, labels
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[int]]:
-    """Rows of class 1..4, title and description."""
-    texts, labels = [], []
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.reader(file), start=1):
-            if len(row) < 3:
-                found = f"row {number} has {len(row)} columns: class, title, text are three"
-                raise ValueError(found)
-            labels.append(int(row[0]) - 1)
-            texts.append(" ".join(row[1:]))
-    return texts, labels
+class Docstrings(Characters):
+    """Which package does a docstring belong to: the standard library, torch, numpy or pandas?
+
+    Different docstrings of at least 80 characters, equally many per class; a fifth is the test
+    split. The samples depend only on the versions of the packages. Reading the sources takes ten
+    seconds, once for all runs (`lightfed.data.datasets.cache`).
+    """
+
+    classes = ("stdlib", *_PACKAGES)
+    keeps = True
+
+    def __init__(self, *, length: int = 1014, per_class: int = 1200) -> None:
+        """Read the docstrings.
+
+        Args:
+            length: characters of a sample; longer texts are cut, shorter ones padded.
+            per_class: texts of each class in both splits together; less if a package has fewer.
+        """
+        super().__init__(length=length)
+        require(per_class >= 5, f"{KEY}.per_class", f"{per_class} texts", "give at least 5")
+        self.per_class = per_class
+
+    @override
+    def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
+        texts, labels = self._found
+        count = min(self.per_class, *np.bincount(labels, minlength=self.num_classes).tolist())
+        found = f"not all of {', '.join(self.classes)} are installed with documented *.py files"
+        require(count >= 5, "data.dataset", found, "take AGNews, or install them from wheels")
+        rng = numpy_generator(0, "docstrings/split")
+        part = slice(count // 5) if split == "test" else slice(count // 5, count)
+        chosen = [
+            rng.permutation(np.flatnonzero(labels == c))[part] for c in range(len(self.classes))
+        ]
+        index = rng.permutation(np.concatenate(chosen))
+        return [texts[i] for i in index], labels[index]
+
+    @cached_property
+    def _found(self) -> tuple[list[str], np.ndarray]:
+        """All texts, and their classes, (N,) int64."""
+        versions = [platform.python_version(), *map(version, _PACKAGES)]  # what texts depend on
+        texts: dict[str, int] = cached(["docstrings", versions], _scanned)
+        return list(texts), np.array(list(texts.values()), dtype=np.int64)
+
+
+def source_folders() -> dict[str, list[Path]]:
+    """The source folders of each class."""
+    folders = {"stdlib": [Path(sysconfig.get_path("stdlib"))]}
+    for name in _PACKAGES:
+        root = Path(str(files(name)))
+        folders[name] = [root / part for part in _PARTS.get(name, ("",))]
+    return folders
+
+
+def _scanned() -> dict[str, int]:
+    """The different texts of all classes, and their classes."""
+    texts: dict[str, int] = {}
+    folders = source_folders()
+    for label, name in enumerate(Docstrings.classes):
+        for text in chain.from_iterable(map(docstrings, folders[name])):
+            texts.setdefault(text, label)
+    return texts
+
+
+def docstrings(folder: Path) -> Iterator[str]:
+    """The docstrings of at least 80 characters in a folder, in the order of files and lines."""
+    for path in sorted(folder.rglob("*.py")):
+        if not _SKIPPED.isdisjoint(path.relative_to(folder).parts):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about backslashes in strings
+                tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue  # some sources are templates, or for another version of Python
+        for node in ast.walk(tree):
+            text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
+            if text is not None and len(text) >= _SHORTEST:
+                yield text

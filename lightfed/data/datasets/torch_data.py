@@ -54,19 +54,13 @@ class FromTorch(Dataset):
             groups: the natural owner of each training sample, for `Natural`.
         """
         given = isinstance(train, LightningDataModule)
-        found = "given with a data module" if given else "missing"
-        fix = "leave it out" if given else "give the test set: FromTorch(train, test)"
-        require((test is None) == given, f"{KEY}.test", found, fix)
+        fix = "give a test set, unless a data module has it: FromTorch(train, test)"
+        require((test is None) == given, f"{KEY}.test", "given twice" if given else "missing", fix)
         self._train, self._test = train, test
         self._functions = Functions(train_transform, test_transform)
-        for key, own, other, source in (
-            ("train", train_transform, test_transform, train),
-            ("test", test_transform, train_transform, test),
-        ):
-            found = "missing, and the other one normalises"
-            done = own is not None or normalises(getattr(source, "transform", None))
-            fits = done or not normalises(other)
-            require(fits, f"{KEY}.{key}_transform", found, "normalise the samples of both splits")
+        done = test_transform is not None or not normalises(train_transform)
+        found, fix = "missing, and train_transform normalises", "normalise the samples of both"
+        require(done, f"{KEY}.test_transform", found, fix)
         self._names, self._owners = classes, groups
 
     @cached_property
@@ -80,18 +74,11 @@ class FromTorch(Dataset):
         first = self._samples["test"].x[:1].clone()  # a transform may change it
         if isinstance(self.transform, Transform):
             return tuple(first.shape[1:])
-        shapes = []
-        for key, function in (("test", self._functions.test), ("train", self._functions.train)):
-            try:
-                shapes.append(tuple(transformed(first, function, None).shape[1:]))
-            except Exception as error:  # of the user's function
-                found = f"fails for sample 0 ({reason(error)})"
-                fix = "it is given a tensor, (C, H, W) for images"
-                raise UserError(f"{KEY}.{key}_transform", found, fix) from error
-        found = f"gives the shape {shapes[1]}, test_transform {shapes[0]}"
-        fits = shapes[0] == shapes[1]
-        require(fits, f"{KEY}.train_transform", found, "give both with one shape")
-        return shapes[0]
+        try:
+            return tuple(transformed(self._functions.test, first, None).shape[1:])
+        except Exception as error:  # of the user's function
+            found, fix = f"fails for sample 0 ({reason(error)})", "it is given a tensor, (C, H, W)"
+            raise UserError(f"{KEY}.test_transform", found, fix) from error
 
     @property
     @override
@@ -125,8 +112,6 @@ class FromTorch(Dataset):
         module.setup("test")
         loaders = {"train": module.train_dataloader(), "test": module.test_dataloader()}
         for split, loader in loaders.items():
-            found, fix = f"its {split} loader is a {type(loader).__name__}", "give one data loader"
-            require(hasattr(loader, "dataset"), f"{KEY}.train", found, fix)
             ignored = _ignored(loader)
             fix = "do it in the data set, such as a torch.utils.data.Subset, or in a transform"
             require(not ignored, f"{KEY}.train", f"its {split} loader has a {ignored}", fix)
@@ -138,7 +123,10 @@ class FromTorch(Dataset):
     @cached_property
     def _samples(self) -> dict[str, Samples]:
         train, test = (_read(source, split) for split, source in self._sources.items())
-        _check_apart(self._sources["train"], self._sources["test"])
+        (whole, places), (other, tested) = map(_places, self._sources.values())
+        shared = len({*places} & {*tested}) if whole is other else 0
+        found = f"{shared} of its samples are also in the training set"
+        require(not shared, f"{KEY}.test", found, "leave them out")
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
             train = Samples(train.x, train.y, torch.from_numpy(groups))
@@ -147,36 +135,12 @@ class FromTorch(Dataset):
 
 def _ignored(loader: Any) -> str | None:
     """What selects or changes samples on their way from a data set through its loader."""
-    sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
-    if type(sampler) is torch_data.BatchSampler:
-        sampler = sampler.sampler
-    if sampler is not None and not isinstance(sampler, _WHOLE):
+    if not isinstance(loader, torch_data.DataLoader):
+        return type(loader).__name__
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if not isinstance(sampler, _WHOLE):
         return type(sampler).__name__
-    collate = getattr(loader, "collate_fn", None)
-    return None if collate is None or collate in _COLLATES else "collate_fn"
-
-
-def _check_apart(train: Any, test: Any) -> None:
-    """Reject a test set that shares samples with the training set, or numbers classes otherwise."""
-    first, second = _class_names(train), _class_names(test)
-    if first is not None and second is not None:
-        pairs = zip(first, second, strict=False)  # the last ones may have no test sample
-        ours, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-        found = f"class {theirs} has the number of {ours} in the training set"
-        fix = "number the classes of both in the same way"
-        require(ours == theirs, f"{KEY}.test", found, fix)
-    (whole, places), (other, tested) = _places(train), _places(test)
-    shared = len({*places} & {*tested}) if whole is other else 0
-    found, fix = f"{shared} of its samples are also in the training set", "leave them out"
-    require(not shared, f"{KEY}.test", found, fix)
-
-
-def _class_names(source: Any) -> list[str] | None:
-    """As a data set numbers them, or the one that it is a part of; None if that is not known."""
-    while not hasattr(source, "classes") and hasattr(source, "dataset"):
-        source = source.dataset
-    names = getattr(source, "classes", None)  # of some it is their number
-    return None if names is None or isinstance(names, int) else [*map(str, names)]
+    return None if loader.collate_fn in _COLLATES else "collate_fn"
 
 
 def _places(source: Any) -> tuple[Any, Sequence[int]]:

@@ -18,18 +18,7 @@ from lightfed.utils.rng import seed_default_generators, seeded
 Function = Callable[[Any], Any]
 
 # For a batch these do what they do for a sample.
-_ON_BATCHES = (
-    v2.CenterCrop,
-    v2.Grayscale,
-    v2.Identity,
-    v2.Normalize,
-    v2.Pad,
-    v2.RGB,
-    v2.Resize,
-    v2.ToDtype,
-    v2.ToImage,
-    v2.ToPureTensor,
-)
+_ON_BATCHES = (v2.Identity, v2.Normalize, v2.Pad, v2.Resize, v2.ToDtype)
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ def normalises(transform: Function | None) -> bool:
     return any(isinstance(step, v1.Normalize | v2.Normalize) for step in steps(transform))
 
 
-def transformed(x: Tensor, transform: Function | None, seeds: Tensor | None) -> Tensor:
+def transformed(transform: Function | None, x: Tensor, seeds: Tensor | None) -> Tensor:
     """Samples (B, ...) after a transform, float32; uint8 that is left becomes 0..1.
 
     The seeds (B,) int64 on the CPU are those of the draws of each sample; None seeds all with 0.

@@ -21,7 +21,6 @@ from lightfed.utils.memory import require_memory
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
-_MNIST_SIZES: dict[Split, int] = {"train": 60_000, "test": 10_000}
 _CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -66,21 +65,15 @@ class Digits(Dataset):
 
         digits = load_digits()
         y = np.asarray(digits.target, dtype=np.int64)
-        chosen = _digits_in_training(y) == (split == "train")
+        # Four fifths of each class, drawn with a constant seed, are for training.
+        rng = numpy_generator(0, "digits/split")
+        chosen = np.full(len(y), split == "test")
+        for label, count in enumerate(largest_remainder(np.bincount(y), len(y) * 4 // 5)):
+            chosen[rng.permutation(np.flatnonzero(y == label))[:count]] = split == "train"
         x = torch.from_numpy((digits.images[chosen] / 16.0).astype(np.float32)).unsqueeze(1)
         if self.image_size != 8:
             x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
         return Samples(x=x, y=torch.from_numpy(y[chosen]))
-
-
-def _digits_in_training(y: np.ndarray) -> np.ndarray:
-    """Mask of the 1,797 digits: four fifths of each class, drawn with a constant seed."""
-    rng = numpy_generator(0, "digits/split")
-    wanted = largest_remainder(np.bincount(y), len(y) * 4 // 5)
-    mask = np.zeros(len(y), dtype=bool)
-    for label, count in enumerate(wanted):
-        mask[rng.permutation(np.flatnonzero(y == label))[:count]] = True
-    return mask
 
 
 class OfficialFiles(Dataset):
@@ -88,7 +81,7 @@ class OfficialFiles(Dataset):
 
     _reader: ClassVar[Any]  # torchvision's class for the files
     _folder: ClassVar[str]  # of the files, below the root
-    _sizes: ClassVar[Mapping[Split, int]]
+    _sizes: ClassVar[Mapping[Split, int]] = {"train": 60_000, "test": 10_000}
 
     def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
         """Read the official files.
@@ -110,9 +103,7 @@ class OfficialFiles(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        reader = self._reader
-        if not self.verify_checksums and hasattr(reader, "tgz_md5"):
-            reader = _unverified(reader)
+        reader = self._reader if self.verify_checksums else _unverified(self._reader)
         try:
             data = reader(str(self.root), train=split == "train", download=self.download)
             if self.verify_checksums and len(data) != self._sizes[split]:
@@ -121,8 +112,7 @@ class OfficialFiles(Dataset):
             folder = self.root / self._folder
             key = "download" if self.download and not any(folder.glob("*")) else "root"
             found = f"{self.name} cannot be read from {folder} ({reason(error)})"
-            holds = Path(self._folder).parts[0]
-            fix = f"set root to the folder that holds {holds}, or pass download: true"
+            fix = f"set root to the folder that holds {self._folder}, or pass download: true"
             others = "; for files that are not the official ones, verify_checksums: false"
             raise UserError(f"{KEY}.{key}", found, fix + others) from error
         x = torch.as_tensor(data.data)
@@ -159,10 +149,8 @@ class CIFARFiles(OfficialFiles):
         super().__init__(root, **files)
         found, fix = f"{self.name} has no preset {preset!r}", ", ".join(self._presets)
         require(preset in self._presets, f"{KEY}.preset", found, f"choose one of {fix}")
-        if erase is not None:
-            found = f"{erase}" if augment else f"{erase} with augment: false"
-            fix = "give a probability such as 0.5, or leave it out"
-            require(0 <= erase <= 1 and (augment or not erase), f"{KEY}.erase", found, fix)
+        fits = erase is None or 0 <= erase <= 1
+        require(fits, f"{KEY}.erase", erase, "give a probability such as 0.5")
         self.preset, self.augment, self.erase = preset, augment, erase
 
     @property
@@ -176,12 +164,14 @@ class CIFARFiles(OfficialFiles):
 
 def _unverified(reader: Any) -> Any:
     """A class of torchvision that reads CIFAR files of any md5."""
-    listed: dict[str, Any] = {
+    if not hasattr(reader, "tgz_md5"):
+        return reader
+    parts = {
         part: [(name, None) for name, _ in getattr(reader, part)]
         for part in ("train_list", "test_list")
     }
-    listed["meta"] = reader.meta | {"md5": None}
-    return type(reader.__name__, (reader,), {**listed, "tgz_md5": None})
+    unknown = {"meta": reader.meta | {"md5": None}, "tgz_md5": None}
+    return type(reader.__name__, (reader,), parts | unknown)
 
 
 class MNIST(OfficialFiles):
@@ -192,7 +182,6 @@ class MNIST(OfficialFiles):
     input_shape = (1, 28, 28)
     _reader = published.MNIST
     _folder = "MNIST/raw"
-    _sizes = _MNIST_SIZES
 
     def __init__(
         self,
@@ -220,7 +209,6 @@ class FashionMNIST(OfficialFiles):
     input_shape = (1, 28, 28)
     _reader = published.FashionMNIST
     _folder = "FashionMNIST/raw"
-    _sizes = _MNIST_SIZES
 
 
 class CIFAR10(CIFARFiles):

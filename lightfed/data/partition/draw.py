@@ -15,14 +15,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lightfed.data.datasets.dataset import Dataset, Samples
-from lightfed.data.partition import matching
-from lightfed.data.partition.compact import compact, expand, write
-from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Partitioner
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import numpy_generator
 
-PersonalTest = Literal["match", "disjoint", "random", "split", "labels"]
+Csr = tuple[np.ndarray, np.ndarray]
+"""Samples of all clients, one client after the other, and the offset of each: client k owns
+samples[offsets[k] : offsets[k + 1]]."""
+PersonalTest = Literal["match", "random", "split", "labels"]
 Meta = dict[str, str | int | float | list[str]]
 
 
@@ -31,11 +32,11 @@ class Partition:
     """Which samples each client owns, in flat form, and how that was drawn.
 
     Attributes:
-        train_index: (T,) int32 if it fits, else int64: samples of client 0, of client 1, ..., each
-            ascending, as indices into the training set.
+        train_index: (T,) int32: samples of client 0, of client 1, ..., each ascending, as indices
+            into the training set.
         train_offsets: (clients + 1,) int64: client k owns train_index[offsets[k] : offsets[k + 1]].
         test_index: (M,) like train_index, into the set that meta["test_source"] names. With
-            "disjoint", "random" and "split", a client may own none if there are very few.
+            "random" and "split", a client may own none if there are very few.
         test_offsets: (clients + 1,) int64.
         train_counts: (clients, classes) int32 samples of each class.
         test_counts: (clients, classes) int32.
@@ -105,8 +106,8 @@ class Partition:
         """Write an npz file, atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content: dict[str, Any] = {"meta": json.dumps(self.meta), "digest": self.digest}
-        write_atomically(path, lambda file: write(file, compact(self._arrays) | content))
+        content = {"meta": json.dumps(self.meta), "digest": self.digest, **self._arrays}
+        write_atomically(path, lambda file: np.savez_compressed(file, **content))
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
@@ -119,7 +120,7 @@ class Partition:
             with np.load(path, allow_pickle=False) as stored:
                 content = dict(stored)
             digest, meta = str(content.pop("digest")), json.loads(str(content.pop("meta")))
-            partition = cls(**expand(content), meta=meta)
+            partition = cls(**content, meta=meta)
         except Exception as error:  # a damaged archive can raise anything
             raise UserError(str(path), f"not a partition ({reason(error)})", "remove it") from error
         matches = partition.digest == digest
@@ -140,17 +141,10 @@ def draw_partition(
 ) -> Partition:
     """Deal the training samples to clients and choose the test samples of each client.
 
-    Args:
-        dataset: provides the names of the classes.
-        scheme: deals the training samples.
-        clients: number of clients.
-        seed: names the draw, together with the class of the scheme.
-        test: where the test samples of a client come from, see `FederatedDataModule`: "match" is
-            DisPFL's rule, "disjoint" nearly that of HeteroFL, "random" FlexiFed's, "split"
-            pFedMoE's, and "labels" FedBCD's.
-        train_fraction: with "split", the part used for training.
-        train: the training set.
-        test_samples: the test set.
+    `test` says where the test samples of a client come from, see `FederatedDataModule`: "match" is
+    DisPFL's rule, "random" FlexiFed's, "split" pFedMoE's, and "labels" FedBCD's. `train_fraction`
+    is for "split". `seed` names the draw, together with the class of the scheme. `train` and
+    `test_samples` are the splits of the data set.
 
     Raises:
         UserError: the scheme does not fit these samples, or an argument is out of range.
@@ -159,7 +153,6 @@ def draw_partition(
     require(clients >= 1, "model.clients", f"{clients} clients", "give at least one client")
     name, num_classes = type(scheme).__name__, len(dataset.classes)
     labels, test_labels = train.y.numpy(), test_samples.y.numpy()
-    dtype = np.int32 if max(len(train), len(test_samples)) <= np.iinfo(np.int32).max else np.int64
     parts = scheme.split(
         labels,
         clients=clients,
@@ -167,38 +160,43 @@ def draw_partition(
         rng=numpy_generator(seed, f"partition/{name}"),
         groups=None if train.groups is None else train.groups.numpy(),
     )
-    sizes = np.array([len(part) for part in parts])  # an empty part may be of any type
-    found = f"{scheme!r} left client {sizes.argmin() if len(sizes) else 0} empty"
-    require(len(sizes) > 0 and sizes.min() > 0, "data.partition", found, "use another")
-    types = {str(np.asarray(part).dtype) for part in parts}
-    found = f"{len(sizes)} parts of {', '.join(sorted(types))} by {scheme!r}"
-    fix = f"make {clients} of samples 0 to {len(labels) - 1}, whole numbers"
-    whole = all(np.issubdtype(name, np.integer) for name in types)
-    require(len(sizes) == clients and whole, "data.partition", found, fix)
-    owned = matching.flatten(parts, dtype)
+    whole = all(len(part) and np.asarray(part).dtype.kind in "iu" for part in parts)
+    fix = f"make {clients} of samples 0 to {len(labels) - 1}, whole numbers, and none empty"
+    found = f"{len(parts)} parts by {scheme!r}"
+    require(len(parts) == clients and whole, "data.partition", found, fix)
+    owned = flatten(parts)
     del parts  # of a million clients: more than all else
     for end in (int(owned[0].min()), int(owned[0].max())):
         require(0 <= end < len(labels), "data.partition", f"sample {end} by {scheme!r}", fix)
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
-        _check_dealt_once(owned, scheme)
-        owned, tested = matching.hold_out(
+        again = len(owned[0]) - len(np.unique(owned[0]))
+        found = f"split, but {scheme!r} deals {again} samples to clients again"
+        fix = "choose match or labels, so that no client is tested on what others train on"
+        require(not again, "data.personal_test", found, fix)
+        owned, tested = hold_out(
             owned, labels, fraction=train_fraction, num_classes=num_classes, rng=rng
         )
         test_labels = labels
-    train_counts = matching.class_counts(owned, labels, num_classes)
-    if test != "split":
-        tested = _test_of(train_counts, test_labels, test, rng, shares=scheme.shares(clients))
+    train_counts = class_counts(owned, labels, num_classes)
+    pool_sizes = np.bincount(test_labels, minlength=num_classes)
+    if test == "random":
+        shares = scheme.shares(clients)
+        tested = equal_shares(len(test_labels), shares=shares, clients=clients, rng=rng)
+    elif test == "match":
+        tested = draw_test(matched_counts(train_counts, pool_sizes), test_labels, rng)
+    elif test == "labels":
+        tested = draw_test(np.where(train_counts > 0, pool_sizes, 0), test_labels, rng)
     state = hashlib.blake2b(digest_size=16)
     for tensor in (train.y, test_samples.y, train.groups):
         state.update(b"none" if tensor is None else tensor.numpy().tobytes())
     return Partition(
         train_index=owned[0],
         train_offsets=owned[1],
-        test_index=tested[0].astype(dtype, copy=False),
+        test_index=tested[0].astype(np.int32, copy=False),
         test_offsets=tested[1],
         train_counts=train_counts,
-        test_counts=matching.class_counts(tested, test_labels, num_classes),
+        test_counts=class_counts(tested, test_labels, num_classes),
         meta={
             "scheme": repr(scheme),
             "seed": seed,
@@ -215,20 +213,6 @@ def draw_partition(
     )
 
 
-def _check_dealt_once(owned: matching.Csr, scheme: Partitioner) -> None:
-    """Reject samples dealt twice: a client would be tested on what it or another trains on."""
-    index, offsets = owned
-    order = np.argsort(index, kind="stable")
-    again = np.flatnonzero(np.diff(index[order]) == 0)
-    if not len(again):
-        return
-    places = order[again[0] : again[0] + 2]
-    one, other = (np.searchsorted(offsets, places, side="right") - 1).tolist()
-    found = f"split, but {scheme!r} deals sample {index[places[0]]} to clients {one} and {other}"
-    fix = "choose match or labels, so that no client is tested on what others train on"
-    raise UserError("data.personal_test", found, fix)
-
-
 def check_personal_test(test: str, train_fraction: float) -> None:
     """Refuse an unknown kind of personal test, and a fraction out of range."""
     known = get_args(PersonalTest)
@@ -237,28 +221,101 @@ def check_personal_test(test: str, train_fraction: float) -> None:
     require(0.0 < train_fraction < 1.0, "data.train_fraction", train_fraction, fix)
 
 
-def _test_of(
-    held: np.ndarray,
-    labels: np.ndarray,
-    test: PersonalTest,
-    rng: np.random.Generator,
-    *,
-    shares: int,
-) -> matching.Csr:
-    """The samples of each client from the common test set."""
-    if test == "random":
-        return matching.equal_shares(len(labels), shares=shares, clients=len(held), rng=rng)
-    pool_sizes = np.bincount(labels, minlength=held.shape[1])
-    if test == "match":
-        counts = matching.matched_counts(held, pool_sizes)
-    elif test == "labels":
-        counts = np.where(held > 0, pool_sizes, 0)
-    else:
-        counts = matching.dealt_counts(held, pool_sizes, rng)
-    return matching.draw_test(counts, labels, rng, shared=test != "disjoint")
-
-
 def _row(client: object, sums: Iterable[object], counts: Iterable[object]) -> str:
     train, test, classes = sums
     cells = "".join(f"{count:>7}" for count in counts)
     return f"{client:>8}{train:>8}{test:>8}{classes:>9}  {cells}"
+
+
+def flatten(parts: list[np.ndarray]) -> Csr:
+    """Flat form of one array per client; the samples are int32."""
+    sizes = np.array([len(part) for part in parts])
+    return np.concatenate(parts, dtype=np.int32, casting="same_kind"), _offsets(sizes)
+
+
+def class_counts(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """(clients, classes) int32 number of samples per client and class."""
+    clients = len(csr[1]) - 1
+    cells = np.bincount(_cells(csr, labels, num_classes), minlength=clients * num_classes)
+    return cells.reshape(clients, num_classes).astype(np.int32)
+
+
+def matched_counts(held: np.ndarray, pool_sizes: np.ndarray) -> np.ndarray:
+    """Test samples per client and class if clients may share them.
+
+    The rule of DisPFL's published code: a client's share of the test set is ceil(M / clients). Of
+    each class it takes ceil(share * fraction of that class among its training samples). `held` are
+    (clients, classes) training samples, `pool_sizes` (classes,) test samples, M in total. Returns
+    (clients, classes) int64.
+    """
+    held = held.astype(np.int64)
+    share = -(-int(pool_sizes.sum()) // len(held))
+    sizes = held.sum(axis=1, keepdims=True)
+    # Integers, because ceil(0.1 * 100) can be 11 in floats.
+    return np.minimum((held * share + sizes - 1) // sizes, pool_sizes)
+
+
+def equal_shares(samples: int, *, shares: int, clients: int, rng: np.random.Generator) -> Csr:
+    """Cut samples at random into equal shares (within one); each client gets one."""
+    owner = rng.permutation(samples) % shares
+    offsets = _offsets(np.bincount(owner, minlength=shares)[:clients])
+    return np.argsort(owner, kind="stable")[: offsets[-1]], offsets
+
+
+def draw_test(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Csr:
+    """Draw the test samples of all clients, which may share them.
+
+    Each class is put in random order. A client's samples of it are consecutive in that order, from
+    a random place, wrapping around at the end. `counts` (clients, classes) are at most the size of
+    the class, `labels` (M,) the classes of the test set.
+    """
+    owners, members = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for label in np.flatnonzero(counts.any(axis=0)):
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        wanted = counts[:, label]
+        before = _offsets(wanted)[:-1]
+        start = rng.integers(len(pool), size=len(wanted))
+        step = np.arange(wanted.sum()) - np.repeat(before, wanted)
+        members.append(pool[(np.repeat(start, wanted) + step) % len(pool)])
+        owners.append(np.repeat(np.arange(len(wanted)), wanted))
+    owner, member = np.concatenate(owners), np.concatenate(members)
+    return member[np.lexsort((member, owner))], _offsets(counts.sum(axis=1, dtype=np.int64))
+
+
+def hold_out(
+    csr: Csr, labels: np.ndarray, *, fraction: float, num_classes: int, rng: np.random.Generator
+) -> tuple[Csr, Csr]:
+    """Divide the samples of each client into a training and a test part, class by class.
+
+    A client keeps at least one training sample and, if it owns two samples, one test sample.
+    `fraction` is the part of a client's samples used for training. `rng` draws the samples, and the
+    classes that are rounded up.
+    """
+    index, offsets = csr
+    sizes = np.diff(offsets)
+    owned = class_counts(csr, labels, num_classes)
+    kept = np.floor(owned * fraction).astype(np.int64)
+    total = np.clip(np.rint(sizes * fraction), 1, np.maximum(sizes - 1, 1)).astype(np.int64)
+    # Round up the classes with the largest remainders; the jitter only breaks ties.
+    remainder = owned * fraction - kept + rng.random(owned.shape) * 1e-6
+    remainder[owned == 0] = -1.0
+    rank = np.argsort(np.argsort(-remainder, axis=1), axis=1)
+    kept += rank < (total - kept.sum(axis=1))[:, None]
+    cell = _cells(csr, labels, num_classes)
+    order = np.lexsort((rng.random(len(index)), cell))
+    first = _offsets(owned.ravel())[cell[order]]
+    trains = np.empty(len(index), dtype=bool)
+    trains[order] = np.arange(len(index)) - first < kept.ravel()[cell[order]]
+    train_offsets = _offsets(kept.sum(axis=1))
+    return (index[trains], train_offsets), (index[~trains], offsets - train_offsets)
+
+
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+    """(n + 1,) the start of each of n consecutive pieces, and the end of the last."""
+    return np.concatenate(([0], np.cumsum(sizes)))
+
+
+def _cells(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """(samples,) client * num_classes + class of each sample."""
+    index, offsets = csr
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * num_classes + labels[index]

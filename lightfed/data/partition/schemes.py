@@ -1,29 +1,124 @@
-"""Schemes that deal samples evenly, by class or by natural owner.
+"""Partition schemes: how training samples are dealt to clients.
 
 A scheme is a class whose arguments are config keys. It draws only from the generator passed to
 `split`. Unless noted, every sample goes to exactly one client, and every client gets some.
 """
 
-from abc import abstractmethod
+import heapq
+from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from typing_extensions import override
 
-from lightfed.data.partition.partitioner import (
-    KEY,
-    Dealer,
-    Partitioner,
-    Task,
-    check_at_least_one,
-    check_classes,
-    check_concentration,
-)
 from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.recorded import Recorded
+
+KEY = "data.partition.init_args"
+_ATTEMPTS = 10  # draws until every client has min_size samples; then the last one is repaired
 
 
-class _Shares(Dealer):
+class Partitioner(Recorded, ABC):
+    """Deals training samples to clients."""
+
+    @abstractmethod
+    def split(
+        self,
+        labels: np.ndarray,
+        *,
+        clients: int,
+        num_classes: int,
+        rng: np.random.Generator,
+        groups: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        """Deal samples to clients.
+
+        Args:
+            labels: (N,) the class of each sample.
+            clients: number of clients.
+            num_classes: labels lie in 0 .. num_classes - 1; some classes may not occur.
+            rng: the only source of randomness.
+            groups: (N,) the natural owner of each sample, if the data set has one.
+
+        Returns:
+            The ascending sample indices of each client.
+
+        Raises:
+            UserError: this scheme cannot deal these samples to that many clients.
+        """
+
+    def shares(self, clients: int) -> int:
+        """Number of equal shares that the samples are cut into; some may belong to no client."""
+        return clients
+
+    def __repr__(self) -> str:
+        """The class and its arguments except defaults, as in `Dirichlet(alpha=0.5)`."""
+        own = {k: v for k, v in vars(self).items() if k != "given"}
+        given = [(k, v) for k, v in own.items() if getattr(type(self), k, None) != v]
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The arguments of `Partitioner.split`."""
+
+    labels: np.ndarray
+    clients: int
+    num_classes: int
+    rng: np.random.Generator
+    groups: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def shuffled_classes(self) -> list[np.ndarray]:
+        """The samples of each class in random order; empty for a class that does not occur."""
+        order = self.rng.permutation(len(self))
+        order = order[np.argsort(self.labels[order], kind="stable")]
+        return np.split(order, np.cumsum(self.class_sizes())[:-1])
+
+    def class_sizes(self) -> np.ndarray:
+        return np.bincount(self.labels, minlength=self.num_classes)
+
+
+class _Scheme(Partitioner):
+    @override
+    def split(
+        self,
+        labels: np.ndarray,
+        *,
+        clients: int,
+        num_classes: int,
+        rng: np.random.Generator,
+        groups: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        return self._parts(Task(labels, clients, num_classes, rng, groups))
+
+    @abstractmethod
+    def _parts(self, task: Task) -> list[np.ndarray]:
+        """As of `split`."""
+
+
+class _Dealer(_Scheme):
+    """A scheme that gives each sample to at most one client."""
+
+    @override
+    def _parts(self, task: Task) -> list[np.ndarray]:
+        found = f"{task.clients} clients need a sample each, the training set has {len(task)}"
+        fix = "lower the number of clients (model.clients)"
+        require(task.clients <= len(task), "data.partition", found, fix)
+        owner = self._owners(task)
+        order = np.argsort(owner, kind="stable")
+        # Samples without an owner, -1, come first.
+        return np.split(order, np.searchsorted(owner[order], np.arange(task.clients + 1)))[1:-1]
+
+    @abstractmethod
+    def _owners(self, task: Task) -> np.ndarray:
+        """(N,) the client that gets each sample, -1 for none."""
+
+
+class _Shares(_Dealer):
     """Deals equal shares, one per client; shares beyond the number of clients are not used."""
 
     parts: int | None
@@ -34,11 +129,10 @@ class _Shares(Dealer):
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
-        key, parts = f"{KEY}.parts", self.shares(task.clients)
-        found, fix = f"{parts} parts for {task.clients} clients", f"give at least {task.clients}"
-        require(parts >= task.clients, key, found, f"{fix}, or leave it out")
-        found = f"{parts} parts of {len(task)} samples"
-        require(parts <= len(task), key, found, f"give at most {len(task)}")
+        parts, samples = self.shares(task.clients), len(task)
+        found = f"{parts} parts for {task.clients} clients and {samples} samples"
+        fits, fix = task.clients <= parts <= samples, f"give {task.clients} to {samples}"
+        require(fits, f"{KEY}.parts", found, fix)
         share = self._share(task, parts)
         return np.where(share < task.clients, share, -1)
 
@@ -73,15 +167,12 @@ class Shards(_Shares):
     default the number of clients."""
 
     def __post_init__(self) -> None:
-        check_at_least_one("per_client", self.per_client)
+        _check_at_least_one("per_client", self.per_client)
 
     @override
     def _share(self, task: Task, shares: int) -> np.ndarray:
         shards = shares * self.per_client
-        found = (
-            f"{shares} clients x {self.per_client} shards need {shards} samples, "
-            f"the training set has {len(task)}"
-        )
+        found = f"{shares} clients x {self.per_client} shards, but {len(task)} samples"
         require(shards <= len(task), f"{KEY}.per_client", found, "lower it")
         owner = np.empty(len(task), dtype=np.int64)
         shard = np.arange(len(task)) * shards // len(task)
@@ -91,7 +182,7 @@ class Shards(_Shares):
 
 
 @dataclass(frozen=True, repr=False)
-class Classes(Dealer):
+class Classes(_Dealer):
     """Each client holds a fixed number of classes; each class has equally many holders (+-1)."""
 
     per_client: int
@@ -108,15 +199,14 @@ class Classes(Dealer):
     it, hence fewer samples than the others, and the other shard is not used."""
 
     def __post_init__(self) -> None:
-        check_at_least_one("per_client", self.per_client)
+        _check_at_least_one("per_client", self.per_client)
         if self.alpha is not None:
-            check_concentration("alpha", self.alpha)
+            _check_concentration("alpha", self.alpha)
         if self.uniform is not None:
             low, high = self.uniform
             fix = "give two shares above 0, the smaller one first, as [0.4, 0.6]"
             require(0 < low <= high < float("inf"), f"{KEY}.uniform", [low, high], fix)
-        names = ("strict_paper", "uniform", "alpha")
-        chosen = [name for name in names if getattr(self, name) not in (None, False)]
+        chosen = [name for name in ("strict_paper", "uniform", "alpha") if getattr(self, name)]
         if chosen[1:]:
             found = f"given with {' and '.join(chosen[1:])}, which also divides a class"
             raise UserError(f"{KEY}.{chosen[0]}", found, "set one of them")
@@ -143,20 +233,18 @@ class Classes(Dealer):
 
     def _check(self, clients: int, pools: list[np.ndarray]) -> None:
         """Refuse settings that leave a class without a holder or a holder without a sample."""
-        key, classes, slots = f"{KEY}.per_client", len(pools), clients * self.per_client
-        check_classes("per_client", self.per_client, classes)
-        found = f"{clients} clients x {self.per_client} cover {slots} of {classes} classes"
-        require(slots >= classes, key, found, f"raise it to {-(-classes // clients)}")
-        holders, fewest = -(-slots // classes), min(map(len, pools))
+        classes, fewest, slots = len(pools), min(map(len, pools)), clients * self.per_client
         found = (
-            f"{clients} clients x {self.per_client} classes need {holders} samples of each of "
-            f"{classes} classes, the smallest has {fewest}"
+            f"{self.per_client} classes for each of {clients} clients, "
+            f"the training set has {classes}, the smallest of {fewest} samples"
         )
-        require(holders <= fewest, key, found, "lower it or use fewer clients")
+        fits = self.per_client <= classes <= slots <= classes * fewest
+        fix = "give every class a client, and every client of a class a sample"
+        require(fits, f"{KEY}.per_client", found, fix)
 
 
 @dataclass(frozen=True, repr=False)
-class Natural(Dealer):
+class Natural(_Dealer):
     """Each natural owner (writer, speaker) is a client; owners are grouped if clients are fewer."""
 
     @override
@@ -174,7 +262,7 @@ class Natural(Dealer):
 
 
 @dataclass(frozen=True, repr=False)
-class Diversity(Partitioner):
+class Diversity(_Scheme):
     """Each client draws some classes, then samples of them; clients may share samples (FedBCD)."""
 
     classes: int
@@ -183,32 +271,122 @@ class Diversity(Partitioner):
     """Samples of a client, all different."""
 
     def __post_init__(self) -> None:
-        check_at_least_one("classes", self.classes)
-        check_at_least_one("samples", self.samples)
+        _check_at_least_one("classes", self.classes)
+        _check_at_least_one("samples", self.samples)
 
     @override
-    def split(
-        self,
-        labels: np.ndarray,
-        *,
-        clients: int,
-        num_classes: int,
-        rng: np.random.Generator,
-        groups: np.ndarray | None = None,
-    ) -> list[np.ndarray]:
-        task = Task(labels, clients, num_classes, rng, groups)
+    def _parts(self, task: Task) -> list[np.ndarray]:
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
-        check_classes("classes", self.classes, len(pools))
         fewest = sum(sorted(map(len, pools))[: self.classes])
-        found = f"{self.samples} samples, but {self.classes} classes may hold as few as {fewest}"
-        fix = f"lower it to {fewest}, or raise classes"
-        require(fewest >= self.samples, f"{KEY}.samples", found, fix)
+        found = f"{self.classes} of {len(pools)} classes, which may hold as few as {fewest} samples"
+        fits = self.classes <= len(pools) and self.samples <= fewest
+        key = "samples" if self.classes <= len(pools) else "classes"
+        fix = f"give at most {len(pools)} classes and {fewest} samples"
+        require(fits, f"{KEY}.{key}", found, fix)
         parts = []
-        for _ in range(clients):
-            drawn = rng.choice(len(pools), self.classes, replace=False)
+        for _ in range(task.clients):
+            drawn = task.rng.choice(len(pools), self.classes, replace=False)
             union = np.concatenate([pools[label] for label in drawn])
-            parts.append(np.sort(rng.choice(union, self.samples, replace=False)))
+            parts.append(np.sort(task.rng.choice(union, self.samples, replace=False)))
         return parts
+
+
+@dataclass(frozen=True, repr=False)
+class Quantity(_Dealer):
+    """Clients differ in size: sizes are drawn from Dirichlet(beta), samples at random."""
+
+    beta: float
+    """Concentration: if small, few clients hold nearly everything; if large, sizes are equal."""
+    _: KW_ONLY
+    min_size: int = 1
+    """Samples that every client gets before the rest is divided."""
+
+    def __post_init__(self) -> None:
+        _check_concentration("beta", self.beta)
+
+    @override
+    def _owners(self, task: Task) -> np.ndarray:
+        _check_min_size(self.min_size, task)
+        shares = task.rng.dirichlet(np.full(task.clients, self.beta))
+        rest = len(task) - task.clients * self.min_size
+        sizes = self.min_size + largest_remainder(shares, rest)
+        return task.rng.permutation(np.repeat(np.arange(task.clients), sizes))
+
+
+@dataclass(frozen=True, repr=False)
+class Dirichlet(_Dealer):
+    """Each class is divided over the clients by its own draw from Dirichlet(alpha)."""
+
+    alpha: float
+    """Concentration: if small, few clients hold a class; if large, it is spread evenly."""
+    _: KW_ONLY
+    min_size: int = 1
+    """Fewest samples of a client. After ten failed draws the largest clients give some away."""
+    balance: bool = False
+    """Give no more to a client that already has its equal part (FedAPEN, pFedMoE)."""
+
+    def __post_init__(self) -> None:
+        _check_concentration("alpha", self.alpha)
+
+    @override
+    def _owners(self, task: Task) -> np.ndarray:
+        _check_min_size(self.min_size, task)
+        sizes = task.class_sizes()
+        for _ in range(_ATTEMPTS):
+            counts = self._counts(sizes, task)
+            if counts.sum(axis=1).min() >= self.min_size:
+                break
+        else:
+            _repair(counts, self.min_size)
+        return _deal(counts, task)
+
+    def _counts(self, class_sizes: np.ndarray, task: Task) -> np.ndarray:
+        """(clients, classes) one draw of the number of samples per client and class."""
+        counts = np.zeros((task.clients, task.num_classes), dtype=np.int64)
+        for label, size in enumerate(class_sizes.tolist()):
+            shares = task.rng.dirichlet(np.full(task.clients, self.alpha))
+            if self.balance:
+                below = counts.sum(axis=1) * task.clients < class_sizes.sum()
+                shares = np.where(below, shares, 0.0)
+                if size and not shares.any():  # the shares of all these clients underflowed to 0
+                    shares = below.astype(np.float64)
+            if size:
+                counts[:, label] = largest_remainder(shares, size)
+        return counts
+
+
+@dataclass(frozen=True, repr=False)
+class DirichletClient(_Dealer):
+    """Clients of equal size (within one), each with class proportions from Dirichlet(alpha).
+
+    DisPFL draws sample by sample, and never ends if all classes of a client are exhausted. Here all
+    clients draw what they still need at once. If they ask for more of a class than there is, it is
+    divided at random among those who asked. It is then masked, the other proportions are
+    renormalised, and clients that need more samples draw again.
+    """
+
+    alpha: float
+    """Concentration: if small, a client sees few classes; if large, it sees all equally."""
+
+    def __post_init__(self) -> None:
+        _check_concentration("alpha", self.alpha)
+
+    @override
+    def _owners(self, task: Task) -> np.ndarray:
+        prior = task.rng.dirichlet(np.full(task.num_classes, self.alpha), size=task.clients)
+        needed = largest_remainder(np.ones(task.clients), len(task))
+        left = task.class_sizes()
+        counts = np.zeros((task.clients, task.num_classes), dtype=np.int64)
+        while needed.any():  # at most once per exhausted class, and once more
+            drawn = task.rng.multinomial(needed, _renormalised(prior, left))
+            for label in np.flatnonzero(drawn.sum(axis=0) > left):
+                drawn[:, label] = task.rng.multivariate_hypergeometric(
+                    drawn[:, label], left[label], method="marginals"
+                )
+            counts += drawn
+            needed -= drawn.sum(axis=1)
+            left -= drawn.sum(axis=0)
+        return _deal(counts, task)
 
 
 def _least_used(task: Task, per_client: int, classes: int) -> np.ndarray:
@@ -227,17 +405,14 @@ def _heterofl(task: Task, per_client: int) -> np.ndarray:
     A class is cut into clients * n / classes shards in the order of the data. The classes of all
     shards are permuted and given to the clients n at a time; a client keeps each class once.
     """
-    key, slots = f"{KEY}.per_client", task.clients * per_client
+    slots, fewest = task.clients * per_client, int(task.class_sizes().min())
     shards, rest = divmod(slots, task.num_classes)
     found = (
-        f"{task.clients} clients x {per_client} shards are {slots}, "
-        f"not a multiple of the {task.num_classes} classes"
+        f"{task.clients} clients x {per_client} shards, but {task.num_classes} classes "
+        f"of {fewest} samples or more"
     )
-    fix = "change the number of clients (model.clients), or set strict_paper: false"
-    require(rest == 0, key, found, fix)
-    fewest = int(task.class_sizes().min())
-    found = f"{slots} shards need {shards} samples of each class, the smallest class has {fewest}"
-    require(shards <= fewest, key, found, "lower it or use fewer clients")
+    fix = "make the shards a multiple of the classes (model.clients), or set strict_paper: false"
+    require(rest == 0 and shards <= fewest, f"{KEY}.per_client", found, fix)
     drawn = task.rng.permutation(np.repeat(np.arange(task.num_classes), shards))
     drawn = drawn.reshape(task.clients, per_client)
     owner = np.full(len(task), -1, dtype=np.int64)
@@ -252,3 +427,51 @@ def _heterofl(task: Task, per_client: int) -> np.ndarray:
         holder[task.rng.permutation(shards)[: len(takers)]] = takers
         owner[members] = holder[shard]
     return owner
+
+
+def _deal(counts: np.ndarray, task: Task) -> np.ndarray:
+    """(N,) owners such that client k gets counts[k, c] random samples of class c."""
+    owner = np.empty(len(task), dtype=np.int64)
+    for label, pool in enumerate(task.shuffled_classes()):
+        owner[pool] = np.repeat(np.arange(task.clients), counts[:, label])
+    return owner
+
+
+def _repair(counts: np.ndarray, least: int) -> None:
+    """Give every client `least` samples, taken from the largest class of the largest client."""
+    sizes = counts.sum(axis=1)
+    donors = [(-size, client) for client, size in enumerate(sizes.tolist())]
+    heapq.heapify(donors)
+    for poor in np.flatnonzero(sizes < least):
+        while sizes[poor] < least:
+            donor = donors[0][1]  # never an outdated entry: a receiver stays below every donor
+            label = counts[donor].argmax()
+            moved = min(least - sizes[poor], sizes[donor] - least, counts[donor, label])
+            for client, change in ((donor, -moved), (poor, moved)):
+                counts[client, label] += change
+                sizes[client] += change
+            heapq.heapreplace(donors, (-int(sizes[donor]), donor))
+
+
+def _renormalised(prior: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """(clients, classes) proportions over the classes that have samples left."""
+    masked = prior * (left > 0)
+    masked[~masked.any(axis=1)] = left  # none of the client's classes is left: take any
+    return masked / masked.sum(axis=1, keepdims=True)
+
+
+def _check_min_size(min_size: int, task: Task) -> None:
+    """Refuse a min_size that cannot be met."""
+    most = len(task) // task.clients
+    found = f"{min_size} samples for each of {task.clients} clients, of {len(task)}"
+    fix = f"give 1 to {most}, or use fewer clients"
+    require(1 <= min_size <= most, f"{KEY}.min_size", found, fix)
+
+
+def _check_concentration(name: str, value: float) -> None:
+    fix = "give a number above 0 and at most 1e6 (0.1 is very uneven, 100 nearly even)"
+    require(0.0 < value <= 1e6, f"{KEY}.{name}", f"{value} is not a concentration", fix)
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    require(value >= 1, f"{KEY}.{name}", value, "give at least 1")

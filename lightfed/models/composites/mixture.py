@@ -97,8 +97,7 @@ class Gate(nn.Module):
 
     Flatten, switchable normalisation, linear, batch normalisation, sigmoid, linear, batch
     normalisation, softmax. The paper leaves the units of the first linear layer open. `hidden` is
-    their number, m. For `debias` see SwitchNorm1d. A UserError with the key "input_shape" if a
-    sample is a single number.
+    their number, m. A UserError with the key "input_shape" if a sample is a single number.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class Gate(nn.Module):
         input_shape: Sequence[int],
         *,
         hidden: int = 128,
-        debias: bool = True,
         last_norm: bool = True,
     ) -> None:
         super().__init__()
@@ -115,7 +113,7 @@ class Gate(nn.Module):
         require(inputs >= 2, "input_shape", found, "use data of at least two")
         self.layers = nn.Sequential(
             nn.Flatten(),
-            SwitchNorm1d(inputs, debias=debias),
+            SwitchNorm1d(inputs),
             nn.Linear(inputs, hidden),
             nn.BatchNorm1d(hidden),
             nn.Sigmoid(),
@@ -167,7 +165,7 @@ class MixtureClient(nn.Module):
         UserError: key "shared"; the extractors give different numbers of features.
     """
 
-    clipped_apart = ("shared", "gate")
+    clipped_separately = ("shared", "gate")
     gate_sums: Tensor | None
 
     def __init__(

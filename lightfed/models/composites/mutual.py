@@ -45,7 +45,7 @@ def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
 class _Pair(nn.Module):
     """A private network, which is evaluated, and a shared one, both (B, ...) -> (B, C) logits."""
 
-    clipped_apart: tuple[str, ...] = ("shared",)
+    clipped_separately: tuple[str, ...] = ("shared",)
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class FedKD(_Pair):
         projection: W_h without bias, private: (B, features of G) -> (B, features of F).
     """
 
-    clipped_apart = ("shared", "projection")
+    clipped_separately = ("shared", "projection")
     private: SplitNetwork
     shared: SplitNetwork
 

@@ -1,8 +1,7 @@
 """A network as an extractor of features and a head on top of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 
 class SplitNetwork(nn.Module):
@@ -32,8 +31,7 @@ def split(net: nn.Module, batch: Tensor, *, key: str = "model") -> SplitNetwork:
     A network may define the attributes `extractor` and `head`. Otherwise the head is the linear
     layer that gives the network's output in a forward pass in evaluation, and the extractor is the
     network with an identity in its place. The batch (B, ...) may have any values. A UserError with
-    the key names the layer if no linear layer gives the logits, it is called more than
-    once, or its inputs are not vectors.
+    the key if no linear layer gives the logits, or its inputs are not vectors.
     """
     extractor, head = getattr(net, "extractor", None), getattr(net, "head", None)
     if not isinstance(extractor, nn.Module) or not isinstance(head, nn.Module):
@@ -67,56 +65,31 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a linear layer, and the version of its output when it left the layer."""
+def _cut(net: nn.Module, batch: Tensor, key: str) -> tuple[nn.Module, nn.Module]:
+    """The network without its last linear layer, and that layer."""
+    outputs: list[tuple[str, Tensor]] = []  # of linear layers, by their names
 
-    layer: str
-    inputs: Tensor
-    output: Tensor
-    version: int
-
-
-def _linear_calls(net: nn.Module, batch: Tensor) -> tuple[list[_Call], Any]:
-    """The calls of a network's linear layers in a forward pass, and its result."""
-    calls: list[_Call] = []
-
-    def record(
-        name: str, _: nn.Module, args: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor
-    ) -> None:
-        (inputs,) = (*args, *named.values())
-        calls.append(_Call(name, inputs, out, out._version))
+    def record(name: str, _: nn.Module, __: Any, output: Tensor) -> None:
+        outputs.append((name, output))
 
     handles = [
-        # Before all other hooks, so that none of them can replace the output.
-        module.register_forward_hook(partial(record, name), prepend=True, with_kwargs=True)
-        for name, module in net.named_modules()
-        if isinstance(module, nn.Linear)
+        layer.register_forward_hook(partial(record, name))
+        for name, layer in net.named_modules()
+        if isinstance(layer, nn.Linear)
     ]
     try:
-        return calls, _evaluate(net, batch)
+        result = _evaluate(net, batch)
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _cut(net: nn.Module, batch: Tensor, key: str) -> tuple[nn.Module, nn.Module]:
-    """The network without its last linear layer, and that layer."""
-    calls, result = _linear_calls(net, batch)
-    kind, fix = type(net).__name__, "use another network, or give it extractor and head"
-    require(bool(calls), key, f"{kind}: no linear layer of it gives the logits", fix)
-    heads = [c for c in calls if c.output is result and c.output._version == c.version]
-    found = f"{kind}: its last linear layer, {calls[-1].layer}, does not give the logits"
-    require(bool(heads), key, found, fix)
-    head = heads[-1]
-    times = sum(call.layer == head.layer for call in calls)
-    require(times == 1, key, f"{kind}: its head {head.layer} is called {times} times", fix)
-    found = f"{kind}: its head {head.layer} is given {tuple(head.inputs.shape)}, not vectors"
-    require(head.inputs.dim() == 2, key, found, fix)
-    if not head.layer:
+    head = next((name for name, output in reversed(outputs) if output is result), None)
+    if head is None:
+        found = f"{type(net).__name__}: no linear layer of it gives the logits"
+        raise UserError(key, found, "use another network, or give it extractor and head")
+    if not head:
         return nn.Identity(), net
-    layer = net.get_submodule(head.layer)
-    net.set_submodule(head.layer, nn.Identity())
+    layer = net.get_submodule(head)
+    net.set_submodule(head, nn.Identity())
     return net, layer
 
 

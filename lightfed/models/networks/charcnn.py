@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.networks.layers import scaled
-from lightfed.utils.errors import require
 
 LETTERS = 70
 """Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it has none."""
@@ -34,10 +33,6 @@ class CharCNN(nn.Module):
         width: channels of a convolution, as a multiple of 256.
         hidden: units of both hidden linear layers.
         dropout: probability.
-
-    Raises:
-        UserError: the samples are not characters, or too short for the layers; the width is not
-            positive.
     """
 
     def __init__(
@@ -52,7 +47,8 @@ class CharCNN(nn.Module):
     ) -> None:
         super().__init__()
         (channels,) = scaled([256], width)
-        positions = _positions(input_shape, layers)
+        (length,) = input_shape
+        positions = (((length - 6) // 3 - 6) // 3 - 2 * (layers - 2)) // 3  # after all poolings
         one_hot = torch.eye(LETTERS + 1)[:, 1:].contiguous()
         self.embedding = nn.Embedding.from_pretrained(one_hot, freeze=True, padding_idx=0)
         self.features = nn.Sequential(
@@ -84,15 +80,3 @@ def _conv(inputs: int, outputs: int, kernel: int, *, norm: bool, pool: bool) -> 
 
 def _hidden(inputs: int, units: int, dropout: float) -> list[nn.Module]:
     return [nn.Linear(inputs, units), nn.ReLU(inplace=True), nn.Dropout(dropout)]
-
-
-def _positions(input_shape: Sequence[int], layers: int) -> int:
-    """Number of positions after the last pooling."""
-    found, fix = f"samples of shape {tuple(input_shape)}", "use data of characters, such as AGNews"
-    require(len(input_shape) == 1, "input_shape", found, fix)
-    positions = (((input_shape[0] - 6) // 3 - 6) // 3 - 2 * (layers - 2)) // 3
-    least = ((3 + 2 * (layers - 2)) * 3 + 6) * 3 + 6
-    found = f"{layers}, which need {least} characters; the samples have {input_shape[0]}"
-    fix = "use fewer, or raise data.dataset.init_args.length"
-    require(positions >= 1, "layers", found, fix)
-    return positions

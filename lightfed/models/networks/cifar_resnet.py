@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.networks.layers import group_norm, he_normal_, image_shape, scaled
+from lightfed.models.networks.layers import he_normal_, image_shape, scaled
 
 Shortcut = Literal["conv", "pad"]
 Norm = Callable[[int], nn.Module]
@@ -76,10 +76,10 @@ class CIFARResNet(_ResNet):
         conv_bias: whether the convolutions have biases.
 
     Raises:
-        UserError: the samples are not images, or the width is not positive.
+        UserError: the samples are not images.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -117,10 +117,11 @@ class ResNet18GN(_ResNet):
         groups: of every normalisation.
 
     Raises:
-        UserError: the samples are not images, or the groups do not divide the width.
+        UserError: the samples are not images.
+        ValueError: the groups do not divide the width.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class ResNet18GN(_ResNet):
             input_shape,
             channels=[width, 2 * width, 4 * width, 8 * width],
             blocks=[2, 2, 2, 2],
-            norm=partial(group_norm, groups=groups),
+            norm=partial(nn.GroupNorm, groups),
         )
 
 
@@ -145,7 +146,7 @@ class ResidualBlock(nn.Module):
     `stride` is that of the first convolution. For `norm` see _ResNet, for the rest CIFARResNet.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class ResidualBlock(nn.Module):
 class PadShortcut(nn.Module):
     """Every `stride`-th pixel, with so many channels of zeros appended."""
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(self, stride: int, channels: int) -> None:
         super().__init__()

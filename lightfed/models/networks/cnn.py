@@ -30,7 +30,7 @@ class Conv(nn.Module):
         rate: width ratio; a block has ceil(rate * channels) channels.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class Conv(nn.Module):
         for inputs, outputs in pairwise(channels):
             blocks.append(nn.Conv2d(inputs, outputs, 3, 1, 1))
             blocks.append(Scaler(rate) if scaler else nn.Identity())
-            normed = make_norm(norm, outputs, layer=f"blocks.{len(blocks)}")
-            blocks += [normed, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+            blocks += [make_norm(norm, outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         pooled = blocks[:-1]
         self.blocks = nn.Sequential(
             *pooled, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes)
@@ -75,7 +74,7 @@ class SimpleCNN(nn.Module):
         rate: width ratio.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -109,18 +108,14 @@ class SimpleCNN(nn.Module):
         return self.classifier(self.features(x))
 
 
-def make_norm(norm: Norm, channels: int, *, layer: str = "norm") -> nn.Module:
+def make_norm(norm: Norm, channels: int) -> nn.Module:
     """A normalisation layer of HeteroFL's ablation; all but batch normalisation are GroupNorms.
 
-    `channels` are those of its input. A ValueError names the layer if they do not form 4 whole
-    groups.
+    `channels` are those of its input. A ValueError if they do not form 4 whole groups.
     """
     if norm == "bn":
         return nn.BatchNorm2d(channels)
     if norm == "none":
         return nn.Identity()
     groups = {"in": channels, "ln": 1, "gn": 4}[norm]
-    if channels % groups:
-        found = f"{channels} channels do not form {groups} whole groups"
-        raise ValueError(f"{layer}: {found} (norm: {norm}); take another norm, width or rate")
     return nn.GroupNorm(groups, channels)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.networks.layers import image_shape, scaled
-from lightfed.utils.errors import require
 
 Variant = Literal[1, 2, 3, 4, 5]
 
@@ -40,11 +39,10 @@ class LeNet(nn.Module):
         hidden: units of the hidden linear layers.
 
     Raises:
-        UserError: the images are smaller, there are not two convolutions, or there is no hidden
-            layer.
+        UserError: the samples are not images.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -55,10 +53,7 @@ class LeNet(nn.Module):
         hidden: Sequence[int] = (384, 192),
     ) -> None:
         super().__init__()
-        planes, *pixels = image_shape(input_shape, at_least=16)
-        two, fix = len(channels) == 2, "give those of two convolutions"
-        require(two, "channels", list(channels), fix)
-        require(len(hidden) > 0, "hidden", "no layer", "give the units of at least one")
+        planes, *pixels = image_shape(input_shape)
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise([planes, *channels]):
             # Pooling first: the same values and gradients, a quarter of the work for the ReLU.
@@ -88,12 +83,9 @@ class MoECNN(LeNet):
         input_shape: (channels, height, width); at least 16x16.
         variant: 1 has the most parameters, 5 the least.
         width: factor of all channels, units and features, rounded up.
-
-    Raises:
-        UserError: the images are smaller, or the width is not positive.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,

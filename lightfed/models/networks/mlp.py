@@ -21,7 +21,7 @@ class MLP(nn.Module):
         rate: width ratio; hidden layers have ceil(rate * width) units.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,

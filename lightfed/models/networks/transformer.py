@@ -41,8 +41,7 @@ class Transformer(nn.Module):
         label_rows: parameters whose rows are tokens, besides the last layer's.
 
     Raises:
-        UserError: an argument is out of range; names it.
-        ValueError: the rate does not give whole heads; names the layer.
+        UserError: the samples are not windows of tokens, or the rate does not give whole heads.
     """
 
     def __init__(
@@ -60,10 +59,11 @@ class Transformer(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        _check(input_shape, mask_rate, heads)
+        found, fix = f"samples of shape {tuple(input_shape)}", "use data with windows of tokens"
+        require(len(input_shape) == 1, "input_shape", found, fix)
         width = rounded_up(embedding * rate)
-        if layers:
-            check_heads(embedding, heads, rate, layer="layers.0.attention")
+        found = f"{heads}, which do not divide {width} channels (rate {rate:g})"
+        require(width % heads == 0, "heads", found, "use a divisor, or another embedding")
         self.mask_token = num_classes  # row V of the embedding
         self.mask_rate, self.causal = mask_rate, causal
         self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
@@ -112,15 +112,6 @@ class Transformer(nn.Module):
         # The Scaler of the sum is the sum of both embeddings' Scalers.
         embedded = self.scaler(self.token(kept) + self.position.weight[: kept.shape[1]])
         return self.decoder(self.layers(self.dropout(self.norm(embedded))))
-
-
-def _check(input_shape: Sequence[int], mask_rate: float, heads: int) -> None:
-    found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
-    fix = "use data with windows of tokens as samples"
-    require(len(input_shape) == 1, "input_shape", found, fix)
-    found = f"{mask_rate} is outside [0, 1]"
-    require(0.0 <= mask_rate <= 1.0, "mask_rate", found, "give a probability")
-    require(heads >= 1, "heads", heads, "give at least 1")
 
 
 class EncoderLayer(nn.Module):
@@ -191,13 +182,3 @@ class Attention(nn.Module):
         scale = 1 / sqrt(q.shape[-1])
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)
         return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))
-
-
-def check_heads(embedding: int, heads: int, rate: float, *, layer: str) -> None:
-    """Reject a width that does not consist of whole heads; a ValueError names the layer."""
-    width, channels = rounded_up(embedding * rate), rounded_up(embedding / heads * rate)
-    if heads * channels != width:
-        raise ValueError(
-            f"{layer}: {heads} heads of ceil({embedding} / {heads} * {rate}) = {channels} channels "
-            f"are {heads * channels}, where the width ceil({embedding} * {rate}) is {width}"
-        )

@@ -33,9 +33,6 @@ class VDCNN(nn.Module):
         num_classes: C.
         width: factor of the stages' channels, rounded up.
         hidden: units of both hidden linear layers.
-
-    Raises:
-        UserError: the width is not positive.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.networks.layers import group_norm, he_normal_, image_shape, scaled
+from lightfed.models.networks.layers import he_normal_, image_shape, scaled
 
 Depth = Literal[11, 13, 16, 19]
 
@@ -37,10 +37,10 @@ class VGG(nn.Module):
         dropout: probability, in front of both hidden layers.
 
     Raises:
-        UserError: the images are smaller, or the width is not positive.
+        UserError: the samples are not images.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class VGG(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        channels, height, across = image_shape(input_shape, at_least=_SHRINKS)
+        channels, height, across = image_shape(input_shape)
         self.features = _features(depth, channels, width=width, norm=nn.BatchNorm2d)
         pixels = (height // _SHRINKS) * (across // _SHRINKS)
         self.classifier = nn.Sequential(
@@ -84,10 +84,11 @@ class VGG11GN(nn.Module):
         groups: of every normalisation.
 
     Raises:
-        UserError: the images are smaller, or the groups do not divide the channels of a layer.
+        UserError: the samples are not images.
+        ValueError: the groups do not divide the channels of a layer.
     """
 
-    packs = True  # see lightfed.local.pack_rules
+    packs = True  # see lightfed.local.packing
 
     def __init__(
         self,
@@ -98,8 +99,8 @@ class VGG11GN(nn.Module):
         groups: int = 32,
     ) -> None:
         super().__init__()
-        channels, height, across = image_shape(input_shape, at_least=_SHRINKS)
-        norm = partial(group_norm, groups=groups)
+        channels, height, across = image_shape(input_shape)
+        norm = partial(nn.GroupNorm, groups)
         self.features = _features(11, channels, width=width / 64, norm=norm)
         pixels = (height // _SHRINKS) * (across // _SHRINKS)
         linear = nn.Linear(8 * width * pixels, num_classes)

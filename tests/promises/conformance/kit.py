@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lightfed.local.pack_rules import SideBySide
+from lightfed.local.packing import SideBySide
 from lightfed.testing.worker import Plan
 from tests.promises.conformance.cases import CASES
 

@@ -26,7 +26,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.partition.dirichlet import Dirichlet
+from lightfed.data.partition.schemes import Dirichlet
 from lightfed.local.pack_session import PackResult
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP

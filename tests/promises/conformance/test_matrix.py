@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.local.pack_rules import SideBySide
+from lightfed.local.packing import SideBySide
 from lightfed.testing.conformance import check, digests_of
 from lightfed.testing.ranks import in_new_process
 from tests.promises.conformance import packs

@@ -165,17 +165,6 @@ def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.Monkey
     assert "in use" in str(error.value)
 
 
-def test_a_script_that_has_begun_with_one_rank_stays_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    strategy = strategy_at("localhost", monkeypatch, port=1)
-    for name, value in {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():  # by Lightning
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="has begun with 1") as refused:
-        strategy.check_launch(1, None)
-    assert refused.value.key == "trainer.devices"
-
-
 def strategy_at(
     address: str, monkeypatch: pytest.MonkeyPatch, *, port: int, ranks: int = 2
 ) -> FederatedStrategy:

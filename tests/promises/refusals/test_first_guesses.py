@@ -93,20 +93,6 @@ GUESSES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         lambda at: lf.FromTorch(Data(), mean=(0.5,)),  # type: ignore[call-arg]
         "FromTorch", "train_transform",
     ),
-    "EarlyStopping": (
-        lambda at: trainer(at, callbacks=[EarlyStopping("val_loss")]).fit(federation(), data()),
-        "trainer.callbacks", "global/loss",
-    ),
-    "ModelCheckpoint, between evaluations": (
-        lambda at: trainer(
-            at, callbacks=[ModelCheckpoint(monitor="val_loss")], check_val_every_n_epoch=2
-        ).fit(federation(), data()),
-        "trainer.callbacks", "global/loss",
-    ),
-    "LearningRateMonitor": (
-        lambda at: trainer(at, callbacks=[LearningRateMonitor()]).fit(federation(Module), data()),
-        "trainer.callbacks", "model.optimizer",
-    ),
 }  # fmt: skip
 
 

@@ -1,30 +1,15 @@
 """What cannot fit in memory is refused before it is allocated; so is a file that cannot be read."""
 
 import os
-from functools import partial
-from pathlib import Path
 
-import datasets
 import pytest
-from lightning.pytorch.strategies import StrategyRegistry
 
 from lightfed.cli.command_line import main
-from lightfed.cli.config_files import check_files
-from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.vision import Digits
-from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import ClientGroup
-from lightfed.models import MLP
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import require_memory
-from tests.data import tables
-from tests.promises.refusals.mistakes import Case
-from tests.small import random_data
 
 DELAY = ["--delay", '{"class_path": "Exponential", "init_args": {"mean": 1}}']
-LISTS = f"a: {'[' * 3000}{']' * 3000}"
-MAPPINGS = f"model: {'{a: ' * 3000}1{'}' * 3000}"
 
 
 def test_the_estimate_is_compared_with_the_machine() -> None:
@@ -48,73 +33,6 @@ def test_images() -> None:
     assert refused.value.key == "data.dataset.init_args.image_size"
 
 
-@pytest.mark.parametrize("key", ["image_size", "length", "seconds"])
-def test_samples_of_a_table(key: str, tmp_path: Path) -> None:
-    size = 10_000_000 if key == "image_size" else 10**15
-    with pytest.raises(UserError) as refused:
-        Hub(str(tmp_path / "nowhere"), **{key: size})
-    assert refused.value.key == f"data.dataset.init_args.{key}"
-
-
 def machine_of(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sysconf = {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", sysconf.__getitem__)
-
-
-def test_images_of_a_table_are_resized_many_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
-    data = Hub(str(tables.shades(tmp_path / "shades", each=10)), image_size=1000)
-    machine_of(2**24, monkeypatch)  # five of the images
-    with pytest.raises(UserError) as refused:
-        data.load("train")
-    assert refused.value.key == "data.dataset.init_args.image_size"
-    assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(("layers", "fits"), [(2, True), (9, False)])
-def test_layers_that_fit_one_by_one(
-    layers: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, group = random_data([6]), ClientGroup(1, partial(MLP, hidden=(1000,) * layers))
-    machine_of(2**24, monkeypatch)  # four of the layers
-    if fits:
-        group.build(data, position=0, seed=0)
-        return
-    with pytest.raises(UserError) as refused:
-        group.build(data, position=3, seed=0)
-    assert refused.value.key == "model.clients.3.model"
-
-
-@pytest.mark.parametrize("clients", [3, 5000])
-def test_ranks_are_refused_before_they_start(clients: int) -> None:
-    assert "federated" in StrategyRegistry
-    trainer = FederatedTrainer(accelerator="cpu", devices=5000, logger=False)
-    strategy = trainer.strategy
-    assert isinstance(strategy, FederatedStrategy)
-    with pytest.raises(UserError) as refused:
-        strategy.check_launch(1, clients)
-    assert refused.value.key == "trainer.devices"
-    assert ("GiB" in refused.value.found) is (clients == 5000)
-
-
-@pytest.mark.parametrize("text", [LISTS, MAPPINGS, "a: &a [*a]"], ids=range(3))
-def test_files_that_would_not_end(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "deep.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        check_files(["fit", "--config", str(path)])
-    assert refused.value.key == "--config"
-
-
-def test_a_list_that_would_not_end_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = Case("", "", words=[f"--model.evaluate={'[' * 3000}"]).write(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    assert left.value.code == UserError.status
-    assert len(capsys.readouterr().err.splitlines()) == 1

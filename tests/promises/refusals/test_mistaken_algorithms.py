@@ -53,27 +53,6 @@ class Bare(FedAvg):
         self.beta = 0.9
 
 
-class Stores(FedAvg):
-    """Keeps something of its own under the name of a method."""
-
-    @override
-    def setup(self, fed: Fleet) -> None:
-        super().setup(fed)
-        self.models = nn.ModuleList([fed.new_model()])  # type: ignore[assignment]
-
-
-class Named(FedAvg):
-    """Trains clients by numbers of its own."""
-
-    def __init__(self, *clients: int) -> None:
-        super().__init__()
-        self.chosen = clients
-
-    @override
-    def round(self, fed: Fleet, t: int) -> None:
-        fed.train(self.chosen, t)
-
-
 class Headed(FedAvg):
     """The name of a layer, as its author wrote it."""
 
@@ -113,9 +92,6 @@ MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
     "a prefix": (lambda: Mistaken(tensors=["net"]), "no tensor 'net'; give whole names"),
     "a part": (Headed, "without a client's tensor; names are such as 'net.weight'"),
     "a constructor": (Bare, r"Bare does not call super\(\).__init__\(\)"),
-    "a client": (lambda: Named(0, 2), "names client 2 of 2; give numbers from 0"),
-    "a negative client": (lambda: Named(0, -1), "names client -1 of 2"),
-    "its own models": (Stores, "Stores has an attribute `models`; rename it"),
     "a gradient": (Returns, "change the gradient in place"),
 }
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
-from torch.optim import LBFGS, SparseAdam
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
@@ -48,30 +47,12 @@ def fails(parameters: Any) -> Any:
     raise KeyError("lr")
 
 
-class Complex(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 3, dtype=torch.complex64)
-
-
-class Turns(nn.Linear):
-    """Its buffer would lose its imaginary part and all fractions in a row of integers."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.register_buffer("turn", torch.polar(torch.ones(4), torch.arange(4.0)))
-
-
 MISTAKES = {
     "None": (lambda: Net(lambda y: None), "its forward returns a NoneType"),
     "a tuple": (lambda: Net(lambda y: (y, y)), "its forward returns a tuple"),
     "raises": (lambda: Net(lambda y: y[:, 9]), "cannot take samples"),
     "no parameters": (nn.Identity, "no parameters|shape"),
-    "lazy": (lambda: nn.LazyLinear(3), "weight of LazyLinear is lazy"),
-    "complex": (Complex, "weight of Complex is complex"),
-    "a complex buffer": (Turns, "turn of Turns is complex; .*persistent=False"),
     "no optimiser": (lambda: Own(fails), "configure_optimizers of Own: KeyError"),
-    "LBFGS": (lambda: Own(lambda p: LBFGS(p)), "LBFGS"),
-    "SparseAdam": (lambda: Own(lambda p: SparseAdam(list(p))), "SparseAdam"),
 }
 
 
@@ -79,12 +60,6 @@ MISTAKES = {
 def test_a_model_that_cannot_train_is_one_line(model: Any, found: str) -> None:
     with pytest.raises(UserError, match=rf"^model\.clients\.0\.model: .*({found})"):
         fleet_of([ClientGroup(1, model)], Standalone(), random_data([4]))
-
-
-def test_an_optimizer_of_closures_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^model\.optimizer: LBFGS"):
-        fleet_of([ClientGroup(1, lambda: nn.Linear(4, 3))], Standalone(),
-                 random_data([4]), optimizer=LBFGS)  # fmt: skip
 
 
 def test_an_optimizer_that_no_module_uses_is_refused(tmp_path: Path) -> None:

@@ -226,20 +226,14 @@ def _hooks_allow(algorithm: Hooks) -> bool:
 
     A class that overrides a hook has to declare it again: what its parent says is of other hooks.
     """
-    order = type(algorithm).__mro__
-    declared = _first_with(order, "side_by_side")
-    if order[declared] is Hooks:
-        declared = len(order)
-    hooks = [_first_with(order, name) for name in SESSION_HOOKS]
-    overridden = [place for place in hooks if order[place] is not Hooks]
-    if any(place < declared for place in overridden):
-        return False
-    return algorithm.side_by_side is not False
-
-
-def _first_with(order: Sequence[type], name: str) -> int:
-    """The position of the first class that defines an attribute."""
-    return next(i for i, kind in enumerate(order) if name in vars(kind))
+    for kind in type(algorithm).__mro__:
+        if kind is Hooks:
+            break
+        if "side_by_side" in vars(kind):
+            return algorithm.side_by_side is not False
+        if any(name in vars(kind) for name in SESSION_HOOKS):
+            return False
+    return True
 
 
 def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
@@ -351,7 +345,7 @@ class _Check:
             if name not in {e.name for e in [*self._layout.floats, *self._layout.integers]}:
                 buffer.copy_(initial[name])
         names = [name for name, p in module.named_parameters() if p.requires_grad]
-        for index, theirs in enumerate(found):
+        for index, packed_step in enumerate(found):
             batch = tuple(part[client, index].clone() for part in self._batches)
             with seeded(index, batch[0].device), (self._context or torch.enable_grad)():
                 output = module.training_step(batch, index)
@@ -361,7 +355,7 @@ class _Check:
             mine = {"the loss": loss.detach(), **_named(names, grads), **buffers}
             scale = max((float(g.abs().max()) for g in grads if g is not None), default=1.0)
             for name, value in mine.items():
-                other = theirs.get(name)
+                other = packed_step.get(name)
                 packed = None if other is None else other[client]
                 if not _close(value, packed, scale, exact=self._context is None):
                     return f"in a pack {name} differs from that of a client alone"
