@@ -21,14 +21,13 @@ from typing_extensions import override
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.files import picture, write_file
+from lightfed.drawing.files import FORMATS, picture, write_file
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
-_MOST = 100_000_000  # delays to draw: a minute, and 3 GiB
 _BATCHES = 20  # of consecutive rounds, whose means are nearly independent
 _ROUNDS = 100  # in a batch
 
@@ -116,25 +115,13 @@ def latency(
 
     for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
-    if waits is None:
-        waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
-    require(bool(waits), "--waits", "an empty list", f"give numbers from 1 to {servers}")
+    waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
-    possible = plot is None or (plot.parent.is_dir() and plot.suffix in (".png", ".svg", ".pdf"))
-    fix = "name a file that ends in .png, .svg or .pdf, in a folder that exists"
-    require(possible, "--plot", plot, fix)
-    draws = servers * devices * len(waits) * (_BATCHES + 1) * _ROUNDS
-    fix = f"lower --servers or --devices for at most {_MOST:,}"
-    require(draws <= _MOST, "--servers", f"{draws:,} delays to draw", fix)
+    kind = plot.suffix[1:] if plot else FORMATS[0]
+    require(kind in FORMATS, "--plot", plot, f"end its name with one of {', '.join(FORMATS)}")
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
-    _print(cloud, table)
-    if plot is not None:
-        write_file(plot, picture(latency_figure(cloud, table), plot.suffix[1:]))
-
-
-def _print(cloud: Cloud, table: pd.DataFrame) -> None:
-    cells = {kind: table[kind].map("{:.4f}".format).replace("nan", NOTHING) for kind in KINDS}
+    cells = {name: table[name].map("{:.4f}".format).replace("nan", NOTHING) for name in KINDS}
     cells["in a run"] += table["error"].map(" +- {:.4f}".format)
     named = {"B": table["wait"].astype("str"), "round lasts": table["seconds"].map(seconds_text)}
     console = new_console()
@@ -142,6 +129,8 @@ def _print(cloud: Cloud, table: pd.DataFrame) -> None:
     print_table(console, pd.DataFrame(named | cells), spare=("round lasts", "asymptotic (8)"))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
+    if plot:
+        write_file(plot, picture(latency_figure(cloud, table), kind))
 
 
 def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
