@@ -13,7 +13,6 @@ from lightfed.drawing.charts import Figure
 from lightfed.results.groups import Group, runs_of, usual_metric
 from lightfed.results.outcome import costs_to, reached_by_all
 from lightfed.results.run import Run
-from lightfed.results.tables import readable
 from lightfed.results.units import metric_text
 from lightfed.studies import shared
 
@@ -49,9 +48,8 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     for name, groups in _protocols(runs).items():
         columns, metric = _columns(groups), usual_metric(groups)
         panels = {version: dict.fromkeys(groups, column) for version, column in columns.items()}
-        charts = shared.course_charts(panels, {group: group.label for group in groups}, metric)
-        title, caption = f"{readable(metric)} by strategy", "Bands: 95 % t intervals over seeds."
-        yield from shared.figures_of("strategies", name, title, charts, caption, groups)
+        caption = "Bands: 95 % t intervals over seeds."
+        yield from shared.course_figures("strategies", name, "by strategy", panels, metric, caption)
 
 
 def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:

@@ -17,7 +17,7 @@ from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.mixtures import combination, level_counts, level_name
 from lightfed.results.run import Run
 from lightfed.results.tables import readable
-from lightfed.studies.shared import family, figures_of
+from lightfed.studies.shared import family, figure_of
 
 LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
 CAPTION = (
@@ -46,7 +46,7 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
                 y, table = metric_axis_of(column, table), stacked([table], column)
                 charts.append(marks.points(table, x, y, by, name="name", title=readable(column)))
         title = f"{readable(metric)} against model size"
-        yield from figures_of("sizes", str(name), title, charts, CAPTION, groups)
+        yield figure_of("sizes", str(name), title, charts, CAPTION, groups)
 
 
 def _row(group: Group) -> dict[str, object] | None:

@@ -26,6 +26,7 @@ from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
+from lightfed.utils.memory import require_memory
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
 _BATCHES = 20  # of consecutive rounds, whose means are nearly independent
@@ -119,6 +120,8 @@ def latency(
     check_waits("--waits", waits, servers)
     kind = plot.suffix[1:] if plot else FORMATS[0]
     require(kind in FORMATS, "--plot", plot, f"end its name with one of {', '.join(FORMATS)}")
+    fix = "lower --servers or --devices"
+    require_memory(8 * servers * devices, "--servers", "delays of a round", fix)
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
     cells = {name: table[name].map("{:.4f}".format).replace("nan", NOTHING) for name in KINDS}

@@ -41,6 +41,15 @@ GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
 AHEAD, BEHIND = "ahead", "behind"
 MEAN = "mean of the classes"
 MOST_SHOWN = 40  # clients, and classes, of the gates
+DIFFERENCES = (
+    "Each client's model on its own test samples at the last evaluation, in runs with the same "
+    "seed. A point is the mean over the seeds, a line their range."
+)
+GATES = (
+    "Blue: samples of that class go through the client's private expert; brown: through the "
+    "shared one. Blank: no test samples. The last column is the mean over a client's classes. "
+    f"At most {MOST_SHOWN} clients are drawn."
+)
 
 
 def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
@@ -81,12 +90,8 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         label = f"difference in {'percentage points' if share else readable(metric)}"
         y, by = Axis("difference", label, zero=True), Series.of("series", (AHEAD, BEHIND), OURS)
         chart = marks.points(table.reset_index(), Axis("client"), y, by, title=label.capitalize())
-        caption = (
-            "Each client's model on its own test samples at the last evaluation, in runs with the "
-            "same seed. A point is the mean over the seeds, a line their range."
-        )
         title = f"{groups[0].label} against {rival.label}, the best baseline, by client"
-        yield from shared.figures_of("differences", name, title, [chart], caption, groups)
+        yield shared.figure_of("differences", name, title, [chart], DIFFERENCES, groups)
 
 
 def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
@@ -128,23 +133,12 @@ def gates_figure(run: Run) -> Figure | None:
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
     classes = run.partition.counts.columns if run.partition else None
-    every = pd.DataFrame(run.gates.personal, columns=classes).rename(columns=str).dropna(how="all")
+    every = pd.DataFrame(run.gates.personal, columns=classes).dropna(how="all")
     every = every.iloc[marks.evenly_spaced(len(every), most=MOST_SHOWN)]
     shown = every.iloc[:, marks.evenly_spaced(every.shape[1], most=MOST_SHOWN)]
-    shown = shown.assign(**{MEAN: every.mean(axis=1)}).rename(index=str).rename_axis("client")
-    chart = marks.heat(
-        shown.reset_index().melt("client", var_name="class", value_name="weight"),
-        Axis("class", names=tuple(shown.columns)),
-        Axis("client", names=tuple(shown.index)),
-        Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f"),
-        colours="diverging",
-        middle=0.5,
-        title="By class",
-    )
-    caption = (
-        "Blue: samples of that class go through the client's private expert; brown: through the "
-        "shared one. Blank: no test samples. The last column is the mean over a client's classes. "
-        f"At most {MOST_SHOWN} clients are drawn."
-    )
+    shown = shown.assign(**{MEAN: every.mean(axis=1)})
+    shown = shown.rename_axis(index="client", columns="class")
+    shade = Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f")
+    chart = shared.heat_of(shown, shade, "By class", colours="diverging", middle=0.5)
     title = f"Weight of the private expert after round {run.gates.round}{run.note}"
-    return Figure("gates", title, (chart,), caption)
+    return Figure("gates", title, (chart,), GATES)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pandas import DataFrame
 
@@ -17,7 +18,7 @@ from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import best_of, costs_to
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
-from lightfed.results.tables import readable, text_table
+from lightfed.results.tables import readable, sentence, text_table
 from lightfed.results.units import bytes_text, flops_text, metric_text
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
@@ -73,9 +74,8 @@ def family(group: Group) -> str:
 
 def best(groups: Sequence[Group], column: str) -> Group | None:
     """The experiment with the best mean over the seeds."""
-    scores = {group: group.score(column)[0] for group in groups}
-    known = {group: score for group, score in scores.items() if math.isfinite(score)}
-    return best_of(known, column) if known else None
+    scores = {g: mean for g in groups if math.isfinite(mean := g.score(column)[0])}
+    return best_of(scores, column) if scores else None
 
 
 def starred(groups: Sequence[Group], column: str) -> list[str]:
@@ -107,33 +107,46 @@ def table_of(
     return StudyTable(file_name(files, name), heading, text_table(rows), (READ, note))
 
 
-def course_charts(
+def course_figures(
+    kind: str,
+    name: str,
+    title: str,
     panels: Mapping[str, Mapping[Group, str]],
-    names: Mapping[Group, str],
     metric: str,
+    caption: str,
     x: Axis = ROUNDS,
     along: Along | None = None,
-) -> list[Chart]:
-    """For each title a chart of the courses of a column by experiment, all with one y-axis.
-
-    `names` are those of the lines, which need two measured rounds.
-    """
-    tables = {}
-    for title, columns in panels.items():
-        courses = [course_table(g, column, names[g], along) for g, column in columns.items()]
-        if drawn := [course for course in courses if len(course) > 1]:
-            tables[title] = stacked(drawn, metric)
-    if not tables:
-        return []
-    y = common_axis(metric, tables.values(), "mean", readable(metric))
-    by = Series("series", {name: group.place for group, name in names.items()}, "method")
-    return [marks.lines(table, x, y, by, title=title) for title, table in tables.items()]
-
-
-def figures_of(
-    kind: str, name: str, title: str, charts: Sequence[Chart], caption: str, groups: Sequence[Group]
 ) -> Iterator[Figure]:
-    """A figure of the charts, whose title says if the runs used synthetic data; none without."""
-    if charts:
-        title = f"{name}: {title}{synthetic_note(groups)}"
-        yield Figure(file_name(kind, name), title, tuple(charts), caption)
+    """A chart for each title: the courses of a column by experiment, all with one y-axis.
+
+    A line needs two measured rounds; no figure without lines.
+    """
+    groups = list(dict.fromkeys(group for columns in panels.values() for group in columns))
+    tables = {}
+    for panel, columns in panels.items():
+        courses = [course_table(g, column, g.label, along) for g, column in columns.items()]
+        if drawn := [course for course in courses if len(course) > 1]:
+            tables[panel] = stacked(drawn, metric)
+    if tables:
+        y = common_axis(metric, tables.values(), "mean", readable(metric))
+        by = Series("series", {group.label: group.place for group in groups}, "method")
+        charts = [
+            marks.lines(table, x, y, by, title=sentence(panel)) for panel, table in tables.items()
+        ]
+        yield figure_of(kind, name, f"{readable(metric)} {title}", charts, caption, groups)
+
+
+def figure_of(
+    kind: str, name: str, title: str, charts: Sequence[Chart], caption: str, groups: Sequence[Group]
+) -> Figure:
+    """A figure whose title begins with its protocol, and says if the runs used synthetic data."""
+    heading = f"{name}: {title}{synthetic_note(groups)}"
+    return Figure(file_name(kind, name), heading, tuple(charts), caption)
+
+
+def heat_of(values: DataFrame, shade: Axis, title: str, **look: Any) -> Chart:
+    """A heat map of a table, whose index and columns have names; `look` as of `marks.heat`."""
+    values = values.rename(str).rename(str, axis=1)
+    y, x = (Axis(str(own.name), names=tuple(own)) for own in (values.index, values.columns))
+    table = values.reset_index().melt(y.column, var_name=x.column, value_name=shade.column)
+    return marks.heat(table, x, y, shade, title=title, **look)

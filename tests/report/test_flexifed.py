@@ -193,7 +193,7 @@ def test_one_version_has_all_clients_alone(tmp_path: Path) -> None:
     one: dict[str, Any] = {"versions": (16,), "counts": 8, "stated": {"synthetic": True}}
     runs = [strategy_run(tmp_path, n, COURSES[n], **one) for n in ("ClusteredFL", "MaxCommon")]
     (figure,) = figures(runs)
-    assert list(by_title(figure)) == ["all clients"]
+    assert list(by_title(figure)) == ["All clients"]
     assert figure.title.endswith("(synthetic data)")
     table = _table(runs)
     assert table.title.endswith("(synthetic data)")
@@ -233,9 +233,9 @@ def test_a_target_of_another_metric_is_any_number(tmp_path: Path) -> None:
 def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list[Run]) -> None:
     (figure,) = figures(row)
     charts = by_title(figure)
-    assert list(charts) == ["all clients", "VGG-11", "VGG-13", "VGG-16", "VGG-19"]
+    assert list(charts) == ["All clients", "VGG-11", "VGG-13", "VGG-16", "VGG-19"]
     assert list(figure.series) == STRATEGIES
-    assert drawn(charts["all clients"])["MaxCommon"][:2] == [(1, 0.5), (2, 0.8)]
+    assert drawn(charts["All clients"])["MaxCommon"][:2] == [(1, 0.5), (2, 0.8)]
     assert drawn(charts["VGG-19"])["MaxCommon"][:2] == [(1, 0.515), (2, 0.815)]
     assert figure.title == "CIFAR10, VGG: accuracy by strategy"
 
