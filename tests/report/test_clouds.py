@@ -136,7 +136,7 @@ def test_devices_without_a_pull_have_no_global_model_and_send_nothing(tmp_path: 
 def test_the_servers_waited_for_are_series_over_virtual_time(tmp_path: Path) -> None:
     charts = by_title(drawings(_study(tmp_path))["times"])
     assert list(charts) == ["Personal accuracy", "Global accuracy"]
-    times = {name: (10, 20) for name in LABELS}
+    times = dict.fromkeys(LABELS, (10, 20))
     times |= {f"FedBCD, wait {b}": (b, 2 * b) for b in (10, 7, 3, 5)}
     expected = {name: [*zip(times[name], scores, strict=True)] for name, scores in LABELS.items()}
     for chart in charts.values():
