@@ -18,7 +18,6 @@ from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure
 from lightfed.results.csvfile import damaged
 from lightfed.results.groups import Group, grouped, usual_metric
-from lightfed.results.outcome import traffic
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.units import NOTHING
@@ -27,13 +26,6 @@ from lightfed.studies.shared import course_figures, heat_of
 MOST_READ, MOST_DRAWN = 100, 40  # clients
 AGGREGATED, TRAINED = "after aggregation", "after local training"
 KINDS = {AGGREGATED: ("aggregated",), TRAINED: ("trained", "finetuned")}
-SHADES = {
-    "Training labels of two clients": Axis(
-        "value", "cosine similarity", ends=(0.0, 1.0), format=".2f"
-    ),
-    "Masks of two clients": Axis("value", "Hamming distance", format=".1%"),
-}
-MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
 CAPTION = (
     "The models of the clients, or the server's where there is one, on the clients' own test "
     "samples, before and after local training in a round. Bands: 95 % t intervals over seeds."
@@ -65,18 +57,13 @@ def stage_columns(group: Group, metric: str) -> dict[str, str]:
     `personal/` is at one stage, `aggregated/` or `trained/` at the other. If clients keep nothing,
     `finetuned/` is the server's model after a session on the client's own data.
     """
-
-    def first(*kinds: str) -> str:
-        columns = (f"{kind}/{metric}" for kind in kinds)
-        return next((name for name in columns if math.isfinite(group.score(name)[0])), "")
-
-    sends = any(traffic(run).max() > 0 for run in group.runs)  # else it never aggregates
-    usual = AGGREGATED if sends and not first("aggregated") else TRAINED
-    personal = MOMENTS.get(str(group.runs[0].environment.get("evaluate_at")), usual)
-    found = {
-        stage: first(*["personal"] * (stage == personal), *kinds) for stage, kinds in KINDS.items()
-    }
-    return {stage: column for stage, column in found.items() if column}
+    found, moment = {}, group.runs[0].environment.get("evaluate_at")
+    for stage, kinds in KINDS.items():
+        possible = ["personal"] * (moment in kinds) + [*kinds]
+        columns = [f"{kind}/{metric}" for kind in possible]
+        if known := [name for name in columns if math.isfinite(group.score(name)[0])]:
+            found[stage] = known[0]
+    return found
 
 
 def mask_distances(run: Run) -> pd.DataFrame:
@@ -129,10 +116,12 @@ def similarity_figure(run: Run) -> Figure | None:
     correlation = pairs.corr().loc[0, 1]
     said = NOTHING if math.isnan(correlation) else f"{correlation:+.3f}"
     shown, charts = marks.evenly_spaced(len(masks), most=MOST_DRAWN), []
-    for values, (title, shade) in zip(found, SHADES.items(), strict=True):
+    for values, name, shade in (
+        (found[0], "Training labels", Axis("cosine similarity", ends=(0.0, 1.0), format=".2f")),
+        (found[1], "Masks", Axis("Hamming distance", format=".1%")),
+    ):
         cells = values.iloc[shown, shown].mask(np.eye(len(shown), dtype=bool))
         cells = cells.rename_axis(index="client", columns="other client")
-        charts.append(heat_of(cells, shade, title))
+        charts.append(heat_of(cells, shade, f"{name} of two clients"))
     text = f"Pearson correlation over {len(pairs):,} pairs of clients: {said}"
-    title = f"Labels and masks. {text}{run.note}"
-    return Figure("similarity", title, tuple(charts), SIMILARITY)
+    return Figure("similarity", f"Labels and masks. {text}{run.note}", tuple(charts), SIMILARITY)

@@ -32,15 +32,10 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
         mean = columns[ALL]
         goal = reached_by_all(runs_of(baseline), mean) if target is None else target
         pace = costs_to(goal, baseline[0].runs, mean)[0] if baseline else math.nan
-        scores = {version: shared.starred(groups, column) for version, column in columns.items()}
-        rows = [
-            {"strategy": group.label}
-            | {version: texts[place] for version, texts in scores.items()}
-            | shared.cost_cells(group, mean, goal, runs_of(groups))
-            | {"speed": metric_text("", pace / costs_to(goal, group.runs, mean)[0])}
-            for place, group in enumerate(groups)
-        ]
-        yield shared.table_of("strategies by version", name, rows, SPEED, groups)
+        speeds = [pace / costs_to(goal, group.runs, mean)[0] for group in groups]
+        further = [{"speed": metric_text("", speed)} for speed in speeds]
+        title = "strategies by version"
+        yield shared.table_of(title, name, groups, columns, goal, further, SPEED)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:

@@ -57,22 +57,21 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
     for name, groups in _protocols(runs).items():
         column, every = f"personal/{usual_metric(groups)}", runs_of(groups)
         goal = reached_by_all(every, column) if target is None else target
-        rows = []
-        for group, score in zip(groups, shared.starred(groups, column), strict=True):
+        further = []
+        for group in groups:
             kind = _kind(group)
             others = [other for other in groups if other.algorithm != group.algorithm]
             alike = [other for other in others if kind == _kind(other) != units.NOTHING]
-            rows.append(
+            gain = _gain(group, others, column)
+            further.append(
                 {
-                    "method": group.label,
+                    "over the best other": gain,
                     "kind": kind,
-                    readable(column): score,
-                    "over the best other": _gain(group, shared.best(others, column), column),
-                    "over the best of its kind": _gain(group, shared.best(alike, column), column),
-                    **shared.cost_cells(group, column, goal, every),
+                    "over the best of its kind": _gain(group, alike, column),
                 }
             )
-        yield shared.table_of("methods", name, rows, GAINS, groups)
+        columns = {readable(column): column}
+        yield shared.table_of("methods", name, groups, columns, goal, further, GAINS)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -110,8 +109,9 @@ def _kind(group: Group) -> str:
     return units.NOTHING if group.algorithm == OURS and stated != PARTS else KINDS[group.algorithm]
 
 
-def _gain(group: Group, rival: Group | None, column: str) -> str:
-    """`+2.00 (-0.48 to 4.48)`, in percentage points or the metric's unit."""
+def _gain(group: Group, rivals: Sequence[Group], column: str) -> str:
+    """Over the best of them: `+2.00 (-0.48 to 4.48)`, in percentage points or the metric's unit."""
+    rival = shared.best(rivals, column)
     found = paired(group, rival, column, (column, column)) if rival else None
     if found is None or not found.seeds:
         return units.NOTHING

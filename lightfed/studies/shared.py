@@ -13,12 +13,12 @@ from pandas import DataFrame
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
 from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
-from lightfed.results.groups import Group, final_text, grouped, synthetic_note
+from lightfed.results.groups import Group, final_text, grouped, runs_of, synthetic_note
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import best_of, costs_to
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
-from lightfed.results.tables import readable, sentence, text_table
+from lightfed.results.tables import readable, sentence
 from lightfed.results.units import bytes_text, flops_text, metric_text
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
@@ -78,33 +78,36 @@ def best(groups: Sequence[Group], column: str) -> Group | None:
     return best_of(scores, column) if scores else None
 
 
-def starred(groups: Sequence[Group], column: str) -> list[str]:
-    """The final values of several experiments as text, with a star before the best."""
-    first = best(groups, column)
-    top = first.score(column)[0] if first and len(groups) > 1 else math.nan
-    return ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
-
-
-def cost_cells(group: Group, column: str, target: float, runs: Sequence[Run]) -> dict[str, str]:
-    """What a target cost: means over the seeds, dashes unless all reached it.
-
-    The heading has the resolution of all `runs` of the table.
-    """
-    rounds, sent, flops = costs_to(target, group.runs, column)
-    goal = f"{goal_text(column, target)}, resolution {resolution_text(runs, column)}"
-    return {
-        f"rounds to {goal}": metric_text("", rounds),
-        "bytes until then": bytes_text(sent),
-        "FLOPs until then": flops_text(flops),
-    }
-
-
 def table_of(
-    title: str, name: str, rows: Sequence[dict[str, str]], note: str, members: Sequence[Group]
+    title: str,
+    name: str,
+    groups: Sequence[Group],
+    columns: Mapping[str, str],
+    target: float,
+    further: Sequence[Mapping[str, str]],
+    note: str,
 ) -> StudyTable:
-    """A table with a row for each experiment; its title says if they used synthetic data."""
-    heading, files = f"{name}: {title}{synthetic_note(members)}", title.replace(" ", "-")
-    return StudyTable(file_name(files, name), heading, text_table(rows), (READ, note))
+    """A row for each experiment: final values, what a target cost, and `further` cells.
+
+    `columns` of metrics.csv are by heading; the target is of the first. Costs are means over the
+    seeds, dashes unless all reached it.
+    """
+    cells = {"method": [group.label for group in groups]}
+    for heading, column in columns.items():
+        first = best(groups, column)
+        top = first.score(column)[0] if first and len(groups) > 1 else math.nan
+        cells[heading] = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
+    metric = next(iter(columns.values()))
+    goal = f"{goal_text(metric, target)}, resolution {resolution_text(runs_of(groups), metric)}"
+    costs = DataFrame([costs_to(target, group.runs, metric) for group in groups])
+    cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds in costs[0]]
+    cells |= {
+        "bytes until then": costs[1].map(bytes_text),
+        "FLOPs until then": costs[2].map(flops_text),
+    }
+    table = DataFrame(cells).join(DataFrame(further)).astype("str")
+    heading = f"{name}: {title}{synthetic_note(groups)}"
+    return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, (READ, note))
 
 
 def course_figures(

@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def _stages(root: Path, method: str, seed: int = 1, **changes: Any) -> Run:
     metrics = changes.pop("metrics", METHODS.get(method, {}))
     stated = ENVIRONMENT | {"name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
+    stated["evaluate_at"] = "aggregated" if method in ("FedAvg", "pFedMe") else "trained"
     folder = write_run(
         root / f"{method}-s{seed}",
         metrics=metrics,

@@ -41,20 +41,20 @@ def _table(runs: list[Run], target: float | None = None) -> StudyTable:
 def _names(runs: list[Run]) -> dict[str, list[str]]:
     """The strategies of each protocol."""
     return {
-        table.title.removesuffix(": strategies by version"): table.cells["strategy"].tolist()
+        table.title.removesuffix(": strategies by version"): table.cells["method"].tolist()
         for table in tables(runs)
     }
 
 
 def _cells(runs: list[Run], strategy: str, target: float | None = None) -> list[str]:
     """Rounds, bytes and FLOPs to the target, and speed."""
-    cells = _table(runs, target).cells.set_index("strategy").loc[strategy]
+    cells = _table(runs, target).cells.set_index("method").loc[strategy]
     return [str(cell) for cell in cells.iloc[-4:]]
 
 
 def _stars(runs: list[Run], version: str = "all clients") -> list[str]:
     table = _table(runs).cells
-    return table["strategy"][table[version].str.startswith("*")].tolist()
+    return table["method"][table[version].str.startswith("*")].tolist()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_the_table_has_a_row_per_strategy_and_a_column_per_version(tmp_path: Pat
         for seed in (0, 1)
     ]
     table = _table(runs)
-    assert tuple(table.cells.columns[:4]) == ("strategy", "all clients", "VGG-11", "VGG-13")
+    assert tuple(table.cells.columns[:4]) == ("method", "all clients", "VGG-11", "VGG-13")
     half = f"{100 * 12.706204736432095 * 0.005:.2f}"  # 95 % t interval of two seeds
     first, second = (
         [f"{value} +- {half} %" for value in values]
@@ -197,7 +197,7 @@ def test_one_version_has_all_clients_alone(tmp_path: Path) -> None:
     assert figure.title.endswith("(synthetic data)")
     table = _table(runs)
     assert table.title.endswith("(synthetic data)")
-    assert tuple(table.cells.columns[:2]) == ("strategy", "all clients")
+    assert tuple(table.cells.columns[:2]) == ("method", "all clients")
     assert len(table.cells.columns) == 6
 
 
@@ -206,10 +206,10 @@ def test_a_comparison_shows_and_writes_the_table(
 ) -> None:
     page = ReadPage(compare([run.folder for run in row], target=0.6, tables=["csv", "latex"]))
     assert "CIFAR10, VGG: strategies by version" in page.texts["h2"]
-    assert page.table("strategy")["MaxCommon"]["speed"] == "1.5"
+    assert page.table("method")["MaxCommon"]["speed"] == "1.5"
     assert "rounds to 60.00 %" in capsys.readouterr().out
     written = (tmp_path / "comparison" / "strategies-by-version-cifar10-vgg.csv").read_text()
-    assert written.splitlines()[0].startswith("strategy,all clients,VGG-11,")
+    assert written.splitlines()[0].startswith("method,all clients,VGG-11,")
     assert [line.partition(",")[0] for line in written.splitlines()[1:]] == STRATEGIES
     assert (tmp_path / "comparison" / "strategies-by-version-cifar10-vgg.tex").exists()
 

@@ -91,9 +91,9 @@ def _table(runs: list[Run], target: float | None = None) -> StudyTable:
 
 
 def _row(runs: list[Run], label: str, target: float | None = None) -> list[str]:
-    """The cells of a method without its label and kind."""
-    cells = _table(runs, target).cells.set_index("method").loc[label]
-    return [str(cell) for cell in cells.iloc[1:]]
+    """Score, gains over the best and the best of its kind, and costs of a method."""
+    score, *costs, over, _, alike = _table(runs, target).cells.set_index("method").loc[label]
+    return [score, over, alike, *costs]
 
 
 def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> list[Run]:
@@ -108,13 +108,13 @@ def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> li
 def test_methods_come_in_the_order_of_the_kinds_and_gain_over_the_best(runs: list[Run]) -> None:
     found = _table(runs[::-1])
     assert found.title == "CIFAR10, MoECNN: methods"
-    assert found.cells.iloc[:, :5].to_numpy().tolist() == [
-        ["PFedMoE", "mutual learning", "*90.00 %", "+2.50", "+5.00"],
-        ["FML", "mutual learning", "85.00 %", "-5.00", "-5.00"],
-        ["FD", "distillation", "87.50 %", "-2.50", "-"],
-        ["Standalone", "-", "75.00 %", "-15.00", "-"],
+    assert found.cells.iloc[:, [0, 1, 5, 6, 7]].to_numpy().tolist() == [
+        ["PFedMoE", "*90.00 %", "+2.50", "mutual learning", "+5.00"],
+        ["FML", "85.00 %", "-5.00", "mutual learning", "-5.00"],
+        ["FD", "87.50 %", "-2.50", "distillation", "-"],
+        ["Standalone", "75.00 %", "-15.00", "-", "-"],
     ]
-    assert tuple(found.cells.columns[-3:]) == (
+    assert tuple(found.cells.columns[2:5]) == (
         "rounds to 75.00 % personal accuracy, resolution 1 round",
         "bytes until then",
         "FLOPs until then",
@@ -237,7 +237,7 @@ def test_a_comparison_shows_table_and_charts(
     assert "over the best of its kind" in stated
     assert "PFedMoE +2.50 points over FD, the next best" in stated
     assert "CIFAR10, MoECNN: methods" in page.read_text()
-    assert (output / "methods-cifar10-moecnn.csv").read_text().startswith("method,kind,")
+    assert (output / "methods-cifar10-moecnn.csv").read_text().startswith("method,personal accuracy,")
     assert [figure.name for figure in study_figures(made)] == ["differences-cifar10-moecnn"]
     assert study_figures(made[:1]) == []
     none = method_run(tmp_path, "FML", (math.nan,) * 3, name="none", clients=(0.5, 0.6))
