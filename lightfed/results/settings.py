@@ -61,26 +61,6 @@ def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     return found
 
 
-def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
-    """How each differs from most of those with the same key in `alike`: `norm gn, width 0.5`.
-
-    Digests are named if nothing else differs; a tie shows all its values.
-    """
-    members = gathered(zip(alike, options, strict=True), lambda pair: pair[0])
-    texts = []
-    for key, own in zip(alike, options, strict=True):
-        rivals = [rival for _, rival in members[key]]
-        unusual = {}
-        for name in dict.fromkeys(name for rival in rivals for name in rival):
-            values = Counter(rival.get(name, "unset") for rival in rivals).most_common(2)
-            value, tie = own.get(name, "unset"), len({times for _, times in values}) < len(values)
-            if tie or value != values[0][0]:
-                unusual[name] = f"{name} {value}"
-        stated = [text for name, text in unusual.items() if not name.endswith(" digest")]
-        texts.append(", ".join(stated or unusual.values()))
-    return texts
-
-
 def told_apart(options: Sequence[Mapping[str, str]], known: str = "") -> list[str]:
     """Few settings that tell experiments apart: `lr 0.1`; equal ones get equal texts.
 

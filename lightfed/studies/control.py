@@ -106,21 +106,17 @@ def with_configurations(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def explained(text: str) -> str:
-    """A configuration file with the fields of `DATA:STRING` as comments."""
-    content = json.loads(json.dumps(configuration(text)))  # without anchors
-    dump = yaml.safe_dump(content, sort_keys=False, width=200, default_flow_style=None)
-    words = fields_of(text.rpartition(":")[2]).items()
-    lines = [f"#   {name:<12}{word:<10}  {FIELDS[name][1]}\n" for name, word in words]
-    return "".join([f"# HeteroFL: lightfed fit --config {PREFIX}{text}\n", *lines, dump])
-
-
 def main(argv: Sequence[str]) -> int:
-    """Run `lightfed control`; `argv` holds the words after it."""
+    """Run `lightfed control`: print a configuration file with the fields as comments."""
     usage = f"lightfed control DATA:STRING, where DATA is one of {', '.join(DATA)}"
     if {"-h", "--help"} & {*argv}:
         print(f"usage: {usage}; MNIST by default.\n\nExplain a control string of HeteroFL.")
         return 0
     require(len(argv) == 1, "control", f"{len(argv)} words", f"write {usage}")
-    print(explained(argv[0] if ":" in argv[0] else f"MNIST:{argv[0]}"), end="")
+    text = argv[0] if ":" in argv[0] else f"MNIST:{argv[0]}"
+    content = json.loads(json.dumps(configuration(text)))  # without anchors
+    print(f"# HeteroFL: lightfed fit --config {PREFIX}{text}")
+    for name, word in fields_of(text.rpartition(":")[2]).items():
+        print(f"#   {name:<12}{word:<10}  {FIELDS[name][1]}")
+    print(yaml.safe_dump(content, sort_keys=False, width=200, default_flow_style=None), end="")
     return 0

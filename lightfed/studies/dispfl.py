@@ -4,19 +4,16 @@ Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Lear
 Decentralized Sparse Training", ICML 2022, arXiv:2206.00187.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure
-from lightfed.results.csvfile import damaged
+from lightfed.results.csvfile import reading
 from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
@@ -48,7 +45,7 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
                 for stage in KINDS
             }
             title = f"{AGGREGATED} and {TRAINED}"
-            yield from course_figures("stages", name, title, panels, metric, CAPTION)
+            yield from course_figures("stages", name, title, panels, CAPTION)
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:
@@ -84,10 +81,8 @@ def mask_distances(run: Run) -> pd.DataFrame:
     clients = [sorted(files)[place] for place in marks.evenly_spaced(len(files), most=MOST_READ)]
     words = []
     for path in map(files.__getitem__, clients):
-        try:
+        with reading(path):
             words.append(load_file(path)["mask"].view(np.uint32))  # bits are counted with the sign
-        except (KeyError, OSError, SafetensorError) as error:
-            raise damaged(path, str(error)) from error
     if not words:
         return pd.DataFrame()
     masks = np.stack(words)
@@ -115,13 +110,15 @@ def similarity_figure(run: Run) -> Figure | None:
     pairs = pd.DataFrame({k: v.to_numpy()[upper].round(9) for k, v in enumerate(found)})
     correlation = pairs.corr().loc[0, 1]
     said = NOTHING if math.isnan(correlation) else f"{correlation:+.3f}"
-    shown, charts = marks.evenly_spaced(len(masks), most=MOST_DRAWN), []
-    for values, name, shade in (
-        (found[0], "Training labels", Axis("cosine similarity", ends=(0.0, 1.0), format=".2f")),
-        (found[1], "Masks", Axis("Hamming distance", format=".1%")),
-    ):
-        cells = values.iloc[shown, shown].mask(np.eye(len(shown), dtype=bool))
-        cells = cells.rename_axis(index="client", columns="other client")
-        charts.append(heat_of(cells, shade, f"{name} of two clients"))
+    shown = marks.evenly_spaced(len(masks), most=MOST_DRAWN)
+    diagonal = np.eye(len(shown), dtype=bool)
+    cells = [values.iloc[shown, shown].mask(diagonal).rename_axis("client") for values in found]
+    cosine = Axis("cosine similarity", ends=(0.0, 1.0), format=".2f")
+    charts = (
+        heat_of(cells[0], "other client", cosine, "Training labels of two clients"),
+        heat_of(
+            cells[1], "other client", Axis("Hamming distance", format=".1%"), "Masks of two clients"
+        ),
+    )
     text = f"Pearson correlation over {len(pairs):,} pairs of clients: {said}"
-    return Figure("similarity", f"Labels and masks. {text}{run.note}", tuple(charts), SIMILARITY)
+    return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, SIMILARITY)

@@ -5,8 +5,6 @@ and Personalized Models", AAAI 2021, arXiv:2012.13900: figure 3 is against round
 virtual time. A third figure shows bytes between servers and coordinator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 
@@ -16,11 +14,14 @@ from lightfed.results.groups import Group, grouped, runs_of, usual_metric
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable
-from lightfed.studies.shared import ROUNDS, course_figures
+from lightfed.studies.shared import Scale, course_figures
 
 TIME, BYTES = "virtual_time", "server_bytes"
-SECONDS = Axis("at", "virtual seconds", zero=True)
-SENT = Axis("at", "bytes between servers and coordinator so far", format="~s", zero=True)
+SECONDS: Scale = Axis("at", "virtual seconds", zero=True), lambda run: run.series(TIME)
+SENT: Scale = (
+    Axis("at", "bytes between servers and coordinator so far", format="~s", zero=True),
+    lambda run: run.series(BYTES).fillna(0.0).cumsum(),
+)
 CAPTION = (
     "Personal: devices' own models on their own test samples. Global: servers' models on the whole "
     "test set; bands are 95 % t intervals over seeds."
@@ -31,22 +32,16 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """Those of runs that measured virtual time."""
     timed = [group for group in grouped(runs) if all(run.has(TIME) for run in group.runs)]
     for name, clouds in gathered(timed, lambda group: group.condition).items():
-        sending = [g for g in clouds if all(run.series(BYTES).sum() > 0 for run in g.runs)]
         metric = usual_metric(clouds)
-        for kind, title, shown, x, along in (
-            ("rounds", "against rounds", clouds, ROUNDS, None),
-            ("times", "against virtual time", clouds, SECONDS, lambda run: run.series(TIME)),
-            (
-                "traffic",
-                "against bytes between servers",
-                sending,
-                SENT,
-                lambda run: run.series(BYTES).fillna(0.0).cumsum(),
-            ),
+        sending = [g for g in clouds if all(run.series(BYTES).sum() > 0 for run in g.runs)]
+        for kind, title, shown, scale in (
+            ("rounds", "rounds", clouds, None),
+            ("times", "virtual time", clouds, SECONDS),
+            ("traffic", "bytes between servers", sending, SENT),
         ):
             columns = (f"personal/{metric}", f"global/{metric}")
             panels = {readable(column): dict.fromkeys(shown, column) for column in columns}
-            yield from course_figures(kind, name, title, panels, metric, CAPTION, x, along)
+            yield from course_figures(kind, name, f"against {title}", panels, CAPTION, scale)
 
 
 def common_target(rows: Sequence[Group], column: str) -> float:

@@ -4,8 +4,6 @@ In Wang et al., WWW 2023, clients have up to four versions of one family of mode
 each. All metrics are of the clients' own models on their own test samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 
@@ -32,8 +30,8 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
         mean = columns[ALL]
         goal = reached_by_all(runs_of(baseline), mean) if target is None else target
         pace = costs_to(goal, baseline[0].runs, mean)[0] if baseline else math.nan
-        speeds = [pace / costs_to(goal, group.runs, mean)[0] for group in groups]
-        further = [{"speed": metric_text("", speed)} for speed in speeds]
+        costs = [costs_to(goal, group.runs, mean)[0] for group in groups]
+        further = {"speed": [metric_text("", pace / rounds) for rounds in costs]}
         title = "strategies by version"
         yield shared.table_of(title, name, groups, columns, goal, further, SPEED)
 
@@ -41,10 +39,9 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """The courses of the strategies of each protocol, over all clients and by version."""
     for name, groups in _protocols(runs).items():
-        columns, metric = _columns(groups), usual_metric(groups)
+        columns, caption = _columns(groups), "Bands: 95 % t intervals over seeds."
         panels = {version: dict.fromkeys(groups, column) for version, column in columns.items()}
-        caption = "Bands: 95 % t intervals over seeds."
-        yield from shared.course_figures("strategies", name, "by strategy", panels, metric, caption)
+        yield from shared.course_figures("strategies", name, "by strategy", panels, caption)
 
 
 def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:

@@ -24,9 +24,11 @@ from lightfed.drawing.charts import Axis, Figure, Series
 from lightfed.drawing.files import FORMATS, picture, write_file
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.units import NOTHING, seconds_text
+from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 from lightfed.utils.memory import require_memory
+from lightfed.utils.rng import numpy_generator
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
 _BATCHES = 20  # of consecutive rounds, whose means are nearly independent
@@ -64,8 +66,6 @@ class Cloud:
 
         The error is that of means of consecutive rounds, without the first batch of them.
         """
-        from lightfed.simulation.clock import VirtualClock  # torch takes seconds to import
-
         clock = VirtualClock(self.servers, wait)
         ends = []
         for _ in range((_BATCHES + 1) * _ROUNDS):
@@ -81,8 +81,6 @@ def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
     These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is the standard error of
     the last one. B is part of the name of its draws.
     """
-    from lightfed.utils.rng import numpy_generator
-
     full = cloud.expected(cloud.servers)
     rows = []
     for wait in waits:
@@ -112,16 +110,13 @@ def latency(
         seed: of the rounds in which late servers continue.
         plot: a .png, .svg or .pdf file for the curves.
     """
-    from lightfed.simulation.clock import check_waits
-
     for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
     waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
     kind = plot.suffix[1:] if plot else FORMATS[0]
     require(kind in FORMATS, "--plot", plot, f"end its name with one of {', '.join(FORMATS)}")
-    fix = "lower --servers or --devices"
-    require_memory(8 * servers * devices, "--servers", "delays of a round", fix)
+    require_memory(8 * servers * devices, "--servers", "delays of a round", "lower it or --devices")
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
     cells = {name: table[name].map("{:.4f}".format).replace("nan", NOTHING) for name in KINDS}
@@ -137,11 +132,9 @@ def latency(
 
 
 def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
-    """A curve of each kind over the share of servers waited for; bands are two standard errors."""
-    data = table.sort_values("wait").melt(["wait", "error"], KINDS, "kind", "duration")
-    error = 2 * data["error"].where(data["kind"] == "in a run")
-    low, high = data["duration"] - error, data["duration"] + error
-    data = data.assign(share=data["wait"] / cloud.servers, low=low, high=high)
+    """A curve of each kind over the share of servers waited for."""
+    data = table.sort_values("wait").melt("wait", KINDS, "kind", "duration")
+    data["share"] = data["wait"] / cloud.servers
     x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
     y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
     chart = marks.lines(data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud}")

@@ -1,7 +1,5 @@
 """What the studies share: protocols, cells of their tables, and charts of courses."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,22 +11,30 @@ from pandas import DataFrame
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
 from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
-from lightfed.results.groups import Group, final_text, grouped, runs_of, synthetic_note
+from lightfed.results.groups import (
+    Group,
+    final_text,
+    grouped,
+    runs_of,
+    synthetic_note,
+    usual_metric,
+)
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import best_of, costs_to
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, variants
+from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.tables import readable, sentence
 from lightfed.results.units import bytes_text, flops_text, metric_text
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
 # settings in which the experiments of a protocol may differ, or that its name says in other words
 FREE = re.compile(
-    r"model\.(algorithm\b|optimizer\.init_args\.lr$|clients\.(?!0\.model\.init_args\.))"
+    r"model\.(algorithm\b|optimizer\.init_args\.lr$|clients\.\d+\.(?!count$|model\.init_args\.))"
     r"|data\.(dataset|partition)\b"
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
-ROUNDS = Axis("round")
+Panels = Mapping[str, Mapping[Group, str]]
+Scale = tuple[Axis, Along]
 READ = (
     "Mean over the clients, each with its own model and test samples, and 95 % t interval over the "
     "seeds; the best has a star. Rounds, bytes (up and down) and FLOPs of all clients until the "
@@ -49,20 +55,16 @@ class StudyTable:
 def protocols(runs: Sequence[Run], algorithms: Sequence[str]) -> dict[str, list[Group]]:
     """Experiments that differ at most in their algorithm and learning rate, in this order.
 
-    The name of a protocol has its data, its models, and the options in which it differs from most
-    others on these.
+    The name of a protocol has its data, its models, and what else tells it apart.
     """
     groups = [g for g in grouped(runs) if g.algorithm in algorithms and g.runs[0].config]
     groups.sort(key=lambda group: algorithms.index(group.algorithm))
-    known = [
-        {"groups": ", ".join(f"{count} {name}" for name, count in g.runs[0].group_sizes.items())}
-        | options(g.runs[0].settings, but=FREE, unspoken=UNSPOKEN)
-        for g in groups
-    ]
-    names = [family(group) for group in groups]
-    named = zip(names, variants(known, names), groups, strict=True)
-    found = gathered(named, lambda one: "; ".join(filter(None, one[:2])))
-    return {name: [group for *_, group in own] for name, own in found.items()}
+    found: dict[str, list[Group]] = {}
+    for name, own in gathered(groups, family).items():
+        terms = [options(g.runs[0].settings, but=FREE, unspoken=UNSPOKEN) for g in own]
+        for text, group in zip(told_apart(terms), own, strict=True):
+            found.setdefault(", ".join(filter(None, (name, text))), []).append(group)
+    return found
 
 
 def family(group: Group) -> str:
@@ -84,10 +86,10 @@ def table_of(
     groups: Sequence[Group],
     columns: Mapping[str, str],
     target: float,
-    further: Sequence[Mapping[str, str]],
+    further: Mapping[str, Sequence[str]],
     note: str,
 ) -> StudyTable:
-    """A row for each experiment: final values, what a target cost, and `further` cells.
+    """A row for each experiment: final values, what a target cost, and `further` cells by heading.
 
     `columns` of metrics.csv are by heading; the target is of the first. Costs are means over the
     seeds, dashes unless all reached it.
@@ -99,43 +101,35 @@ def table_of(
         cells[heading] = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
     metric = next(iter(columns.values()))
     goal = f"{goal_text(metric, target)}, resolution {resolution_text(runs_of(groups), metric)}"
-    costs = DataFrame([costs_to(target, group.runs, metric) for group in groups])
-    cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds in costs[0]]
-    cells |= {
-        "bytes until then": costs[1].map(bytes_text),
-        "FLOPs until then": costs[2].map(flops_text),
-    }
-    table = DataFrame(cells).join(DataFrame(further)).astype("str")
+    costs = [costs_to(target, group.runs, metric) for group in groups]
+    cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds, *_ in costs]
+    cells["bytes until then"] = [bytes_text(sent) for _, sent, _ in costs]
+    cells["FLOPs until then"] = [flops_text(flops) for *_, flops in costs]
+    table = DataFrame(cells | dict(further), dtype="str")
     heading = f"{name}: {title}{synthetic_note(groups)}"
     return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, (READ, note))
 
 
 def course_figures(
-    kind: str,
-    name: str,
-    title: str,
-    panels: Mapping[str, Mapping[Group, str]],
-    metric: str,
-    caption: str,
-    x: Axis = ROUNDS,
-    along: Along | None = None,
+    kind: str, name: str, title: str, panels: Panels, caption: str, along: Scale | None = None
 ) -> Iterator[Figure]:
-    """A chart for each title: the courses of a column by experiment, all with one y-axis.
+    """A chart for each title in `panels`: the courses of a column by experiment, with one y-axis.
 
-    A line needs two measured rounds; no figure without lines.
+    They are over rounds, or over what `along` gives by round. A line needs two measured rounds; no
+    figure without lines.
     """
     groups = list(dict.fromkeys(group for columns in panels.values() for group in columns))
+    x, at = along or (Axis("round"), None)
     tables = {}
     for panel, columns in panels.items():
-        courses = [course_table(g, column, g.label, along) for g, column in columns.items()]
+        courses = [course_table(g, column, g.label, at) for g, column in columns.items()]
         if drawn := [course for course in courses if len(course) > 1]:
-            tables[panel] = stacked(drawn, metric)
+            tables[sentence(panel)] = stacked(drawn, usual_metric(groups))
     if tables:
+        metric = usual_metric(groups)
         y = common_axis(metric, tables.values(), "mean", readable(metric))
         by = Series("series", {group.label: group.place for group in groups}, "method")
-        charts = [
-            marks.lines(table, x, y, by, title=sentence(panel)) for panel, table in tables.items()
-        ]
+        charts = [marks.lines(table, x, y, by, title=panel) for panel, table in tables.items()]
         yield figure_of(kind, name, f"{readable(metric)} {title}", charts, caption, groups)
 
 
@@ -147,9 +141,9 @@ def figure_of(
     return Figure(file_name(kind, name), heading, tuple(charts), caption)
 
 
-def heat_of(values: DataFrame, shade: Axis, title: str, **look: Any) -> Chart:
-    """A heat map of a table, whose index and columns have names; `look` as of `marks.heat`."""
+def heat_of(values: DataFrame, across: str, shade: Axis, title: str, **look: Any) -> Chart:
+    """A heat map of a table: names of rows in its index, and of columns, which are `across`."""
     values = values.rename(str).rename(str, axis=1)
-    y, x = (Axis(str(own.name), names=tuple(own)) for own in (values.index, values.columns))
-    table = values.reset_index().melt(y.column, var_name=x.column, value_name=shade.column)
+    x, y = Axis(across, names=tuple(values)), Axis(values.index.name, names=tuple(values.index))
+    table = values.reset_index().melt(y.column, var_name=across, value_name=shade.column)
     return marks.heat(table, x, y, shade, title=title, **look)

@@ -166,7 +166,7 @@ def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
     found = [*tables(runs)]
     assert [one.title for one in found] == [
         "CIFAR10, per_client 2, MoECNN: methods",
-        "CIFAR10, per_client 4, MoECNN: methods",
+        "CIFAR10, per_client 4, MoECNN, max_epochs 2: methods",
     ]
     assert [len(one.cells) for one in found] == [2, 2]
 
@@ -221,7 +221,6 @@ def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> No
     data = figure.charts[0].data
     np.testing.assert_allclose(data["y"], (20, -5), atol=1e-9)
     np.testing.assert_allclose(data["high"], (30, 0), atol=1e-9)
-    assert data["series"].tolist() == ["ahead", "behind"]
 
 
 def test_a_comparison_shows_table_and_charts(
@@ -237,7 +236,9 @@ def test_a_comparison_shows_table_and_charts(
     assert "over the best of its kind" in stated
     assert "PFedMoE +2.50 points over FD, the next best" in stated
     assert "CIFAR10, MoECNN: methods" in page.read_text()
-    assert (output / "methods-cifar10-moecnn.csv").read_text().startswith("method,personal accuracy,")
+    assert (
+        (output / "methods-cifar10-moecnn.csv").read_text().startswith("method,personal accuracy,")
+    )
     assert [figure.name for figure in study_figures(made)] == ["differences-cifar10-moecnn"]
     assert study_figures(made[:1]) == []
     none = method_run(tmp_path, "FML", (math.nan,) * 3, name="none", clients=(0.5, 0.6))
