@@ -20,8 +20,8 @@ from lightfed.utils.errors import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-UNREADABLE = (OSError, KeyError, ValueError, EOFError, zlib.error, BadZipFile)
-UNREADABLE += (yaml.YAMLError, SafetensorError)
+_OF_FORMATS = (zlib.error, BadZipFile, yaml.YAMLError, SafetensorError)
+UNREADABLE = (OSError, KeyError, ValueError, EOFError, *_OF_FORMATS)
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
 

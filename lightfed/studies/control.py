@@ -39,11 +39,10 @@ def fields_of(string: str) -> dict[str, str]:
     words = string.split("_")
     fix = f"give {len(FIELDS)} of them: {'_'.join(FIELDS)}"
     require(len(words) == len(FIELDS), "control", f"{len(words)} fields in {string!r}", fix)
-    found = dict(zip(FIELDS, words, strict=True))
-    for name, (pattern, meaning) in FIELDS.items():
-        fits = re.fullmatch(pattern, found[name]) is not None
-        require(fits, f"control.{name}", repr(found[name]), f"give {meaning}")
-    return found
+    for word, (name, (pattern, meaning)) in zip(words, FIELDS.items(), strict=True):
+        fits = re.fullmatch(pattern, word) is not None
+        require(fits, f"control.{name}", repr(word), f"give {meaning}")
+    return dict(zip(FIELDS, words, strict=True))
 
 
 def configuration(text: str) -> dict[str, Any]:
@@ -71,8 +70,6 @@ def configuration(text: str) -> dict[str, Any]:
         schedule["milestones"] = [2 * t for t in schedule["milestones"]]
     modes = [(mode[0], int(mode[1:])) for mode in word["modes"].split("-")]
     weights = [weight for _, weight in modes]
-    fix = "put the widest level first, which is that of the global model"
-    require(modes[0][0] == min(modes)[0], "control.modes", word["modes"], fix)
     found, fix = f"{word['modes']}, for {users} clients", "lower the weights or raise users"
     require(sum(weights) <= users, "control.modes", found, fix)
     size, rest = divmod(users, sum(weights))
@@ -90,7 +87,7 @@ def configuration(text: str) -> dict[str, Any]:
 def _with(node: Any, **arguments: Any) -> Any:
     """A class in a configuration, with those of the arguments that are not USUAL."""
     new = {name: value for name, value in arguments.items() if USUAL.get(name) != value}
-    found = {"class_path": node} if isinstance(node, str) else node
+    found: dict[str, Any] = {"class_path": node} if isinstance(node, str) else node
     return {**found, "init_args": {**found.get("init_args", {}), **new}} if new else node
 
 

@@ -18,9 +18,9 @@ from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.units import NOTHING
-from lightfed.studies.shared import course_figures, heat_of
+from lightfed.studies.shared import MOST_DRAWN, course_figures, heat_of
 
-MOST_READ, MOST_DRAWN = 100, 40  # clients
+MOST_READ = 100  # clients
 AGGREGATED, TRAINED = "after aggregation", "after local training"
 KINDS = {AGGREGATED: ("aggregated",), TRAINED: ("trained", "finetuned")}
 CAPTION = (
@@ -44,8 +44,8 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
                 stage: {group: own[stage] for group, own in columns.items() if stage in own}
                 for stage in KINDS
             }
-            title = f"{AGGREGATED} and {TRAINED}"
-            yield from course_figures("stages", name, title, panels, CAPTION)
+            both = f"{AGGREGATED} and {TRAINED}"
+            yield from course_figures("stages", name, both, panels, CAPTION)
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:
@@ -56,8 +56,7 @@ def stage_columns(group: Group, metric: str) -> dict[str, str]:
     """
     found, moment = {}, group.runs[0].environment.get("evaluate_at")
     for stage, kinds in KINDS.items():
-        possible = ["personal"] * (moment in kinds) + [*kinds]
-        columns = [f"{kind}/{metric}" for kind in possible]
+        columns = [f"{k}/{metric}" for k in ["personal"] * (moment in kinds) + [*kinds]]
         if known := [name for name in columns if math.isfinite(group.score(name)[0])]:
             found[stage] = known[0]
     return found
@@ -68,13 +67,8 @@ def mask_distances(run: Run) -> pd.DataFrame:
 
     masks/client<k>.safetensors has one tensor `mask` of packed words: bit i of word w is element
     32 w + i of the client's row, 1 if the client keeps it; padding is 0. At most 100 clients,
-    evenly spaced by id, are read.
-
-    Returns:
-        (K, K) by id, ascending; empty if no mask leaves anything out.
-
-    Raises:
-        UserError: a file of masks/ is damaged.
+    evenly spaced by id, are read. The table is (K, K) by id, ascending; empty if no mask leaves
+    anything out. A UserError if a file of masks/ is damaged.
     """
     paths = run.folder.glob("masks/client[0-9]*.safetensors")
     files = {int(path.stem.removeprefix("client")): path for path in paths}
@@ -95,9 +89,9 @@ def mask_distances(run: Run) -> pd.DataFrame:
 def similarity_figure(run: Run) -> Figure | None:
     """Two heat maps after figure 5 of the paper, and their correlation in the title.
 
-    They show the cosine similarity of clients' class shares, and `mask_distances`. Clients are
-    sorted by their most frequent class, then by id. None without a partition or masks. A UserError
-    if a mask is damaged.
+    They show the cosine similarity of clients' class shares, and `mask_distances`; clients come by
+    their most frequent class, then by id. None without a partition or masks. A UserError if a mask
+    is damaged.
     """
     if run.partition is None or (masks := mask_distances(run)).empty:
         return None
@@ -108,11 +102,10 @@ def similarity_figure(run: Run) -> Figure | None:
     upper = np.triu_indices(len(masks), k=1)
     # what varies only by rounding has no correlation
     pairs = pd.DataFrame({k: v.to_numpy()[upper].round(9) for k, v in enumerate(found)})
-    correlation = pairs.corr().loc[0, 1]
+    correlation = float(pairs.corr().to_numpy()[0, 1])
     said = NOTHING if math.isnan(correlation) else f"{correlation:+.3f}"
-    shown = marks.evenly_spaced(len(masks), most=MOST_DRAWN)
-    diagonal = np.eye(len(shown), dtype=bool)
-    cells = [values.iloc[shown, shown].mask(diagonal).rename_axis("client") for values in found]
+    diagonal = np.eye(len(masks), dtype=bool)
+    cells = [values.mask(diagonal).rename_axis("client") for values in found]
     cosine = Axis("cosine similarity", ends=(0.0, 1.0), format=".2f")
     charts = (
         heat_of(cells[0], "other client", cosine, "Training labels of two clients"),

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from lightfed.drawing.charts import Axis, Figure
-from lightfed.results import outcome
 from lightfed.results.groups import Group, grouped, runs_of, usual_metric
+from lightfed.results.outcome import mean_and_std, reached_by_all, t_half_width, when_reached
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered
 from lightfed.results.tables import readable
@@ -46,13 +46,11 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
 
 def common_target(rows: Sequence[Group], column: str) -> float:
     """The value that all rows with virtual time reached: the worst of their best."""
-    return outcome.reached_by_all((run for run in runs_of(rows) if run.has(TIME)), column)
+    return reached_by_all((run for run in runs_of(rows) if run.has(TIME)), column)
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
     """Virtual seconds until all seeds reached a target: mean, half its 95 % t interval; or NaN."""
-    times = [
-        outcome.when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs
-    ]
-    mean, std = outcome.mean_and_std(times if all(map(math.isfinite, times)) else [])
-    return mean, outcome.t_half_width(std, len(times))
+    times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
+    mean, std = mean_and_std(times if all(map(math.isfinite, times)) else [])
+    return mean, t_half_width(std, len(times))

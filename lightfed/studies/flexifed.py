@@ -25,36 +25,32 @@ SPEED = (
 
 def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
     """The strategies of each protocol by version, and what the target cost them."""
-    for name, groups in _protocols(runs).items():
+    for name, groups in _protocols(runs):
         columns, baseline = _columns(groups), [g for g in groups if g.algorithm == BASELINE]
         mean = columns[ALL]
         goal = reached_by_all(runs_of(baseline), mean) if target is None else target
         pace = costs_to(goal, baseline[0].runs, mean)[0] if baseline else math.nan
         costs = [costs_to(goal, group.runs, mean)[0] for group in groups]
         further = {"speed": [metric_text("", pace / rounds) for rounds in costs]}
-        title = "strategies by version"
-        yield shared.table_of(title, name, groups, columns, goal, further, SPEED)
+        yield shared.table_of("strategies by version", name, groups, columns, goal, further, SPEED)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """The courses of the strategies of each protocol, over all clients and by version."""
-    for name, groups in _protocols(runs).items():
+    for name, groups in _protocols(runs):
         columns, caption = _columns(groups), "Bands: 95 % t intervals over seeds."
         panels = {version: dict.fromkeys(groups, column) for version, column in columns.items()}
         yield from shared.course_figures("strategies", name, "by strategy", panels, caption)
 
 
-def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
+def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
     """Those with named client groups and another strategy than Standalone."""
-    return {
-        name: groups
-        for name, groups in shared.protocols(runs, STRATEGIES).items()
-        if groups[-1].algorithm != "Standalone" and groups[0].runs[0].client_groups
-    }
+    for name, groups in shared.protocols(runs, STRATEGIES).items():
+        if groups[-1].algorithm != "Standalone" and groups[0].runs[0].client_groups:
+            yield name, groups
 
 
 def _columns(groups: Sequence[Group]) -> dict[str, str]:
     """Of metrics.csv, by version; a single version has none of its own."""
     column, versions = f"personal/{usual_metric(groups)}", groups[0].runs[0].client_groups
-    by_version = {name: f"{column}/{name}" for name in versions if len(versions) > 1}
-    return {ALL: column, **by_version}
+    return {ALL: column} | {name: f"{column}/{name}" for name in versions if len(versions) > 1}

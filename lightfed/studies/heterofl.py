@@ -18,7 +18,6 @@ from lightfed.results.settings import gathered
 from lightfed.results.tables import readable, sentence
 from lightfed.studies.shared import family, figure_of
 
-LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
 CAPTION = (
     "A point is a mixture of levels at the mean number of parameters of its clients' models, with "
     "equal shares unless its name says otherwise. Bars: 95 % t intervals over seeds."
@@ -32,7 +31,7 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         if rows.empty or rows["size"].nunique() < 2:
             continue
         metric, largest = usual_metric(rows["group"]), rows["largest"].max()
-        log = bool(rows["size"].max() > LOG_FROM * rows["size"].min())
+        log = bool(rows["size"].max() > 8 * rows["size"].min())
         x = Axis("at", f"mean parameters (100 %: {largest:,.0f})", format="~%", log=log)
         common = set.intersection(*map(set, rows["parts"]))
         series = [", ".join(p for p in own if p not in common) or own[-1] for own in rows["parts"]]
@@ -52,7 +51,7 @@ def _row(group: Group) -> dict[str, object] | None:
     run = group.runs[0]
     counts, clients = level_counts(run.settings), pd.Series(run.group_sizes, dtype=float)
     sizes = pd.Series(run.environment.get("parameters", {}), dtype=float)
-    if not counts or clients.empty or {*sizes.index} != {*clients.index}:
+    if not counts or sizes.empty or clients.empty:
         return None
     mixture, widest = combination(counts), f"widest level {level_name(max(counts))}"
     return {

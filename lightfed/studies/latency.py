@@ -3,8 +3,7 @@
 Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
 AAAI 2021, arXiv:2012.13900, "latency analysis": the ratio r_{B,N} = E[tau_(B)] / E[tau_(N)] of the
 order statistics of the servers' i.i.d. delays tau_n (eq. (7)), and its limit for many servers
-(eq. (8)). The paper allows any distribution of tau_n. Here tau_n is the largest delay of a server's
-active devices.
+(eq. (8)). Here tau_n is the largest delay of a server's active devices.
 
 In eq. (7) every server restarts in every round. In a run late servers continue: a round is shorter
 with nearly constant delays, and longer with heavy tails, because stragglers accumulate.
@@ -17,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from typing_extensions import override
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
@@ -31,8 +29,7 @@ from lightfed.utils.memory import require_memory
 from lightfed.utils.rng import numpy_generator
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
-_BATCHES = 20  # of consecutive rounds, whose means are nearly independent
-_ROUNDS = 100  # in a batch
+_BATCHES, _ROUNDS = 20, 100  # of consecutive rounds in a run, and in a batch
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ class Cloud:
     servers: int
     devices: int
 
-    @override
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
         devices = f"{self.devices} active device{'s' * (self.devices > 1)}"
         return f"{self.delay}, {self.servers} servers of {devices}"
 
@@ -123,7 +120,7 @@ def latency(
     cells["in a run"] += table["error"].map(" +- {:.4f}".format)
     named = {"B": table["wait"].astype("str"), "round lasts": table["seconds"].map(seconds_text)}
     console = new_console()
-    print_line(console, f"{cloud}")
+    print_line(console, cloud.title)
     print_table(console, pd.DataFrame(named | cells), spare=("round lasts", "asymptotic (8)"))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
@@ -137,5 +134,7 @@ def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
     data["share"] = data["wait"] / cloud.servers
     x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
     y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
-    chart = marks.lines(data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud}")
-    return Figure("latency", f"{cloud}", (chart,))
+    chart = marks.lines(
+        data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud.title}"
+    )
+    return Figure("latency", cloud.title, (chart,))

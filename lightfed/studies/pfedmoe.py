@@ -22,8 +22,7 @@ from lightfed.results.tables import readable, sentence
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
-# kinds in section 2.1 of the paper, by how clients learn from each other. The section compares
-# pFedMoE with FedAPEN, so it has the kind of methods with a small shared model
+# as in section 2.1 of the paper, which compares pFedMoE with FedAPEN
 KINDS = {
     **dict.fromkeys((OURS, "FML", "FedKD", "FedAPEN"), "mutual learning"),
     **dict.fromkeys(("FD", "FedProto"), "distillation"),
@@ -34,7 +33,6 @@ KINDS = {
 PARTS = {"gate": "paper", "federate": "true"}
 GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
 MEAN = "mean of the classes"
-MOST_SHOWN = 40  # clients, and classes, of the gates
 DIFFERENCES = (
     "Each client's model on its own test samples at the last evaluation, in runs with the same "
     "seed. A point is the mean over the seeds, a line their range."
@@ -42,13 +40,13 @@ DIFFERENCES = (
 GATES = (
     "Blue: samples of that class go through the client's private expert; brown: through the "
     "shared one. Blank: no test samples. The last column is the mean over a client's classes. "
-    f"At most {MOST_SHOWN} clients are drawn."
+    f"At most {shared.MOST_DRAWN} clients are drawn."
 )
 
 
 def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
     """The methods of each protocol; the target is by default what all runs reached."""
-    for name, groups in _protocols(runs).items():
+    for name, groups in _protocols(runs):
         column = f"personal/{usual_metric(groups)}"
         goal = reached_by_all(runs_of(groups), column) if target is None else target
         further = {
@@ -62,7 +60,7 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """How much a client's last evaluation beats that with the best baseline, by seed and client."""
-    for name, groups in _protocols(runs).items():
+    for name, groups in _protocols(runs):
         metric = usual_metric(groups)
         rival = shared.best([g for g in groups if g.algorithm != OURS], f"personal/{metric}")
         if rival is None:
@@ -80,13 +78,14 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
             yield shared.figure_of("differences", name, title, [chart], DIFFERENCES, groups)
 
 
-def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
+def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
     """Those of pFedMoE and another method; pFedMoE comes first, then its ablations."""
-    found = {
-        name: sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == units.NOTHING))
-        for name, groups in shared.protocols(runs, [*KINDS]).items()
-    }
-    return {n: own for n, own in found.items() if {OURS} < {g.algorithm for g in own}}
+    for name, groups in shared.protocols(runs, [*KINDS]).items():
+        if {OURS} < {group.algorithm for group in groups}:
+            yield (
+                name,
+                sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == units.NOTHING)),
+            )
 
 
 def _kind(group: Group) -> str:
@@ -114,18 +113,13 @@ def _by_client(group: Group, metric: str) -> pd.DataFrame:
 
 
 def gates_figure(run: Run) -> Figure | None:
-    """The weight of the private expert by client and class, and its mean over a client's classes.
-
-    None for a run without gates. At most 40 clients and classes are drawn, evenly spaced.
-    """
+    """The private expert's weight by client and class, with the mean; None without gates."""
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
     classes = run.partition.counts.columns if run.partition else None
-    every = pd.DataFrame(run.gates.personal, columns=classes).dropna(how="all")
-    every = every.iloc[marks.evenly_spaced(len(every), most=MOST_SHOWN)]
-    shown = every.iloc[:, marks.evenly_spaced(every.shape[1], most=MOST_SHOWN)]
-    shown = shown.assign(**{MEAN: every.mean(axis=1)}).rename_axis("client")
+    weights = pd.DataFrame(run.gates.personal, columns=classes).dropna(how="all")
+    weights = weights.assign(**{MEAN: weights.mean(axis=1)}).rename_axis("client")
     shade = Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f")
-    chart = shared.heat_of(shown, "class", shade, "By class", colours="diverging", middle=0.5)
+    chart = shared.heat_of(weights, "class", shade, "By class", colours="diverging", middle=0.5)
     title = f"Weight of the private expert after round {run.gates.round}{run.note}"
     return Figure("gates", title, (chart,), GATES)

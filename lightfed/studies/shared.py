@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pandas import DataFrame
 
@@ -33,6 +32,7 @@ FREE = re.compile(
     r"|data\.(dataset|partition)\b"
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
+MOST_DRAWN = 40  # rows and columns of a heat map
 Panels = Mapping[str, Mapping[Group, str]]
 Scale = tuple[Axis, Along]
 READ = (
@@ -42,8 +42,7 @@ READ = (
 )
 
 
-@dataclass(frozen=True)
-class StudyTable:
+class StudyTable(NamedTuple):
     """Cells of text, the name of its files, and how to read it."""
 
     name: str
@@ -115,8 +114,7 @@ def course_figures(
 ) -> Iterator[Figure]:
     """A chart for each title in `panels`: the courses of a column by experiment, with one y-axis.
 
-    They are over rounds, or over what `along` gives by round. A line needs two measured rounds; no
-    figure without lines.
+    They are over rounds, or over what `along` gives. Lines have at least two points.
     """
     groups = list(dict.fromkeys(group for columns in panels.values() for group in columns))
     x, at = along or (Axis("round"), None)
@@ -142,8 +140,10 @@ def figure_of(
 
 
 def heat_of(values: DataFrame, across: str, shade: Axis, title: str, **look: Any) -> Chart:
-    """A heat map of a table: names of rows in its index, and of columns, which are `across`."""
-    values = values.rename(str).rename(str, axis=1)
-    x, y = Axis(across, names=tuple(values)), Axis(values.index.name, names=tuple(values.index))
+    """A heat map of a table with a named index; at most MOST_DRAWN rows and columns, `across`."""
+    rows, columns = (marks.evenly_spaced(count, most=MOST_DRAWN) for count in values.shape)
+    values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
+    x = Axis(across, names=tuple(map(str, values)))
+    y = Axis(str(values.index.name), names=tuple(values.index))
     table = values.reset_index().melt(y.column, var_name=across, value_name=shade.column)
     return marks.heat(table, x, y, shade, title=title, **look)

@@ -110,7 +110,7 @@ def test_the_embedded_data_have_rates_and_rounds_of_their_own() -> None:
         ("fraction", ["1.5", "0", "nan"]),
         ("split", ["noniid", "non-iid-0"]),
         ("assignment", ["fixed"]),
-        ("modes", ["a2-f8", "a", "a0", "b2-a8", "a9-b92"]),
+        ("modes", ["a2-f8", "a", "a0", "a9-b92"]),
         ("norm", ["batch"]),
         ("scale", ["2"]),
         ("mask", ["yes"]),

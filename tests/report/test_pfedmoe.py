@@ -12,8 +12,8 @@ import yaml  # type: ignore[import-untyped]
 from lightfed.report import compare
 from lightfed.results.run import Run, read
 from lightfed.studies.figures import figures_of_run, study_figures
-from lightfed.studies.pfedmoe import MEAN, MOST_SHOWN, figures, gates_figure, tables
-from lightfed.studies.shared import StudyTable
+from lightfed.studies.pfedmoe import MEAN, figures, gates_figure, tables
+from lightfed.studies.shared import MOST_DRAWN, StudyTable
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, write_gates, write_run
 
@@ -280,15 +280,15 @@ def test_clients_without_a_test_sample_have_no_row(tmp_path: Path) -> None:
     assert gates_figure(_gates(tmp_path / "none", np.full((4, 3), NAN))) is None
 
 
-@pytest.mark.parametrize("clients", [1, MOST_SHOWN, 2 * MOST_SHOWN + 1])
+@pytest.mark.parametrize("clients", [1, MOST_DRAWN, 2 * MOST_DRAWN + 1])
 def test_any_number_of_clients_fits(tmp_path: Path, clients: int) -> None:
-    weights = np.random.default_rng(0).uniform(size=(clients, MOST_SHOWN + 1))
+    weights = np.random.default_rng(0).uniform(size=(clients, MOST_DRAWN + 1))
     figure = gates_figure(_gates(tmp_path, weights, client_groups="a" * clients))
     assert figure is not None
     data = figure.charts[0].data
-    assert data["x"].nunique() == MOST_SHOWN + 1
+    assert data["x"].nunique() == MOST_DRAWN
     means = data[data["x"] == MEAN]
-    assert len(means) == min(clients, MOST_SHOWN)
+    assert len(means) == min(clients, MOST_DRAWN)
     of = weights[means["y"].astype(int)]
     np.testing.assert_allclose(means["value"], of.mean(axis=1), rtol=1e-5)
 
