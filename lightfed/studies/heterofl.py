@@ -25,17 +25,18 @@ CAPTION = (
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """One for every data set and model with clients of at least two mean sizes."""
+    """One for every data set and model with at least two mixtures of levels."""
     for name, groups in gathered(grouped(runs), family).items():
         rows = pd.DataFrame([row for group in groups if (row := _row(group))])
-        if rows.empty or rows["size"].nunique() < 2:
+        if rows.empty or rows["name"].nunique() < 2:
             continue
         metric, largest = usual_metric(rows["group"]), rows["largest"].max()
-        log = bool(rows["size"].max() > 8 * rows["size"].min())
-        x = Axis("at", f"mean parameters (100 %: {largest:,.0f})", format="~%", log=log)
+        at, title = rows["size"] / largest, f"mean parameters (100 %: {largest:,.0f})"
+        ends = (at.min() / 1.3, 1.3)  # room for the names of points
+        x = Axis("at", title, format="~%", log=bool(at.max() > 8 * at.min()), ends=ends)
         common = set.intersection(*map(set, rows["parts"]))
         series = [", ".join(p for p in own if p not in common) or own[-1] for own in rows["parts"]]
-        rows = rows.assign(at=rows["size"] / largest, series=series)
+        rows = rows.assign(at=at, series=series)
         by, charts = Series.of("series", sorted(series)), []
         for column in (f"global/{metric}", f"personal/{metric}"):
             table = rows.join(pd.DataFrame([score_row(g, column) for g in rows["group"]]))

@@ -75,8 +75,7 @@ class Cloud:
 def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
     """The analysis: for each B (`wait`) the `seconds` of a round, and its durations of all KINDS.
 
-    These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is the standard error of
-    the last one. B is part of the name of its draws.
+    These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is that of the last one.
     """
     full = cloud.expected(cloud.servers)
     rows = []
