@@ -12,18 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Chart, Figure
-from lightfed.results.csvfile import damaged
-from lightfed.results.groups import Group, grouped, usual_metric
-from lightfed.results.outcome import traffic
-from lightfed.results.run import Run
-from lightfed.results.settings import gathered
-from lightfed.results.tables import readable
-from lightfed.results.units import NOTHING
+from lightfed.drawing.marks import Axis, Chart, Figure
+from lightfed.results.groups import Group, gathered, grouped, usual_metric
+from lightfed.results.run import Run, reading, traffic
+from lightfed.results.text import NOTHING, readable
 from lightfed.studies.shared import course_charts, figures_of
 
 MOST_READ, MOST_DRAWN = 100, 40  # clients
@@ -151,8 +146,6 @@ def _heat(values: pd.DataFrame, shade: Axis, title: str) -> Chart:
 
 def _words(path: Path) -> np.ndarray:
     """(W,) the words of one mask."""
-    try:
+    with reading(path):
         words = load_file(path)["mask"]
-    except (KeyError, OSError, SafetensorError) as error:
-        raise damaged(path, str(error)) from error
     return words.view(np.uint32)  # whose bits are counted with the sign

@@ -13,12 +13,20 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from lightfed.drawing.charts import Axis, Figure
-from lightfed.results import outcome
-from lightfed.results.groups import Group, grouped, runs_of, usual_metric
+from lightfed.drawing.marks import Axis, Figure
+from lightfed.results.groups import (
+    Group,
+    gathered,
+    grouped,
+    mean_and_std,
+    reached_by_all,
+    runs_of,
+    t_half_width,
+    usual_metric,
+    when_reached,
+)
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered
-from lightfed.results.tables import readable
+from lightfed.results.text import readable
 from lightfed.studies.shared import ROUNDS, course_charts, figures_of
 
 TIME, BYTES = "virtual_time", "server_bytes"
@@ -61,7 +69,7 @@ def _method(group: Group) -> str:
         return "FedProx" if float(settings.get(f"{INIT}.mu", 0)) > 0 else "FedAvg"
     if settings.get(f"{INIT}.gamma") in ("0", "0.0"):
         return "Standalone"  # the same devices, and nothing is sent
-    waits = f", B/N = {_share(group):g}" if f"{INIT}.wait" in settings else ""
+    waits = f", B/N = {_share(group):g}" if f"{INIT}.servers" in settings else ""
     return group.algorithm + waits
 
 
@@ -83,14 +91,12 @@ def timed(run: Run) -> bool:
 
 def common_target(rows: Sequence[Group], column: str) -> float:
     """The value that all rows with virtual time reached: the worst of their best."""
-    return outcome.reached_by_all(filter(timed, runs_of(rows)), column)
+    return reached_by_all(filter(timed, runs_of(rows)), column)
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
     """Virtual seconds until all seeds reached a target: mean, half its 95 % t interval; or NaN."""
-    times = [
-        outcome.when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs
-    ]
-    mean, std = outcome.mean_and_std(times)
+    times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
+    mean, std = mean_and_std(times)
     whole = all(map(math.isfinite, times))
-    return (mean, outcome.t_half_width(std, len(times))) if whole else (math.nan, math.nan)
+    return (mean, t_half_width(std, len(times))) if whole else (math.nan, math.nan)

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.tidy import metric_axis_of, score_row, stacked
-from lightfed.results.groups import Group, grouped, usual_metric
-from lightfed.results.mixtures import combination, level_counts, level_name
+from lightfed.drawing.marks import Axis, Figure, Series, metric_axis, stacked
+from lightfed.results.groups import (
+    Group,
+    combination,
+    grouped,
+    level_counts,
+    level_name,
+    usual_metric,
+)
 from lightfed.results.run import Run
-from lightfed.results.tables import readable
+from lightfed.results.text import readable
 from lightfed.studies.shared import family, figures_of
 
 LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
@@ -40,10 +46,12 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         rows = rows.assign(series=(method + rows["widest"]).map(", ".join))
         by, charts = Series.of("series", sorted(rows["series"])), []
         for column in (f"global/{metric}", f"personal/{metric}"):
-            scores = pd.DataFrame([score_row(g, column) for g in groups], index=rows.index)
-            table = rows.join(scores).assign(at=rows["size"] / largest).dropna(subset="value")
+            mean, half = np.array([group.score(column) for group in groups]).T
+            table = rows.assign(at=rows["size"] / largest, value=mean, low=mean - half)
+            table = table.assign(high=mean + half).dropna(subset="value")
             if len(table):
-                y, table = metric_axis_of(column, table), stacked([table], column)
+                y = metric_axis("value", column, table["value"], f"final {readable(column)}")
+                table = stacked([table], column)
                 charts.append(marks.points(table, x, y, by, name="name", title=readable(column)))
         title = f"{readable(metric)} against model size"
         yield from figures_of("sizes", str(name), title, charts, CAPTION, groups)

@@ -20,10 +20,10 @@ import pandas as pd
 from typing_extensions import override
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure, Series
 from lightfed.drawing.files import picture, write_file
+from lightfed.drawing.marks import Axis, Figure, Series
 from lightfed.drawing.summary import new_console, print_line, print_table
-from lightfed.results.units import NOTHING, seconds_text
+from lightfed.results.text import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 

@@ -13,13 +13,19 @@ import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.results import units
-from lightfed.results.groups import Group, runs_of, usual_metric
-from lightfed.results.intervals import CHOSEN, INTERVAL, paired
-from lightfed.results.outcome import reached_by_all
+from lightfed.drawing.marks import Axis, Figure, Series
+from lightfed.results import text
+from lightfed.results.groups import (
+    CHOSEN,
+    INTERVAL,
+    Group,
+    paired,
+    reached_by_all,
+    runs_of,
+    usual_metric,
+)
 from lightfed.results.run import Run
-from lightfed.results.tables import readable
+from lightfed.results.text import readable
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
@@ -33,7 +39,7 @@ KINDS = {
     "FD": "distillation",
     "FedProto": "distillation",
     "LGFedAvg": "model mixing",
-    "Standalone": units.NOTHING,
+    "Standalone": text.NOTHING,
 }
 # arguments of pFedMoE that the paper does not have: a run with another value is an ablation
 PARTS = {"gate": "paper", "federate": "true"}
@@ -52,7 +58,7 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
         for group, score in zip(groups, shared.starred(groups, column), strict=True):
             kind = _kind(group)
             others = [other for other in groups if other.algorithm != group.algorithm]
-            alike = [other for other in others if kind == _kind(other) != units.NOTHING]
+            alike = [other for other in others if kind == _kind(other) != text.NOTHING]
             rows.append(
                 {
                     "method": group.label,
@@ -74,8 +80,8 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         ours = _by_client(groups[0], metric)
         if rival is None or (gains := (ours - _by_client(rival, metric)).dropna()).empty:
             continue
-        share = units.is_share(metric)
-        each = (units.direction(metric) * (100 if share else 1) * gains).groupby("client")
+        share = text.is_share(metric)
+        each = (text.direction(metric) * (100 if share else 1) * gains).groupby("client")
         table = pd.DataFrame({"difference": each.mean(), "low": each.min(), "high": each.max()})
         table["series"] = (table["difference"] >= 0).map({True: AHEAD, False: BEHIND})
         label = f"difference in {'percentage points' if share else readable(metric)}"
@@ -92,7 +98,7 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
 def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
     """Those of pFedMoE and another method; pFedMoE comes first, then its ablations."""
     found = {
-        name: sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == units.NOTHING))
+        name: sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == text.NOTHING))
         for name, groups in shared.protocols(runs, [*KINDS]).items()
     }
     return {n: own for n, own in found.items() if {OURS} < {g.algorithm for g in own}}
@@ -102,14 +108,14 @@ def _kind(group: Group) -> str:
     """That of the paper; an ablation of pFedMoE has none."""
     settings = group.runs[0].settings
     stated = {key: settings.get(f"model.algorithm.init_args.{key}", PARTS[key]) for key in PARTS}
-    return units.NOTHING if group.algorithm == OURS and stated != PARTS else KINDS[group.algorithm]
+    return text.NOTHING if group.algorithm == OURS and stated != PARTS else KINDS[group.algorithm]
 
 
 def _gain(group: Group, rival: Group | None, column: str) -> str:
     """`+2.00 (-0.48 to 4.48)`, in percentage points or the metric's unit."""
     found = paired(group, rival, column, (column, column)) if rival else None
     if found is None or not found.seeds:
-        return units.NOTHING
+        return text.NOTHING
     return f"{found.gain} ({found.interval})" if found.interval else found.gain
 
 

@@ -10,15 +10,38 @@ from dataclasses import dataclass
 from pandas import DataFrame
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Chart, Figure, Series
-from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
-from lightfed.results.groups import Group, final_text, grouped, synthetic_note
-from lightfed.results.intervals import goal_text, resolution_text
-from lightfed.results.outcome import best_of, costs_to
+from lightfed.drawing.marks import (
+    Along,
+    Axis,
+    Chart,
+    Figure,
+    Series,
+    common_axis,
+    course_table,
+    file_name,
+    stacked,
+)
+from lightfed.results.groups import (
+    Group,
+    best_of,
+    costs_to,
+    final_text,
+    gathered,
+    grouped,
+    options,
+    resolution_text,
+    synthetic_note,
+    variants,
+)
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, variants
-from lightfed.results.tables import readable, text_table
-from lightfed.results.units import bytes_text, flops_text, metric_text
+from lightfed.results.text import (
+    bytes_text,
+    flops_text,
+    goal_text,
+    metric_text,
+    readable,
+    text_table,
+)
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
 # settings in which the experiments of a protocol may differ, or that its name says in other words
