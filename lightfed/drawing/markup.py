@@ -22,9 +22,8 @@ import vl_convert
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import VERSION, write_file
-from lightfed.drawing.theme import THEME, dash_of
+from lightfed.drawing.marks import THEME, Figure, dash_of
 from lightfed.utils.errors import UserError
 
 

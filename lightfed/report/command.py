@@ -1,7 +1,7 @@
 """`lightfed report`: the page of one run, or a comparison of several."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,21 +12,20 @@ from lightfed.report.page import build, print_summary
 from lightfed.results.run import Run, read
 from lightfed.utils.errors import UserError, require
 
-METRICS, OWN = "metrics.csv", ("comparison.html", "index.html")
-
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed report`."""
     asked = _parser().parse_args(argv)
+    skipped: list[str] = []
     if len(asked.runs) == 1 and not asked.compare:
-        given = [name for name in ("output", "group", "target") if getattr(asked, name) is not None]
-        fix = "give two runs or drop it"
-        require(not given, f"--{''.join(given[:1])}", "nothing to compare with one run", fix)
-        return _one(asked.runs[0], asked)
-    runs, skipped = readable_runs([run for folder in asked.runs for run in _runs_in(folder)])
+        runs = [read(asked.runs[0])]
+    else:
+        runs, skipped = readable_runs([run for folder in asked.runs for run in _runs_in(folder)])
     if len(runs) == 1 and not asked.compare:
-        print("\n".join(skipped))
-        return _one(runs[0].folder, asked)
+        print(*skipped, sep="\n", end="\n" * bool(skipped))
+        build(runs[0].folder, formats=asked.format, tables=asked.table)
+        print_summary(runs[0].folder)
+        return 0
     found = "; ".join([f"a comparison of {len(runs)} run{'s' * (not runs)}", *skipped])
     require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
@@ -34,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     compare(
         runs,
         output=asked.output,
-        group=asked.group is not False,
+        group=asked.group,
         target=asked.target,
         formats=asked.format,
         tables=asked.table,
@@ -49,17 +48,11 @@ def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for folder in folders:
         require(folder.exists(), "report", f"there is no folder {folder}", "name the one of a run")
         try:
-            if folder.name != OWN[1] and not (folder / OWN[0]).is_file():
+            if folder.name != "index.html" and not (folder / "comparison.html").is_file():
                 runs.append(read(folder))
         except UserError as error:
             skipped.append(f"skipped {folder}: {error.found}")
     return runs, skipped
-
-
-def _one(run: Path, asked: argparse.Namespace) -> int:
-    build(run, formats=asked.format, tables=asked.table)
-    print_summary(run)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,20 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder; two or more are compared")
-    add(
-        "--compare",
-        action="store_true",
-        help="compare; a folder that is not a run means all runs directly below it",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write a comparison (default: comparison, beside the runs)",
-    )
+    below = "compare; a folder that is not a run means all runs directly below it"
+    add("--compare", action="store_true", help=below)
+    place = "where to write a comparison (default: comparison, beside the runs)"
+    add("--output", type=Path, metavar="FOLDER", help=place)
     add(
         "--group",
         action=argparse.BooleanOptionalAction,
+        default=True,
         help="compare experiments: runs that differ only in the seed share a row, mean and 95 %% "
         "interval (the default); --no-group: a row a run",
     )
@@ -95,21 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         "compared with pFedMoE (default: what all of them reached)",
     )
     for flag, kinds, what in (
-        ("--format", FORMATS, "also write each figure as a file"),
+        ("--format", FORMATS, "also write each figure as a file; may be repeated"),
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
     ):
-        add(flag, type=_listed(kinds), default=(), metavar=",".join(kinds), help=what)
+        add(flag, action="append", choices=kinds, default=[], help=what)
     return parser
-
-
-def _listed(kinds: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def read_list(text: str) -> tuple[str, ...]:
-        words = tuple(dict.fromkeys(text.split(",")))
-        if unknown := [word for word in words if word not in kinds]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kinds)}")
-        return words
-
-    return read_list
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,5 +99,5 @@ class _Parser(argparse.ArgumentParser):
 
 def _runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else the runs directly below it."""
-    below = [] if (folder / METRICS).is_file() else folder.glob(f"*/{METRICS}")
+    below = [] if (folder / "metrics.csv").is_file() else folder.glob("*/metrics.csv")
     return sorted(path.parent for path in below) or [folder]

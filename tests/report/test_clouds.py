@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightfed.drawing.charts import Figure
-from lightfed.report.final_figures import comparison_table
+from lightfed.drawing.marks import Figure
+from lightfed.report.tables import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.run import Run, read
-from lightfed.results.units import virtual_text
+from lightfed.results.text import virtual_text
 from lightfed.studies.fedbcd import common_target, figures, time_to
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.results.groups import Group
-from lightfed.results.intervals import (
+from lightfed.results.groups import (
+    Group,
     Paired,
-    goal_text,
+    each_seed_once,
     paired,
     resolution,
     resolution_text,
-    seeds_text,
 )
-from lightfed.results.outcome import each_seed_once
 from lightfed.results.run import Run, read
+from lightfed.results.text import goal_text, seeds_text
 from tests.report.make_run import ENVIRONMENT, write_run
 
 COLUMN = "personal/accuracy"

@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.report.final_figures import key_figures
-from lightfed.results.outcome import best, primary_metric, totals, traffic, worst_tenth
-from lightfed.results.run import Run, read
-from lightfed.results.tables import client_group_table
-from lightfed.results.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
+from lightfed.report.tables import client_group_table, key_figures
+from lightfed.results.run import Run, best, primary_metric, read, totals, traffic, worst_tenth
+from lightfed.results.text import bytes_text, flops_text, metric_text, seconds_text, spread_text
 from tests.report.make_run import CLIENTS, EVALUATIONS, METRICS, rows_of, write_run
 
 NAN = math.nan

@@ -1,10 +1,18 @@
-"""Numbers for readers: three digits and a decimal unit (1 MB = 10^6 bytes).
+"""Numbers and names for readers: three digits and a decimal unit (1 MB = 10^6 bytes).
 
 A value that was not measured (NaN) is a dash.
 """
 
+from __future__ import annotations
+
+import itertools
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -69,6 +77,46 @@ def virtual_text(mean: float, half: float) -> str:
 
 def count_text(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:,.0f}"
+
+
+def counted(number: int, word: str) -> str:
+    """`1 rank`, `4 ranks`."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """`0-2 13-25`."""
+    # within a stretch of consecutive seeds, seed minus position is constant
+    stretches = itertools.groupby(enumerate(seeds), key=lambda pair: pair[1] - pair[0])
+    return " ".join(ends_text([seed for _, seed in own], "-") for _, own in stretches)
+
+
+def ends_text(numbers: Sequence[int], between: str = " to ") -> str:
+    """The first and the last one, `4 to 40`; once if they are equal, empty without any."""
+    return between.join(dict.fromkeys(map(str, (*numbers[:1], *numbers[-1:]))))
+
+
+def readable(name: str) -> str:
+    """`personal/accuracy_worst10` -> `personal accuracy worst 10 %`."""
+    return name.replace("_worst10", " worst 10 %").replace("/", " ").replace("_", " ")
+
+
+def sentence(name: str) -> str:
+    """The readable name with a capital, for titles; other letters are unchanged (`mIoU`)."""
+    text = readable(name)
+    return text[:1].upper() + text[1:]
+
+
+def goal_text(column: str, target: float) -> str:
+    """`79.76 % personal accuracy`."""
+    return f"{metric_text(column, target)} {readable(column)}"
+
+
+def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
+    """Cells of text; the first column is the name of the row, the others are numbers."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, dtype="str")
 
 
 def unit_of(largest: float, unit: str) -> tuple[float, str]:
