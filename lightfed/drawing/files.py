@@ -56,10 +56,7 @@ def write_files(
     formats: Sequence[str],
     kinds: Sequence[str],
 ) -> None:
-    """Write figures in some formats, and as tables of some kinds them and others by their names.
-
-    A UserError if the folder cannot be written to.
-    """
+    """Write figures in some formats, and their tables and others by name as files of some kinds."""
     for figure in figures:
         for format in formats:
             write_file(folder / f"{figure.name}.{format}", picture(figure, format))

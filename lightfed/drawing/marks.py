@@ -3,14 +3,12 @@
 A table has a row for each mark; `low` and `high`, where it has them, are the ends of an interval.
 The page adds what answers to a pointer.
 
-templates/theme.json has the colours and dashes of all charts and pages, for light and dark screens.
-A chart names its colours (`theme:ink`, `theme:c0`), and `coloured` puts in those of a scheme. So a
-page follows the reader's screen, and a file for a paper is light. Series colours have a contrast of
-at least 3:1 with the background, texts one of at least 4.5:1 (WCAG 2.2 AA). They were chosen for
-the largest distance in OKLab under normal vision and the three colour vision deficiencies of
-Machado et al., "A Physiologically-based Model for Simulation of Color Vision Deficiency", TVCG
-2009; dashes tell series apart where colours repeat or are printed in grey. `config` is that of
-Vega-Lite; the padding on the right is for the label at the end of an axis, wider than its tick.
+A chart names its colours (`theme:ink`, `theme:c0`), and `coloured` puts in those of a scheme of
+templates/theme.json, light or dark. Series colours have a contrast of at least 3:1 with the
+background, texts one of at least 4.5:1 (WCAG 2.2 AA). They were chosen for the largest distance in
+OKLab under normal vision and the three colour vision deficiencies of Machado et al., "A
+Physiologically-based Model for Simulation of Color Vision Deficiency", TVCG 2009; dashes tell
+series apart where colours repeat or are printed in grey.
 """
 
 from __future__ import annotations
@@ -217,18 +215,16 @@ def heat(
     y: Axis,
     value: Axis,
     *,
-    colours: str = "ramp",
     middle: float | None = None,
     title: str = "",
 ) -> Chart:
     """A cell for each row; x and y are names or numbers of cells.
 
-    `value` is the shade; `colours` are `ramp` or `diverging`, and `middle` is the value in the
-    middle of the latter.
+    `value` is the shade, of colours that diverge from `middle` if it is given.
     """
     data = _by_role(table, x=x, y=y, value=value)
-    ends: Any = {} if middle is None else {"domainMid": middle}
-    ends |= {"domain": value.ends} if value.ends else {}
+    middle, colours = (UNSET, "ramp") if middle is None else (middle, "diverging")
+    ends: Any = {"domain": value.ends or UNSET, "domainMid": middle}
     scale = alt.Scale(range=colours, interpolate="rgb", **ends)
     legend = alt.Legend(title=value.heading, gradientLength=180, format=value.format or UNSET)
     look: Any = {"labelAngle": 0, "ticks": False, "domain": False, "grid": False}
@@ -245,7 +241,7 @@ def heat(
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
     """An axis of a metric: shares in per cent, losses and perplexities over decades in log."""
-    known = values.dropna()
+    known = values[np.isfinite(values)]
     wide = len(known) > 0 and 0 < known.min() < known.max() / DECADES
     log = ("perplexity" in metric or "loss" in metric) and wide
     return Axis(column, title or readable(metric), SHARE if is_share(metric) else "", log=log)

@@ -19,7 +19,7 @@ from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.figures import comparison_figures, seeds_note
 from lightfed.report.tables import comparison_table, failures_text, rounds_text
 from lightfed.report.verdicts import contests, verdicts_table
-from lightfed.results.groups import CHOSEN, Group, common_parent, grouped, options, runs_of, singles
+from lightfed.results.groups import CHOSEN, common_parent, grouped, options, runs_of, singles
 from lightfed.results.run import Run, primary_metric, read
 from lightfed.results.text import NOTHING, is_share
 from lightfed.studies.figures import study_figures, study_tables
@@ -27,10 +27,7 @@ from lightfed.utils.errors import require
 
 FOLDER, VERDICTS = "comparison", "comparison-verdicts"  # beside the runs, and a file in it
 SHARED = ("n", "seed", "data", "clients", "rounds")  # said once if all rows share them
-SPARE = (
-    *("train loss", "time / round", "between servers", "stored / client", "compute"),
-    *("rounds", "seed", "worst 10 %"),
-)
+SPARE = ("train loss", "time / round", "between servers", "stored / client", "compute", "seed")
 MOST_NAMED = 12  # runs in a sentence
 
 
@@ -71,10 +68,13 @@ def compare(
     rows = grouped(ended) if group else singles(ended)
     column, counted = common_metric(ended), runs_of(rows)
     if target is not None:
-        fits = 0 < target <= 1 if is_share(column) else math.isfinite(target)
-        fix = "give a finite number, an accuracy in 0..1, such as 0.8"
-        require(fits, "--target", f"{target:g}", fix)
-    finals, settings = comparison_table(rows, column, target=target), settings_table(rows)
+        share, fix = is_share(column), "give an accuracy in 0..1, such as 0.8"
+        fits = 0 < target <= 1 if share else math.isfinite(target)
+        require(fits, "--target", f"{target:g}", fix if share else "give a finite number")
+    finals, labels = comparison_table(rows, column, target=target), [row.label for row in rows]
+    stated = DataFrame([options(row.runs[0].settings) for row in rows], labels).fillna(NOTHING)
+    differ = stated.loc[:, stated.nunique() > 1].drop(columns="algorithm", errors="ignore")
+    settings = differ.reset_index(names="settings of")
     alike = [name for name in SHARED if name in finals and finals[name].nunique() == 1]
     shared = ", ".join(f"{name} {finals[name][0]}" for name in alike)
     finals = finals.drop(columns=alike)
@@ -88,7 +88,7 @@ def compare(
         template="comparison.html",
         places=[row.place for row in rows],
         finals=finals,
-        notes=[f"{note[0].upper()}{note[1:]}." for note in said],
+        notes=said,
         contests=met,
         contests_note=CHOSEN,
         figures=figures,
@@ -102,7 +102,14 @@ def compare(
     (folder / f"{VERDICTS}.csv").unlink(missing_ok=True)  # one of other runs would now be wrong
     if met:
         write_files([], {VERDICTS: verdicts_table(met)}, folder, (), ["csv"])
-    if "csv" in tables and len(clients := clients_of(rows)):
+    if "csv" in tables:  # a row a client and evaluation
+        owners = ["run", "experiment", "method", "seed", "data"]
+        tested = {
+            (run.name, group.label, run.algorithm, run.seed, group.condition): run.clients
+            for group in rows
+            for run in group.runs
+        }
+        clients = concat(tested, names=owners).reset_index(owners).reset_index(drop=True)
         write_files([], {"clients": clients}, folder, (), ["csv"])
         write_file(folder / "clients.parquet", clients.to_parquet(index=False))
     console = new_console()
@@ -146,24 +153,3 @@ def common_metric(runs: Sequence[Run]) -> str:
     candidates = [*(primary_metric(run) for run in runs), "train_loss"]
     shared = [name for name in candidates if all(run.has(name) for run in runs)]
     return (shared or candidates)[0]
-
-
-def settings_table(rows: Sequence[Group]) -> DataFrame:
-    """The settings in which the experiments differ, a row each."""
-    table = DataFrame([options(row.runs[0].settings) for row in rows]).fillna(NOTHING)
-    table = table.loc[:, table.nunique() > 1].drop(columns="algorithm", errors="ignore")
-    return table.set_axis([row.label for row in rows]).reset_index(names="settings of")
-
-
-def clients_of(rows: Sequence[Group]) -> DataFrame:
-    """The clients of all evaluations of all runs, a row a client and evaluation.
-
-    Columns: `run`, `experiment`, `method`, `seed`, `data` and those of clients.csv.
-    """
-    tables = {
-        (run.name, group.label, run.algorithm, run.seed, group.condition): run.clients
-        for group in rows
-        for run in group.runs
-    }
-    names = ["run", "experiment", "method", "seed", "data"]
-    return concat(tables, names=names).reset_index(names).reset_index(drop=True)

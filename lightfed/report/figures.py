@@ -7,25 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.marks import Axis, Chart, Figure, Series, course_table, metric_axis, stacked
 from lightfed.results.groups import Group, gathered
-from lightfed.results.run import (
-    OF_CLIENTS,
-    Run,
-    base_name,
-    base_names,
-    finite,
-    primary_metric,
-    traffic,
-    worst_tenth,
-)
+from lightfed.results.run import OF_CLIENTS, Run, base_name, primary_metric, traffic, worst_tenth
 from lightfed.results.text import ends_text, metric_text, readable, sentence, unit_of
 
 CELLS = 2000  # of a heat map
-MOST_PANELS = 9
 DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
 # columns of a metric and their names in a legend
 LINES = {
@@ -47,25 +38,26 @@ def course(run: Run) -> Figure | None:
     primary = base_name(primary_metric(run))
     by = Series.of("series", LINES.values(), "model")
     charts: list[Chart] = []
-    for name in dict.fromkeys([primary, "loss", *base_names(run)]):
+    for name in dict.fromkeys([primary, "loss", *map(base_name, run.metrics)]):
         table = _lines(run, {column.format(name): text for column, text in LINES.items()}, name)
-        charts += _over_rounds(table, "value", name, by, sentence(name))
+        y = metric_axis("value", name, table["value"])
+        charts += _over_rounds(table, y, by, sentence(name))
         if name == primary:
-            sent = table.merge(traffic(run).rename("sent"), on="round")
-            sent = sent.drop(columns=["low", "high"])
-            charts += _over_bytes(sent, "value", name, by, sentence(name))
+            sent = table.drop(columns=["low", "high"]).merge(
+                traffic(run).rename("sent"), on="round"
+            )
+            charts += _over_bytes(sent, y, by, sentence(name))
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         f"over the clients. Bytes are those the algorithm sends, for all clients. {DRAG}"
     )
-    drawn = tuple(charts[:MOST_PANELS])
-    return Figure("curves", "Course of the run", drawn, caption) if drawn else None
+    return Figure("curves", "Course of the run", tuple(charts), caption) if charts else None
 
 
 def clients(run: Run) -> Figure | None:
     """How the clients fare, by group; None without their evaluation."""
-    metric, table = base_name(primary_metric(run)), finite(run.evaluation)
-    if metric not in table or table[metric].isna().all():
+    metric, table = base_name(primary_metric(run)), run.evaluation
+    if metric not in table or not np.isfinite(table[metric]).any():
         return None
     by = Series.of("group", run.client_groups, "client group")
     axis, title = metric_axis(metric, metric, table[metric]), sentence(metric)
@@ -73,21 +65,21 @@ def clients(run: Run) -> Figure | None:
     charts = [marks.spread(table, axis, group, by, title=f"{title} of each client")]
     groups = _lines(run, {f"personal/{metric}/{name}": name for name in by.places}, metric)
     lines = Series("series", by.places, by.title)
-    charts += _over_rounds(groups, "value", metric, lines, f"{title} by client group")
-    scores = run.evaluation[metric]
+    y = metric_axis("value", metric, groups["value"])
+    charts += _over_rounds(groups, y, lines, f"{title} by client group")
+    scores, after = table[metric], f"After round {table['round'].iloc[0]}"
+    worst = metric_text(metric, worst_tenth(scores, metric))
     caption = (
-        f"After round {table['round'].iloc[0]}: mean {metric_text(metric, scores.mean())}, "
-        f"worst tenth {metric_text(metric, worst_tenth(scores, metric))}, "
-        f"{table[metric].count():,} clients{run.note}. {marks.BOXES}"
+        f"{after}: mean {metric_text(metric, scores.mean())}, worst tenth {worst}, "
+        f"{scores.count():,} clients{run.note}. {marks.BOXES}"
     )
     return Figure("clients", "Clients: who suffers", tuple(charts), caption)
 
 
 def partition(run: Run) -> Figure | None:
     """Training samples by class and client; None without a partition."""
-    if run.partition is None:
+    if (counts := run.partition) is None:
         return None
-    counts = run.partition.counts
     held, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
     most = max(2, min(200, CELLS // counts.shape[1]))
     shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
@@ -119,10 +111,11 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
         begin = f"{condition}: " * (len(conditions) > 1)
         table = stacked([course_table(group, column, group.label) for group in own], column)
         title = f"{begin}{sentence(column)}"
-        if over_rounds := _over_rounds(table, "mean", metric, by, title):
-            courses += [*over_rounds, *_over_bytes(table, "mean", metric, by, title)]
+        y = metric_axis("mean", metric, table["mean"])
+        if over_rounds := _over_rounds(table, y, by, title):
+            courses += [*over_rounds, *_over_bytes(table, y, by, title)]
         tested = {
-            (group.label, run.seed): finite(run.evaluation[[metric]])
+            (group.label, run.seed): run.evaluation[[metric]]
             for group in own
             for run in group.runs
             if metric in run.evaluation
@@ -162,18 +155,13 @@ def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
     return stacked(parts, metric)
 
 
-def _over_rounds(
-    table: pd.DataFrame, column: str, metric: str, by: Series, title: str
-) -> list[Chart]:
-    """Lines of a column; none below two evaluations."""
-    y = metric_axis(column, metric, table[column])
+def _over_rounds(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
+    """A chart of lines; none below two evaluations."""
     drawn = table["round"].nunique() > 1
     return [marks.lines(table, Axis("round"), y, by, title=title)] if drawn else []
 
 
-def _over_bytes(
-    table: pd.DataFrame, column: str, metric: str, by: Series, title: str
-) -> list[Chart]:
+def _over_bytes(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
     """Lines over the column `sent`; none if it does not vary.
 
     The axis has a unit with short numbers, and is logarithmic over decades.
@@ -184,5 +172,5 @@ def _over_bytes(
     factor, unit = unit_of(float(table["sent"].max()), "B")
     log = bool(20 * table["sent"].min() < table["sent"].max())
     x = Axis("sent", f"sent by all clients and the server ({unit}{', log' * log})", log=log)
-    y, sent = metric_axis(column, metric, table[column]), table["sent"] / factor
-    return [marks.lines(table.assign(sent=sent), x, y, by, title=f"{title} for the bytes sent")]
+    sent = table.assign(sent=table["sent"] / factor)
+    return [marks.lines(sent, x, y, by, title=f"{title} for the bytes sent")]

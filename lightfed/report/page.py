@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+
+from pandas import DataFrame
 
 from lightfed.drawing.files import write_file, write_files
 from lightfed.drawing.markup import document
@@ -16,7 +17,7 @@ from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.figures import run_figures
 from lightfed.report.tables import client_group_table, headline, key_figures, measured, rounds_text
 from lightfed.results.run import Run, primary_metric, read, totals
-from lightfed.results.text import goal_text, seconds_text, text_table
+from lightfed.results.text import goal_text, seconds_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import flat
@@ -25,7 +26,6 @@ PAGE = "index.html"
 SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
 FILES = "report"  # folder of figures and tables that were asked for
 REFRESH = 10  # seconds after which the page of a running run loads itself
-SYNTHETIC = "Synthetic data: these results say nothing about the data set that it imitates."
 OURS = "list of lightfed runs"  # in the list
 
 
@@ -52,10 +52,6 @@ def build(
     numbers = {"final": key_figures(files), "client-groups": groups}
     write_files(figures, numbers, run / FILES, formats, tables)
     rest = (files.planned or files.last_round) - files.last_round
-    left = f", about {seconds_text(rest * totals(files)['per_round'])} left" if rest else ""
-    now = f"{rounds_text(files)} rounds{left}. Written at {datetime.now():%H:%M:%S}"
-    personal = measured(files)
-    ended = "finished" if files.finished else f"not finished: {rounds_text(files)} rounds"
     folder, name = (shlex.quote(p.name) for p in (run.absolute().parent, run.absolute()))
     page = document(
         files.name,
@@ -63,16 +59,13 @@ def build(
         refresh=REFRESH * live,
         run=files,
         headline=headline(files),
-        state="running" if live else ended,
-        progress=now if live else "",
-        written=time.time(),
-        notes=[SYNTHETIC] * bool(files.note),
+        measured=measured(files),
+        rounds=rounds_text(files),
+        left=seconds_text(rest * totals(files)["per_round"]) if rest else "",
+        written=datetime.now(),
         results=numbers["final"],
-        finals=f"After round {files.last_round}, on test samples of {files.data}. {personal}",
-        commands={
-            "Resume": f"lightfed fit --config {folder}/{name}/config.yaml --ckpt_path last",
-            "Compare": f"lightfed report {folder}/{name} {folder}/OTHER",
-        },
+        folder=folder,
+        place=f"{folder}/{name}",
         figures=figures,
         client_groups=groups,
         places=[files.client_groups.index(name) for name in groups.get("group", ())],
@@ -103,39 +96,28 @@ def print_summary(run: Path) -> None:
 
 
 def _write_list(run: Run, *, live: bool) -> None:
-    """Write the list of all runs beside one, which is going on if `live`.
-
-    An index.html that something else has written stays.
-    """
+    """Write the list of all runs beside one, unless something else has written an index.html."""
     folder = run.folder.absolute().parent
     page = folder / PAGE
     if page.is_file() and OURS not in page.read_text("utf-8"):
         return
     found = {}
-    for metrics in sorted(folder.glob("*/metrics.csv"), key=_changed, reverse=True):
-        own = metrics.parent == run.folder.absolute()
+    for path in sorted(folder.glob("*/metrics.csv"), key=lambda path: -path.stat().st_mtime):
         with suppress(UserError):  # no finished round yet, or damaged
-            found[metrics.parent.name] = _row(read(metrics.parent), live=live and own)
+            one = read(path.parent)
+            going = live and path.parent == run.folder.absolute()
+            column = primary_metric(one)
+            found[path.parent.name] = {
+                "run": path.parent.name,
+                "algorithm": one.algorithm,
+                "data": f"{one.data}{one.note}",
+                "seed": str(one.seed),
+                "rounds": rounds_text(one),
+                "final figure": goal_text(column, one.final(column)),
+                "state": "running" if going else "finished" if one.finished else "not finished",
+                "changed": f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}",
+            }
     links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]
-    shown, title = text_table(list(found.values())), f"Runs in {folder.name}"
+    shown, title = DataFrame(found.values(), dtype="str"), f"Runs in {folder.name}"
     text = document(title, template=PAGE, ours=OURS, runs=shown, links=links)
     write_file(page, text.encode())
-
-
-def _row(run: Run, *, live: bool) -> dict[str, str]:
-    column = primary_metric(run)
-    changed = datetime.fromtimestamp(_changed(run.folder / "metrics.csv"))
-    return {
-        "run": run.folder.name,
-        "algorithm": run.algorithm,
-        "data": f"{run.data}{run.note}",
-        "seed": str(run.seed),
-        "rounds": rounds_text(run),
-        "final figure": goal_text(column, run.final(column)),
-        "state": "running" if live else "finished" if run.finished else "not finished",
-        "changed": f"{changed:%Y-%m-%d %H:%M}",
-    }
-
-
-def _changed(path: Path) -> float:
-    return path.stat().st_mtime

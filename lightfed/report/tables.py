@@ -5,30 +5,10 @@ from collections.abc import Sequence
 
 from pandas import DataFrame
 
+from lightfed.results import text
 from lightfed.results.groups import Group, costs_to, final_text, resolution_text, singles
-from lightfed.results.run import (
-    OF_CLIENTS,
-    Run,
-    base_name,
-    best,
-    primary_metric,
-    totals,
-    worst_tenth,
-)
-from lightfed.results.text import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    counted,
-    flops_text,
-    goal_text,
-    metric_text,
-    readable,
-    seconds_text,
-    seeds_text,
-    text_table,
-    virtual_text,
-)
+from lightfed.results.run import OF_CLIENTS, Run, base_name, primary_metric, totals, worst_tenth
+from lightfed.results.text import NOTHING, metric_text, readable
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.fedbcd import common_target, time_to
 
@@ -41,11 +21,11 @@ def headline(run: Run) -> str:
     tested, groups = stated.get("evaluated_clients") or clients, len(run.client_groups)
     parts = (
         f"{run.algorithm} on {run.data}{run.note}",
-        counted(clients, "client") + f" in {groups} groups" * (groups > 1),
+        text.counted(clients, "client") + f" in {groups} groups" * (groups > 1),
         f"personal metrics of {tested:,} of {clients:,} clients" * (tested < clients),
         f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
         f"seed {run.seed}",
-        counted(stated.get("ranks", 1), "rank"),
+        text.counted(stated.get("ranks", 1), "rank"),
         f"{failures_text(run)} sessions left out" * (failures_text(run) != NOTHING),
         "other settings in some rounds" * bool(stated.get("reconfigured")),
     )
@@ -57,8 +37,8 @@ def measured(run: Run) -> str:
     holds = str(run.environment.get("personal") or "what a client holds")
     moments = {"aggregated": ", after aggregation", "trained": ", as its session left it"}
     when = moments.get(str(run.environment.get("evaluate_at")), "")
-    text = f"Personal: {holds}{when}, on the client's own test samples."
-    return text if run.has(f"personal/{base_name(primary_metric(run))}") else ""
+    known = run.has(f"personal/{base_name(primary_metric(run))}")
+    return f"Personal: {holds}{when}, on the client's own test samples." if known else ""
 
 
 def rounds_text(run: Run) -> str:
@@ -70,7 +50,7 @@ def rounds_text(run: Run) -> str:
 def failures_text(run: Run) -> str:
     """`3 of 60`: sessions that are in no merge; a dash without any."""
     out, all_ = (run.series(name).sum() for name in ("excluded", "participants"))
-    return f"{count_text(out)} of {count_text(all_)}" if out else NOTHING
+    return f"{text.count_text(out)} of {text.count_text(all_)}" if out else NOTHING
 
 
 def comparison_table(
@@ -85,6 +65,7 @@ def comparison_table(
     name, interval = readable(metric), interval * any(len(row.runs) > 1 for row in rows)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     goal = common_target(rows, column) if target is None else target
+    aim = text.goal_text(column, goal)
 
     def cells(row: Group) -> dict[str, str]:
         stages = stage_columns(row, metric) if staged else {}
@@ -94,27 +75,37 @@ def comparison_table(
             **{f"{name} {stage}": stages.get(stage, "") for stage in STAGES},
             f"personal {name}": f"personal/{metric}",
             "worst 10 %": f"personal/{metric}_worst10",
-            **{text: f"{kind}/{metric}" for text, kind in others.items()},
+            **{head: f"{kind}/{metric}" for head, kind in others.items()},
             "train loss": "train_loss",
         }
         cost = DataFrame([totals(run) for run in row.runs]).mean()
+        rounds, sent, flops = costs_to(goal, row.runs, column)
+        time, reached = time_to(row, column, goal), target is not None and math.isfinite(rounds)
+        timed = math.isfinite(time[0])
+        until = {
+            f"rounds to {aim}": metric_text("", rounds),
+            "sent until then": text.bytes_text(sent),
+            "compute until then": text.flops_text(flops),
+        }
         return {
             "run": row.label,
             "n": str(len(row.runs)),
-            "seed": seeds_text(sorted(run.seed for run in row.runs if run.seed is not None)),
+            "seed": text.seeds_text(sorted(run.seed for run in row.runs if run.seed is not None)),
             "data": row.condition,
-            "clients": count_text(row.runs[0].num_clients or math.nan),
+            "clients": text.count_text(row.runs[0].num_clients or math.nan),
             "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
             **{head + interval: final_text(row, own) for head, own in finals.items()},
-            "sent": bytes_text(cost["sent"]),
-            "between servers": bytes_text(cost["server_bytes"]),
-            "compute": flops_text(cost["flops"]),
-            "stored / client": _stored_text(cost["stored_bytes"]),
-            "time / round": seconds_text(cost["per_round"]),
-            **_until(row, column, goal, asked=target is not None),
+            "sent": text.bytes_text(cost["sent"]),
+            "between servers": text.bytes_text(cost["server_bytes"]),
+            "compute": text.flops_text(cost["flops"]),
+            "stored / client": text.bytes_text(cost["stored_bytes"] or math.nan),
+            "time / round": text.seconds_text(cost["per_round"]),
+            **(until if target is not None else {}),
+            f"virtual time to {aim}": f"{metric_text('', *time)} s" if timed else NOTHING,
+            "its resolution": resolution_text(row.runs, column) if timed or reached else NOTHING,
         }
 
-    return _without_empty_columns(text_table([cells(row) for row in rows]))
+    return _without_empty_columns(DataFrame([cells(row) for row in rows], dtype="str"))
 
 
 def key_figures(run: Run) -> DataFrame:
@@ -123,15 +114,15 @@ def key_figures(run: Run) -> DataFrame:
     finals = comparison_table(singles([run]), column).iloc[0]
     finals = finals.drop(["run", "n", "seed", "data", "clients"], errors="ignore")
     name = readable(base_name(column))
-    most, at = best(run, column)
+    most, at = run.best(column)
     std = run.evaluation.reindex(columns=[base_name(column)]).std(ddof=0).iloc[0]
-    up, down = (bytes_text(total[f"bytes_{way}"]) for way in ("up", "down"))
+    up, down = (text.bytes_text(total[f"bytes_{way}"]) for way in ("up", "down"))
     notes = {
         f"personal {name}": f"std over clients {metric_text(column, std)}",
         "sent": f"{up} up, {down} down",
-        "compute": f"{flops_text(total['flops'] / (run.num_clients or math.nan))} per client",
-        "time / round": f"{seconds_text(total['seconds'])} in all",
-        **{f"{text} {name}": said for text, said in OF_CLIENTS.values()},
+        "compute": f"{text.flops_text(total['flops'] / (run.num_clients or math.nan))} per client",
+        "time / round": f"{text.seconds_text(total['seconds'])} in all",
+        **{f"{kind} {name}": said for kind, said in OF_CLIENTS.values()},
     }
     if at:
         chosen = f"best {metric_text(column, most)} in round {at}"
@@ -161,36 +152,15 @@ def client_group_table(run: Run) -> DataFrame:
             "std over clients": metric_text(metric, scores.std(ddof=0)),
             "worst 10 %": metric_text(metric, worst_tenth(scores, metric)),
             "of the global model": metric_text(metric, own[f"local/{metric}"].mean()),
-            "up / client": bytes_text(up),
-            "down / client": bytes_text(down),
-            "compute / client": flops_text(flops),
-            "stored / client": _stored_text(own["stored_bytes"].mean()),
+            "up / client": text.bytes_text(up),
+            "down / client": text.bytes_text(down),
+            "compute / client": text.flops_text(flops),
+            "stored / client": text.bytes_text(own["stored_bytes"].mean() or math.nan),
         }
         rows.append(row)
-    return _without_empty_columns(text_table(rows))
-
-
-def _until(row: Group, column: str, goal: float, *, asked: bool) -> dict[str, str]:
-    """What a target cost: means over the seeds, if all reached it."""
-    rounds, sent, flops = costs_to(goal, row.runs, column)
-    spent = {
-        f"rounds to {goal_text(column, goal)}": metric_text("", rounds),
-        "sent until then": bytes_text(sent),
-        "compute until then": flops_text(flops),
-    }
-    time = time_to(row, column, goal)
-    reached = math.isfinite(time[0]) or (asked and math.isfinite(rounds))
-    return (spent if asked else {}) | {
-        f"virtual time to {goal_text(column, goal)}": virtual_text(*time),
-        "its resolution": resolution_text(row.runs, column) if reached else NOTHING,
-    }
+    return _without_empty_columns(DataFrame(rows, dtype="str"))
 
 
 def _without_empty_columns(table: DataFrame) -> DataFrame:
     """The table without columns in which nothing was measured; the first one stays."""
     return table[[name for i, name in enumerate(table) if i == 0 or (table[name] != NOTHING).any()]]
-
-
-def _stored_text(value: float) -> str:
-    """Clients of most methods keep nothing; then there is nothing to show."""
-    return bytes_text(value) if value else NOTHING

@@ -12,16 +12,8 @@ from typing import NamedTuple
 
 from pandas import DataFrame
 
-from lightfed.results.groups import (
-    Group,
-    Paired,
-    best_of,
-    gathered,
-    grouped,
-    paired,
-    synthetic_note,
-    usual_metric,
-)
+from lightfed.results import groups
+from lightfed.results.groups import Group, Paired, paired
 from lightfed.results.run import Run
 from lightfed.results.text import readable, seeds_text
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
@@ -43,12 +35,12 @@ class Contest(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{self.data}: {self.name}{synthetic_note(self.columns)}"
+        return f"{self.data}: {self.name}{groups.synthetic_note(self.columns)}"
 
     def best_other(self, group: Group | None) -> Group:
         """The experiment with the best mean over the seeds among all others."""
         scores = {g: g.score(column)[0] for g, column in self.columns.items() if g != group}
-        return best_of(scores, self.metric)
+        return groups.best_of(scores, self.metric)
 
     def paired(self, own: Group, rival: Group) -> Paired:
         return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
@@ -67,8 +59,9 @@ class Contest(NamedTuple):
 def contests(runs: Sequence[Run]) -> list[Contest]:
     """All metrics that at least two experiments on the same data have."""
     found = []
-    for condition, members in gathered(grouped(runs), lambda group: group.condition).items():
-        metric = usual_metric(members)
+    met = groups.gathered(groups.grouped(runs), lambda group: group.condition)
+    for condition, members in met.items():
+        metric = groups.usual_metric(members)
         name, stages = readable(metric), {group: stage_columns(group, metric) for group in members}
         columns = {f"{kind} {name}": dict.fromkeys(members, f"{kind}/{metric}") for kind in KINDS}
         if any(len(own) == 2 for own in stages.values()):
@@ -88,19 +81,20 @@ def verdicts_table(found: Sequence[Contest]) -> DataFrame:
     for contest in found:
         for own, rival in itertools.permutations(contest.columns, 2):
             pair = contest.paired(own, rival)
-            row = {
-                "data": contest.data,
-                "metric": contest.columns[own],
-                "method": own.name,
-                "rival": rival.name,
-                "rival_metric": contest.columns[rival],
-                "n": len(pair.seeds),
-                "seeds": seeds_text(pair.seeds),
-                "missing": pair.lacking(own.name, rival.name),
-                "difference": pair.difference,
-                "low": pair.low,
-                "high": pair.high,
-                "verdict": pair.verdict,
-            }
-            rows.append(row)
+            rows.append(
+                {
+                    "data": contest.data,
+                    "metric": contest.columns[own],
+                    "method": own.name,
+                    "rival": rival.name,
+                    "rival_metric": contest.columns[rival],
+                    "n": len(pair.seeds),
+                    "seeds": seeds_text(pair.seeds),
+                    "missing": pair.lacking(own.name, rival.name),
+                    "difference": pair.difference,
+                    "low": pair.low,
+                    "high": pair.high,
+                    "verdict": pair.verdict,
+                }
+            )
     return DataFrame(rows)

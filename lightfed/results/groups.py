@@ -19,16 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from lightfed.results.run import Run, base_name, best, primary_metric, traffic
-from lightfed.results.text import (
-    counted,
-    direction,
-    ends_text,
-    is_share,
-    metric_text,
-    seeds_text,
-    spread_text,
-)
+from lightfed.results import text
+from lightfed.results.run import Run, base_name, primary_metric, traffic
 from lightfed.utils.keys import LEVELS, column_of, long_name
 
 if TYPE_CHECKING:
@@ -50,8 +42,7 @@ UNEVEN = 0.05  # of the clients: rounding error of a level's share that still co
 LEVEL = 0.95  # of intervals
 INTERVAL = "95 % paired t interval"
 CHOSEN = "The best rival is chosen on the same runs, and each interval holds for its own pair only."
-BETTER, WORSE, UNDECIDED = "better", "worse", "no difference shown"
-ALONE, APART = "one seed shows no interval", "no seed in common"
+APART = "no seed in common"
 
 
 @dataclass(frozen=True)
@@ -120,13 +111,14 @@ def _described(rows: Sequence[Sequence[Run]]) -> list[Group]:
     paths = [os.path.relpath(run.folder.absolute(), parent) for run in firsts]
     short = [SEED.sub("", path) * (len(own) > 1) for path, own in zip(paths, members, strict=True)]
     names = [s if s and short.count(s) == 1 else p for s, p in zip(short, paths, strict=True)]
-    data = [text.replace("partition ", "") for text in told_apart([*map(_data_terms, firsts)])]
+    terms = [options(r.settings, but=NO_DATA) | {"clients": f"{r.num_clients}"} for r in firsts]
+    data = [said.replace("partition ", "") for said in told_apart(terms)]
     conditions = [", ".join(filter(None, (r.data, d))) for r, d in zip(firsts, data, strict=True)]
     methods = gathered(range(len(rows)), lambda i: firsts[i].algorithm)
     labels = {
-        i: ", ".join(filter(None, (method, text)))
+        i: ", ".join(filter(None, (method, said)))
         for method, own in methods.items()
-        for i, text in zip(own, told_apart([_label_terms(members[i]) for i in own]), strict=True)
+        for i, said in zip(own, told_apart([_label_terms(members[i]) for i in own]), strict=True)
     }
     alike = Counter((conditions[i], label) for i, label in labels.items())
     for i, run in enumerate(firsts):
@@ -139,12 +131,6 @@ def _described(rows: Sequence[Sequence[Run]]) -> list[Group]:
         Group(names[i], tuple(own), labels[i], conditions[i], order.index(labels[i]))
         for i, own in enumerate(members)
     ]
-
-
-def _data_terms(run: Run) -> dict[str, str]:
-    """The partition and the number of clients, where runs on one data set may differ."""
-    clients = {} if run.num_clients is None else {"clients": str(run.num_clients)}
-    return options(run.settings, but=NO_DATA) | clients
 
 
 def _label_terms(runs: Sequence[Run]) -> dict[str, str]:
@@ -167,29 +153,9 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
             chosen.append(name)
     texts = [{name: one[name] for name in chosen if name in one} for one in options]
     return [
-        ", ".join(text if name in NAMELESS else f"{name} {text}" for name, text in own.items())
+        ", ".join(value if name in NAMELESS else f"{name} {value}" for name, value in own.items())
         for own in texts
     ]
-
-
-def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
-    """How each differs from most of those with the same key in `alike`: `norm gn, width 0.5`.
-
-    Digests are named if nothing else differs; a tie shows all its values.
-    """
-    members = gathered(zip(alike, options, strict=True), lambda pair: pair[0])
-    texts = []
-    for key, own in zip(alike, options, strict=True):
-        rivals = [rival for _, rival in members[key]]
-        unusual = {}
-        for name in dict.fromkeys(name for rival in rivals for name in rival):
-            values = Counter(rival.get(name, "unset") for rival in rivals).most_common(2)
-            value, tie = own.get(name, "unset"), len({times for _, times in values}) < len(values)
-            if tie or value != values[0][0]:
-                unusual[name] = f"{name} {value}"
-        stated = [text for name, text in unusual.items() if not name.endswith(" digest")]
-        texts.append(", ".join(stated or unusual.values()))
-    return texts
 
 
 def options(
@@ -244,11 +210,7 @@ def combination(counts: Mapping[float, int]) -> str:
 
 
 def each_seed_once(runs: Sequence[Run]) -> list[Run]:
-    """The longest run of each seed.
-
-    Sweeps of several studies share experiments. Two runs of one seed have the same bits, so
-    counting both would understate the deviation.
-    """
+    """The longest run of each seed: two of one seed have the same bits and would count double."""
     longest = {run.seed: run for run in sorted(runs, key=lambda run: len(run.rounds))}
     return [run for run in runs if run in longest.values()]
 
@@ -290,9 +252,9 @@ def final_text(group: Group, column: str) -> str:
     ends = [run.final(column) for run in group.runs if run.has(column)]
     known = sum(map(math.isfinite, ends))
     if not known:
-        return metric_text(column, max(ends, default=math.nan))
+        return text.metric_text(column, max(ends, default=math.nan))
     seeds = f", {known} of {len(group.runs)} seeds" if known < len(group.runs) else ""
-    return spread_text(column, *group.score(column)) + seeds
+    return text.metric_text(column, *group.score(column)) + seeds
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -311,23 +273,22 @@ def t_half_width(std: Spread, n: int) -> Spread:
 
 def best_of(scores: Mapping[Item, float], metric: str) -> Item:
     """The key of the best of at least one score."""
-    return max(scores, key=lambda item: direction(metric) * scores[item])
+    return max(scores, key=lambda item: text.direction(metric) * scores[item])
 
 
 def when_reached(target: float, values: Series, at: Series, metric: str) -> float:
-    """The entry of `at` at which a metric first reaches a target; NaN if it never does.
+    """The entry of `at`, such as seconds by round, when a metric first reaches a target, or NaN.
 
-    `values` are those of the metric and `at`, for example the seconds until then, by round. The
-    name of the metric says whether lower is better.
+    `values` are those of the metric by round; its name says whether lower is better.
     """
-    there = at[direction(metric) * (values - target) >= 0]
+    there = at[text.direction(metric) * (values - target) >= 0]
     return float(there.iloc[0]) if len(there) else math.nan
 
 
 def reached_by_all(runs: Iterable[Run], column: str) -> float:
     """The value that all runs with this column reach: the worst of their best. NaN without any."""
-    reached = [value for run in runs if math.isfinite(value := best(run, column)[0])]
-    return min(reached, key=lambda value: direction(column) * value, default=math.nan)
+    reached = [value for run in runs if math.isfinite(value := run.best(column)[0])]
+    return min(reached, key=lambda value: text.direction(column) * value, default=math.nan)
 
 
 def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
@@ -345,14 +306,9 @@ def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
 
 def resolution_text(runs: Iterable[Run], column: str) -> str:
     """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty without any."""
-    found = sorted({steps for run in runs if (steps := resolution(run, column))})
-    return f"{ends_text(found)} round{'s' * (found[-1] != 1)}" if found else ""
-
-
-def resolution(run: Run, column: str) -> int:
-    """The most rounds between two evaluations of a column; 0 where there was none."""
-    measured = run.series(column).dropna().index
-    return int(np.diff(measured, prepend=0).max(initial=0))
+    measured = [run.series(column).dropna().index for run in runs]
+    most = sorted(int(np.diff(at, prepend=0).max()) for at in measured if len(at))
+    return f"{text.ends_text(most)} round{'s' * (most[-1] != 1)}" if most else ""
 
 
 @dataclass(frozen=True)
@@ -381,8 +337,10 @@ class Paired:
         if not self.seeds:
             return APART
         if math.isnan(self.low):
-            return ALONE
-        return BETTER if self.low > 0 else WORSE if self.high < 0 else UNDECIDED
+            return "one seed shows no interval"
+        if self.low <= 0 <= self.high:
+            return "no difference shown"
+        return "better" if self.low > 0 else "worse"
 
     @property
     def interval(self) -> str:
@@ -398,7 +356,7 @@ class Paired:
     def lacking(self, own: str, rival: str) -> str:
         """`FML lacks seed 2`; empty if both have all seeds."""
         return ", ".join(
-            f"{name} lacks seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)}"
+            f"{name} lacks seed{'s' * (len(seeds) > 1)} {text.seeds_text(seeds)}"
             for name, seeds in ((own, self.rival_only), (rival, self.own_only))
             if seeds
         )
@@ -411,29 +369,28 @@ class Paired:
         over = f"over {rival}{f', {role}' if role else ''}"
         if not self.seeds:
             return f"{over}: {APART}"
-        unit = " points" if is_share(self.metric) else ""
+        unit = " points" if text.is_share(self.metric) else ""
         interval = f"{INTERVAL} {self.interval}" if self.interval else ""
-        seeds = f"{counted(len(self.seeds), 'seed')} ({seeds_text(self.seeds)})"
+        seeds = f"{text.counted(len(self.seeds), 'seed')} ({text.seeds_text(self.seeds)})"
         parts = (f"{self.gain}{unit} {over}", interval, seeds, self.lacking(own, rival))
         return f"{', '.join(filter(None, parts))}: {self.verdict}"
 
 
 def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
-    """Compare two experiments, each by its own column of metrics.csv."""
+    """Compare two experiments, each by its own column of metrics.csv, in finished runs."""
     mine, theirs = (_finals(g, c) for g, c in zip((own, rival), columns, strict=True))
-    seeds = sorted(mine.keys() & theirs.keys())
-    mean, std = mean_and_std([direction(metric) * (mine[seed] - theirs[seed]) for seed in seeds])
+    seeds = tuple(sorted(mine.keys() & theirs.keys()))
+    gains = [text.direction(metric) * (mine[seed] - theirs[seed]) for seed in seeds]
+    mean, std = mean_and_std(gains)
     half = t_half_width(std, len(seeds))
-    own_only, rival_only = (tuple(sorted({*a} - {*seeds})) for a in (mine, theirs))
-    ends = mean, mean - half, mean + half
-    return Paired(metric, tuple(seeds), own_only, rival_only, *ends)
+    own_only, rival_only = (tuple(sorted({*ends} - {*seeds})) for ends in (mine, theirs))
+    return Paired(metric, seeds, own_only, rival_only, mean, mean - half, mean + half)
 
 
 def _finals(group: Group, column: str) -> dict[int, float]:
-    """The last value of each seed's run; unfinished runs have no final value."""
-    finals = {run.seed: run.final(column) for run in group.runs if run.finished}
-    return {s: value for s, value in finals.items() if s is not None and math.isfinite(value)}
+    ends = {run.seed: run.final(column) for run in group.runs if run.finished}
+    return {s: end for s, end in ends.items() if s is not None and math.isfinite(end)}
 
 
 def _signed(metric: str, value: float) -> str:
-    return f"{100 * value:+.2f}" if is_share(metric) else f"{value:+.3g}"
+    return f"{100 * value:+.2f}" if text.is_share(metric) else f"{value:+.3g}"

@@ -24,7 +24,6 @@ import numpy as np
 
 from lightfed.results.text import direction, is_share
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.keys import COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -38,15 +37,7 @@ OF_CLIENTS = {
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
-TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over all rounds
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
-
-
-class Partition(NamedTuple):
-    """Training samples of each class (column) and client (row), scheme, seed and data set."""
-
-    counts: DataFrame
-    meta: dict[str, Any]
 
 
 class Gates(NamedTuple):
@@ -88,15 +79,15 @@ class Run:
         return last.set_index("client").sort_index()
 
     @cached_property
-    def partition(self) -> Partition | None:
+    def partition(self) -> DataFrame | None:
+        """Training samples of each class (column) and client (row)."""
         import pandas as pd
 
         if not (arrays := self._arrays("partition")):
             return None
-        meta = json.loads(str(arrays["meta"]))
         counts = pd.DataFrame(arrays["train_counts"].astype(int))
-        classes = pd.Index(meta["classes"] or counts.columns).astype(str)
-        return Partition(counts.set_axis(classes, axis=1), meta)
+        classes = pd.Index(json.loads(str(arrays["meta"]))["classes"] or counts.columns)
+        return counts.set_axis(classes.astype(str), axis=1)
 
     @cached_property
     def gates(self) -> Gates | None:
@@ -201,11 +192,6 @@ class Run:
         parts = {name + end for name in columns for end in ends}
         return [name for name in columns if name not in parts]
 
-    @property
-    def client_metrics(self) -> list[str]:
-        """The metrics in clients.csv."""
-        return [name for name in self.evaluation.columns if name not in COLUMNS]
-
     def series(self, name: str) -> Series:
         """A column of `rounds`; all NaN if there is no such column."""
         return self.rounds.reindex(columns=[name])[name]
@@ -218,6 +204,14 @@ class Run:
     def has(self, name: str) -> bool:
         """Whether a column of metrics.csv was measured, perhaps never as a finite value."""
         return not math.isnan(self.final(name))
+
+    def best(self, name: str) -> tuple[float, int]:
+        """The best value of a column, and its round; NaN and 0 without any."""
+        values = self.series(name).dropna()
+        if values.empty:
+            return math.nan, 0
+        place = int((values * direction(name)).argmax())
+        return float(values.iloc[place]), int(values.index[place])
 
     @cached_property
     def _measured(self) -> DataFrame:
@@ -298,11 +292,6 @@ def base_name(column: str) -> str:
     return column.partition("/")[2] if is_metric(column) else column
 
 
-def base_names(run: Run) -> list[str]:
-    """The metrics of a run including losses, each once, in the order of the columns."""
-    return list(dict.fromkeys(map(base_name, run.metrics)))
-
-
 def primary_metric(run: Run) -> str:
     """The run's main column: accuracy, else the first metric, else the training loss."""
 
@@ -314,15 +303,6 @@ def primary_metric(run: Run) -> str:
     return min(own, key=rank, default="train_loss")
 
 
-def best(run: Run, column: str) -> tuple[float, int]:
-    """The best value of a column, and its round; NaN and 0 without any."""
-    values = run.series(column).dropna()
-    if values.empty:
-        return math.nan, 0
-    place = int((values * direction(column)).argmax())
-    return float(values.iloc[place]), int(values.index[place])
-
-
 def traffic(run: Run) -> Series:
     """By round: bytes up and down of all clients since the start of the run."""
     both = run.rounds.reindex(columns=["bytes_up", "bytes_down"])
@@ -330,12 +310,13 @@ def traffic(run: Run) -> Series:
 
 
 def totals(run: Run) -> dict[str, float]:
-    """Over all clients and rounds: TOTALS, and `sent`, the bytes up and down; NaN if unknown.
+    """Over all clients and rounds: the columns summed, and `sent`, up and down; NaN if unknown.
 
     `per_round` are the mean seconds of the timed rounds, and `stored_bytes` those kept by a client,
     mean over the clients of the last evaluation.
     """
-    found = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
+    summed = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")
+    found = {name: float(run.series(name).sum(min_count=1)) for name in summed}
     kept = run.evaluation.reindex(columns=["stored_bytes"])["stored_bytes"].mean()
     found |= {"sent": float(traffic(run).max()), "stored_bytes": float(kept)}
     return found | {"per_round": float(run.series("seconds").mean())}

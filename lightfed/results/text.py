@@ -3,16 +3,10 @@
 A value that was not measured (NaN) is a dash.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from collections.abc import Sequence
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -37,19 +31,14 @@ def direction(metric: str) -> int:
     return -1 if lower_is_better(metric) else 1
 
 
-def metric_text(metric: str, value: float) -> str:
+def metric_text(metric: str, value: float, half: float = math.nan) -> str:
+    """The value, with half its interval if known."""
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "not finite"
-    return f"{100 * value:.2f} %" if is_share(metric) else f"{value:.4g}"
-
-
-def spread_text(metric: str, mean: float, std: float) -> str:
-    """The mean, with its deviation if known."""
-    if not (math.isfinite(mean) and math.isfinite(std)):
-        return metric_text(metric, mean)
+    known = math.isfinite(half)
     if is_share(metric):
-        return f"{100 * mean:.2f} +- {100 * std:.2f} %"
-    return f"{mean:.4g} +- {std:.2g}"
+        return f"{100 * value:.2f}" + f" +- {100 * half:.2f}" * known + " %"
+    return f"{value:.4g}" + f" +- {half:.2g}" * known
 
 
 def bytes_text(value: float) -> str:
@@ -68,11 +57,6 @@ def seconds_text(value: float) -> str:
     if value < 120:
         return f"{_three_digits(value)} s"
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
-
-
-def virtual_text(mean: float, half: float) -> str:
-    """Virtual seconds, never converted to minutes or hours, with half their interval if known."""
-    return NOTHING if math.isnan(mean) else f"{spread_text('', mean, half)} s"
 
 
 def count_text(value: float) -> str:
@@ -110,13 +94,6 @@ def sentence(name: str) -> str:
 def goal_text(column: str, target: float) -> str:
     """`79.76 % personal accuracy`."""
     return f"{metric_text(column, target)} {readable(column)}"
-
-
-def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
-    """Cells of text; the first column is the name of the row, the others are numbers."""
-    import pandas as pd
-
-    return pd.DataFrame(rows, dtype="str")
 
 
 def unit_of(largest: float, unit: str) -> tuple[float, str]:

@@ -100,7 +100,7 @@ def similarity(run: Run) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     """
     if run.partition is None:
         return None
-    masks, counts = mask_distances(run), run.partition.counts
+    masks, counts = mask_distances(run), run.partition
     if masks.empty:
         return None
     own = counts.loc[masks.index].to_numpy()

@@ -121,7 +121,7 @@ def _gain(group: Group, rival: Group | None, column: str) -> str:
 
 def _by_client(group: Group, metric: str) -> pd.Series[float]:
     """The last finite values of a metric by seed and client."""
-    runs = [run for run in group.runs if metric in run.client_metrics]
+    runs = [run for run in group.runs if metric in run.evaluation]
     known = {run.seed: run.evaluation[metric].replace(np.inf, np.nan) for run in runs}
     return pd.concat(known or {0: pd.Series(dtype=float)}, names=["seed", "client"])
 
@@ -133,7 +133,7 @@ def gates_figure(run: Run) -> Figure | None:
     """
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
-    classes = run.partition.counts.columns if run.partition else None
+    classes = None if run.partition is None else run.partition.columns
     every = pd.DataFrame(run.gates.personal, columns=classes).rename(columns=str).dropna(how="all")
     every = every.iloc[marks.evenly_spaced(len(every), most=MOST_SHOWN)]
     shown = every.iloc[:, marks.evenly_spaced(every.shape[1], most=MOST_SHOWN)]
@@ -143,7 +143,6 @@ def gates_figure(run: Run) -> Figure | None:
         Axis("class", names=tuple(shown.columns)),
         Axis("client", names=tuple(shown.index)),
         Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f"),
-        colours="diverging",
         middle=0.5,
         title="By class",
     )

@@ -31,7 +31,7 @@ from lightfed.results.groups import (
     options,
     resolution_text,
     synthetic_note,
-    variants,
+    told_apart,
 )
 from lightfed.results.run import Run
 from lightfed.results.text import (
@@ -40,7 +40,6 @@ from lightfed.results.text import (
     goal_text,
     metric_text,
     readable,
-    text_table,
 )
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
@@ -71,20 +70,21 @@ class StudyTable:
 def protocols(runs: Sequence[Run], algorithms: Sequence[str]) -> dict[str, list[Group]]:
     """Experiments that differ at most in their algorithm and learning rate, in this order.
 
-    The name of a protocol has its data, its models, and the options in which it differs from most
-    others on these.
+    The name of a protocol has its data, its models, and options that tell it from others on these.
     """
-    groups = [g for g in grouped(runs) if g.algorithm in algorithms and g.runs[0].config]
+    groups = [g for g in grouped(runs) if g.algorithm in algorithms and g.runs[0].settings]
     groups.sort(key=lambda group: algorithms.index(group.algorithm))
-    known = [
-        {"groups": ", ".join(f"{count} {name}" for name, count in g.runs[0].group_sizes.items())}
-        | options(g.runs[0].settings, but=FREE, unspoken=UNSPOKEN)
-        for g in groups
-    ]
-    names = [family(group) for group in groups]
-    named = zip(names, variants(known, names), groups, strict=True)
-    found = gathered(named, lambda one: "; ".join(filter(None, one[:2])))
-    return {name: [group for *_, group in own] for name, own in found.items()}
+    found: dict[str, list[Group]] = {}
+    for name, own in gathered(groups, family).items():
+        for group, text in zip(own, told_apart([_options(group) for group in own]), strict=True):
+            found.setdefault("; ".join(filter(None, (name, text))), []).append(group)
+    return found
+
+
+def _options(group: Group) -> dict[str, str]:
+    run = group.runs[0]
+    sizes = ", ".join(f"{count} {name}" for name, count in run.group_sizes.items())
+    return {"groups": sizes} | options(run.settings, but=FREE, unspoken=UNSPOKEN)
 
 
 def family(group: Group) -> str:
@@ -127,7 +127,7 @@ def table_of(
 ) -> StudyTable:
     """A table with a row for each experiment; its title says if they used synthetic data."""
     heading, files = f"{name}: {title}{synthetic_note(members)}", title.replace(" ", "-")
-    return StudyTable(file_name(files, name), heading, text_table(rows), (READ, note))
+    return StudyTable(file_name(files, name), heading, DataFrame(rows, dtype="str"), (READ, note))
 
 
 def course_charts(

@@ -67,7 +67,7 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["p", "nowhere"], "report: there is no folder nowhere"),
         (["p", "--compare"], "report: a comparison of 1 run; name two or more runs"),
         (["--compare", "empty"], "report: a comparison of 0 runs; skipped empty"),
-        (["p", "q", "--target", "80"], "--target: 80; give a finite number, an accuracy in 0..1"),
+        (["p", "q", "--target", "80"], "--target: 80; give an accuracy in 0..1, such as 0.8"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(

@@ -167,7 +167,7 @@ def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
     found = [*tables(runs)]
     assert [one.title for one in found] == [
         "CIFAR10, per_client 2, MoECNN: methods",
-        "CIFAR10, per_client 4, MoECNN: methods",
+        "CIFAR10, per_client 4, MoECNN; max_epochs 2: methods",
     ]
     assert [len(one.cells) for one in found] == [2, 2]
 

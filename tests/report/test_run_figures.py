@@ -16,7 +16,7 @@ from lightfed.report.figures import (
     partition,
     run_figures,
 )
-from lightfed.results.run import Partition, Run, read
+from lightfed.results.run import Run, read
 from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, write_run
 
 
@@ -85,7 +85,7 @@ def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
     table = pd.DataFrame({"client": range(n), "round": 3, "group": ["a", "b"] * (n // 2)})
     table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
     counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
-    run.evaluation, run.partition = table.set_index("client"), Partition(counts, {})
+    run.evaluation, run.partition = table.set_index("client"), counts
     figures = [clients(run), partition(run)]
     assert sum(len(json.dumps(content(figure))) for figure in figures) < 90_000
     (heat,) = figures[1].charts
@@ -97,7 +97,7 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     (heat,) = partition(run).charts  # type: ignore[union-attr]
     cells = heat.data.set_index(["y", "x"])["value"]
     assert cells["zero"].tolist() == [20, 0, 10, 0]
-    run.partition = Partition(run.partition.counts.clip(lower=1), {})  # type: ignore[union-attr]
+    run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes;" in partition(run).caption  # type: ignore[union-attr]
 
 
