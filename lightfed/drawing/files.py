@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import vl_convert
 
-from lightfed.drawing.charts import Figure
-from lightfed.drawing.theme import THEME, coloured
+from lightfed.drawing.marks import THEME, Figure, coloured
 from lightfed.utils.errors import UserError
 
 FORMATS = ("svg", "pdf", "png")
@@ -39,14 +37,16 @@ def picture(figure: Figure, format: str) -> bytes:
 
 
 def table_text(table: pd.DataFrame, format: str) -> str:
-    """The table as `csv` or `latex`; names are escaped."""
+    """The table as `csv` or `latex` (with booktabs); names are escaped."""
     if format == "csv":
         return table.to_csv(index=False, lineterminator="\n")
     style = table.style.hide(axis="index").format_index(escape="latex", axis="columns")
-    style = style.format(_short, escape="latex", na_rep="")
-    text = style.to_latex(hrules=True, column_format="l" + "r" * (len(table.columns) - 1))
-    plain = re.sub(r"\\(top|mid|bottom)rule", r"\\hline", text)  # as of no package
-    return plain.replace(" +- ", r" $\pm$ ")
+    style = style.format(
+        lambda x: f"{x:.5g}" if isinstance(x, float) else str(x), escape="latex", na_rep=""
+    )
+    sides = "l" + "r" * (len(table.columns) - 1)
+    text: str = style.to_latex(hrules=True, column_format=sides)
+    return text.replace(" +- ", r" $\pm$ ")
 
 
 def write_files(
@@ -56,16 +56,12 @@ def write_files(
     formats: Sequence[str],
     kinds: Sequence[str],
 ) -> None:
-    """Write figures in some formats, and as tables of some kinds them and others by their names.
-
-    A UserError if the folder cannot be written to.
-    """
+    """Write figures in some formats, and their tables and others by name as files of some kinds."""
     for figure in figures:
         for format in formats:
             write_file(folder / f"{figure.name}.{format}", picture(figure, format))
-    numbers = {figure.name: figure.table for figure in figures} if kinds else {}
-    for name, table in (dict(tables) | numbers).items():
-        for kind in kinds if len(table) else ():
+    for kind in kinds:
+        for name, table in {**tables, **{figure.name: figure.table for figure in figures}}.items():
             write_file(folder / f"{name}.{TABLES[kind]}", table_text(table, kind).encode())
 
 
@@ -81,7 +77,3 @@ def write_file(path: Path, content: bytes) -> None:
             part.unlink()
         found = f"{path} cannot be written: {error.strerror}"
         raise UserError("report", found, "make the folder writable or choose another") from error
-
-
-def _short(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,33 +1,152 @@
-"""Charts from tidy tables: lines with bands, points with error bars, spreads, heat maps.
+"""Charts of Altair from tidy tables: lines with bands, points with error bars, spreads, heat maps.
 
 A table has a row for each mark; `low` and `high`, where it has them, are the ends of an interval.
 The page adds what answers to a pointer.
+
+A chart names its colours (`theme:ink`, `theme:c0`), and `coloured` puts in those of a scheme of
+templates/theme.json, light or dark. Series colours have a contrast of at least 3:1 with the
+background, texts one of at least 4.5:1 (WCAG 2.2 AA). They were chosen for the largest distance in
+OKLab under normal vision and the three colour vision deficiencies of Machado et al., "A
+Physiologically-based Model for Simulation of Color Vision Deficiency", TVCG 2009; dashes tell
+series apart where colours repeat or are printed in grey.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
-from lightfed.drawing.charts import Axis, Chart, Series
-from lightfed.drawing.theme import colour_of, dash_of
+from lightfed.results.groups import Group
+from lightfed.results.run import Run
+from lightfed.results.text import is_share, readable
 
+THEME = json.loads((files("lightfed.drawing") / "templates" / "theme.json").read_text("utf-8"))
+DECADES = 50  # ratio of largest to smallest value from which a loss has a log axis
+SHARE = ".4~%"  # on axes, and precise enough for the numbers at a mark
+MARGIN = 0.04  # of an axis, beside its values
 MOST_ROUNDS = 150  # points of a line; of more, evenly spaced ones are drawn
 MOST_POINTS = 3000  # of all lines of a chart
 MOST_SHOWN = 1200  # members of all groups that are drawn as points
 FEW = 15  # points of a line that are marked, or that have names
 LONG = 22  # characters of a name that has no room beside a point
-HEIGHT = 250
-STEP = 24  # pixels of a row of points
+HEIGHT, ROW = 250, 24  # pixels of a chart, and of a row of cells
 BOXES = (
     "Points: clients, of many those with evenly spaced ranks. Boxes: quartiles and median; lines: "
     "as far as 1.5 times the box."
 )
+Along = Callable[[Run], "pd.Series[float]"]
+UNSET: Any = alt.Undefined
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a column of a table is shown.
+
+    Attributes:
+        column: its name.
+        title: beside the axis and in tables; the readable name of the column by default.
+        format: of numbers, in d3's language.
+        log: whether the axis is logarithmic.
+        zero: whether it begins at zero.
+        names: of a column of names, in their order on the axis; by default that of the table.
+        ends: of the axis; chosen from the values by default.
+    """
+
+    column: str
+    title: str = ""
+    format: str = ""
+    log: bool = False
+    zero: bool = False
+    names: tuple[str, ...] = ()
+    ends: tuple[float, float] | None = None
+
+    @property
+    def heading(self) -> str:
+        return self.title or readable(self.column)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A column of names, each with the colour and dash of its place wherever it is drawn."""
+
+    column: str
+    places: Mapping[str, int]
+    title: str = ""
+
+    @classmethod
+    def of(cls, column: str, names: Iterable[str], title: str = "") -> Series:
+        """Colours in the order of the names."""
+        return cls(column, {n: place for place, n in enumerate(dict.fromkeys(names))}, title)
+
+    def drawn(self, data: pd.DataFrame) -> dict[str, int]:
+        """The places of the names that are in `data`."""
+        names = {*data["series"]}
+        return {name: place for name, place in self.places.items() if name in names}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture.
+
+    Attributes:
+        title: above it.
+        spec: in Vega-Lite, without data, width and configuration; colours by name.
+        data: what it shows, with the columns that the specification names.
+        columns: of the data those that readers see, in their order, with heading and format.
+        series: the names that can be switched off.
+    """
+
+    title: str
+    spec: dict[str, Any]
+    data: pd.DataFrame
+    columns: Mapping[str, Axis]
+    series: Series | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The data as `columns` and rows of `data`, numbers with five digits."""
+        short = self.data.map(lambda x: float(f"{x:.5g}") if isinstance(x, float) else x)
+        text = short.to_json(orient="split", index=False, double_precision=15)
+        values: dict[str, Any] = json.loads(text)
+        return values
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """What a reader may want as numbers."""
+        said = [axis.heading for axis in self.columns.values()]
+        pairs = zip(self.columns, said, strict=True)
+        names = [h if said.count(h) == 1 else f"{h} {column}" for column, h in pairs]
+        return self.data[list(self.columns)].set_axis(names, axis=1)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts that belong together, the name of their files, and a caption: how to read them."""
+
+    name: str
+    title: str
+    charts: tuple[Chart, ...]
+    caption: str = ""
+
+    @property
+    def series(self) -> dict[str, int]:
+        """Names drawn in any of its charts and their places, for one legend."""
+        drawn = [chart.series.drawn(chart.data) for chart in self.charts if chart.series]
+        return {name: place for one in drawn for name, place in one.items()}
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The numbers of all its charts."""
+        tables = {chart.title: chart.table for chart in self.charts}
+        return pd.concat(tables, names=["chart"]).reset_index("chart")
 
 
 def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
@@ -37,44 +156,38 @@ def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "")
     few = len(data) == 0 or data["series"].value_counts().max() <= FEW
     drawn = alt.Chart().encode(_position("x", data, x), _colour(by, data, line=True))
     line = drawn.mark_line(point=alt.OverlayMarkDef(size=40, opacity=int(few)))
-    layers = [line.encode(_position("y", data, y), _dash(by, data))]
+    dashes = _scale(by, data, dash_of)
+    dash = alt.StrokeDash("series:N", scale=dashes, title=None)  # in the legend of the colours
+    layers = [line.encode(_position("y", data, y), dash)]
     if "low" in data:
-        band = drawn.mark_area(opacity=0.16)
-        layers.insert(0, band.encode(_position("y", data, y, field="low"), y2="high"))
+        ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
+        layers.insert(0, drawn.mark_area(opacity=0.16).encode(**ends))
     return _chart(title or y.heading, data, layers, by, {"x": x, "y": y})
 
 
 def points(
-    table: pd.DataFrame,
-    x: Axis,
-    y: Axis,
-    by: Series,
-    *,
-    across: bool = False,
-    name: str = "",
-    title: str = "",
+    table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, name: str = "", title: str = ""
 ) -> Chart:
     """A point for each row with an error bar from `low` to `high`.
 
-    `x` and `y` are quantities, or names. With `across`, `low` and `high` are of x. `name` is a
-    column with the name of each point, which stands beside it if they are few and short.
+    `name` is a column with the name of each point, which stands beside it if they are few and
+    short.
     """
     named = {"name": Axis(name)} if name else {}
     data = _by_role(table, x=x, y=y, series=by, **named)
-    drawn = alt.Chart().encode(_position("x", data, x), _position("y", data, y), _colour(by, data))
-    layers = [drawn.mark_point(filled=True, size=70)]
+    drawn = alt.Chart().encode(_position("x", data, x), _colour(by, data))
+    layers = [drawn.mark_point(filled=True, size=70).encode(_position("y", data, y))]
     if "low" in data:
-        role, axis = ("x", x) if across else ("y", y)
-        ends = {role: _position(role, data, axis, field="low"), f"{role}2": "high"}
+        ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
         layers.insert(0, drawn.mark_rule(strokeWidth=1.5).encode(**ends))
     if name and len(data) <= FEW and data["name"].str.len().max() <= LONG:
         # by turns above and below the points, as neighbours would touch; beside error bars
         data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
-        beside: Any = {"align": "left", "dx": 6} if "low" in data and not across else {}
+        beside: Any = {"align": "left", "dx": 6} if "low" in data else {}
         text = drawn.mark_text(fontSize=11, dy=alt.expr("datum.below ? 13 : -11"), **beside)
-        layers.append(text.encode(text="name:N", color=alt.value("theme:ink")))
-    heading = title or (x if _of_names(data, "y") else y).heading
-    return _chart(heading, data, layers, by, named | {"x": x, "y": y})
+        ink, place = alt.value("theme:ink"), _position("y", data, y)
+        layers.append(text.encode(place, text="name:N", color=ink))
+    return _chart(title or y.heading, data, layers, by, named | {"x": x, "y": y})
 
 
 def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
@@ -92,7 +205,8 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
     dot = drawn.mark_point(filled=True, size=14, yOffset=alt.expr("(datum.offset - 0.5) * 22"))
     muted, ink = (alt.MarkConfig(color=f"theme:{name}") for name in ("muted", "ink"))
     box = drawn.mark_boxplot(size=26, opacity=0.4, outliers=False, rule=muted, median=ink)
-    return _chart(title or x.heading, data, [box, dot], by, {"y": y, "x": x}, step=2 * STEP)
+    height = max(60, 20 + 2 * ROW * data["y"].nunique())
+    return _chart(title or x.heading, data, [box, dot], by, {"y": y, "x": x}, height)
 
 
 def heat(
@@ -101,38 +215,93 @@ def heat(
     y: Axis,
     value: Axis,
     *,
-    colours: str = "ramp",
     middle: float | None = None,
     title: str = "",
 ) -> Chart:
     """A cell for each row; x and y are names or numbers of cells.
 
-    `value` is the shade; `colours` are `ramp` or `diverging`, and `middle` is the value in the
-    middle of the latter.
+    `value` is the shade, of colours that diverge from `middle` if it is given.
     """
     data = _by_role(table, x=x, y=y, value=value)
-    scale = _known(range=colours, interpolate="rgb", domainMid=middle, domain=value.ends)
-    legend = _known(title=value.heading, gradientLength=180, format=value.format)
-    shade = alt.Color("value:Q", scale=alt.Scale(**scale), legend=alt.Legend(**legend))
+    middle, colours = (UNSET, "ramp") if middle is None else (middle, "diverging")
+    ends: Any = {"domain": value.ends or UNSET, "domainMid": middle}
+    scale = alt.Scale(range=colours, interpolate="rgb", **ends)
+    legend = alt.Legend(title=value.heading, gradientLength=180, format=value.format or UNSET)
     look: Any = {"labelAngle": 0, "ticks": False, "domain": False, "grid": False}
     cells = alt.Axis(labelOverlap="parity", labelSeparation=4, **look)
-    cell = (
-        alt.Chart()
-        .mark_rect()
-        .encode(
-            alt.X("x:O", title=x.heading, sort=list(x.names) or None, axis=cells),
-            alt.Y("y:O", title=y.heading, sort=list(y.names) or None, axis=cells),
-            shade,
-        )
+    cell = alt.Chart().encode(
+        alt.X("x:O", title=x.heading, sort=list(x.names) or None, axis=cells),
+        alt.Y("y:O", title=y.heading, sort=list(y.names) or None, axis=cells),
+        alt.Color("value:Q", scale=scale, legend=legend),
     )
-    return _chart(title or value.heading, data, [cell], None, {"x": x, "y": y, "value": value})
+    height = min(max(60, 20 + ROW * data["y"].nunique()), 420)
+    columns = {"x": x, "y": y, "value": value}
+    return _chart(title or value.heading, data, [cell.mark_rect()], None, columns, height)
+
+
+def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
+    """An axis of a metric: shares in per cent, losses and perplexities over decades in log."""
+    known = values[np.isfinite(values)]
+    wide = len(known) > 0 and 0 < known.min() < known.max() / DECADES
+    log = ("perplexity" in metric or "loss" in metric) and wide
+    return Axis(column, title or readable(metric), SHARE if is_share(metric) else "", log=log)
+
+
+def common_axis(metric: str, tables: Iterable[pd.DataFrame], column: str, title: str) -> Axis:
+    """One axis of a metric for several charts."""
+    every = pd.concat(tables).reindex(columns=[column, "low", "high"])
+    low, high = every.min().min(), every.max().max()
+    axis = metric_axis(column, metric, every[column], title)
+    margin = 0 if axis.log else MARGIN * (high - low)
+    return replace(axis, ends=(low - margin, high + margin)) if high > low else axis
+
+
+def course_table(
+    group: Group, column: str, series: str, along: Along | None = None
+) -> pd.DataFrame:
+    """`Group.course` with `series`, and `at`: what `along` gives by round, mean over the runs."""
+    course = group.course(column)
+    at = course.index.to_series()
+    if along is not None:
+        at = pd.concat([along(run) for run in group.runs], axis=1).loc[course.index].mean(axis=1)
+    return course.assign(at=at, series=series).reset_index(names="round")
+
+
+def stacked(parts: Sequence[pd.DataFrame], metric: str) -> pd.DataFrame:
+    """One below the other; intervals of a share end at 0 and 1, beyond which it has no values."""
+    table = pd.concat(parts, ignore_index=True)
+    if is_share(metric):
+        table[["low", "high"]] = table[["low", "high"]].clip(0.0, 1.0)
+    return table
+
+
+def file_name(kind: str, name: str) -> str:
+    """Of a figure's files: `rounds-digits-diversity-3`."""
+    return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
 
 
 def evenly_spaced(count: int, *, most: int) -> np.ndarray:
     """At most `most` of the places 0..count - 1, with the first and the last."""
-    if count <= most:
-        return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def colour_of(place: int) -> str:
+    """The colour of a series, by name."""
+    return f"theme:c{place % len(THEME['light']['series'])}"
+
+
+def dash_of(place: int) -> list[int]:
+    """Lengths of strokes and gaps in pixels."""
+    lengths: list[int] = THEME["dashes"][place % len(THEME["dashes"])]
+    return lengths
+
+
+def coloured(spec: dict[str, Any], scheme: str) -> dict[str, Any]:
+    """A specification with the colours of a scheme, `light` or `dark`, in place of their names."""
+    colours = THEME[scheme] | {f"c{i}": name for i, name in enumerate(THEME[scheme]["series"])}
+    text = re.sub(r'"theme:(\w+)"', lambda name: json.dumps(colours[name[1]]), json.dumps(spec))
+    named: dict[str, Any] = json.loads(text)
+    return named
 
 
 def _thinned(data: pd.DataFrame, by: str, total: int, *, most: int = MOST_SHOWN) -> pd.DataFrame:
@@ -150,46 +319,34 @@ def _by_role(table: pd.DataFrame, **columns: Axis | Series) -> pd.DataFrame:
     return data.dropna(subset=list(columns), ignore_index=True)
 
 
-def _of_names(data: pd.DataFrame, role: str) -> bool:
-    return data[role].dtype.kind not in "iufb"
-
-
-def _known(**options: Any) -> dict[str, Any]:
-    """The options that have a value."""
-    return {name: value for name, value in options.items() if value not in (None, "")}
+def _scale(by: Series, data: pd.DataFrame, look: Callable[[int], Any]) -> alt.Scale:
+    """The colours or dashes of the names that are drawn."""
+    drawn = by.drawn(data)
+    return alt.Scale(domain=[*drawn], range=[*map(look, drawn.values())])
 
 
 def _colour(by: Series, data: pd.DataFrame, *, line: bool = False) -> alt.Color:
     """The channel of colours; its legend is for files, as a page has its own."""
-    drawn = by.drawn(data)
-    alone = len(drawn) < 2 or bool((data["y"] == data["series"]).all())
+    alone = len(by.drawn(data)) < 2 or bool((data["y"] == data["series"]).all())
     legend = None if alone else alt.Legend(symbolType="stroke" if line else "circle")
-    colours = alt.Scale(domain=[*drawn], range=[colour_of(place) for place in drawn.values()])
-    return alt.Color("series:N", scale=colours, title=None, legend=legend)
-
-
-def _dash(by: Series, data: pd.DataFrame) -> alt.StrokeDash:
-    """The channel of dashes, in the legend of the colours."""
-    drawn = by.drawn(data)
-    dashes = alt.Scale(domain=[*drawn], range=[dash_of(place) for place in drawn.values()])
-    return alt.StrokeDash("series:N", scale=dashes, title=None)
+    return alt.Color("series:N", scale=_scale(by, data, colour_of), title=None, legend=legend)
 
 
 def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> Any:
     """The channel of a position: of names or of numbers."""
     channel = alt.X if role == "x" else alt.Y
     title = axis.heading if role == "x" else None
-    if _of_names(data, role):
+    if data[role].dtype.kind not in "iufb":
         # in the order of the table: Vega would take that of the first layer, which may lack rows
         names = list(axis.names or data[role].drop_duplicates())
         look: Any = {"labelAngle": 0} if role == "x" else {"domain": False, "ticks": False}
         return channel(f"{role}:N", title=title, sort=names, axis=alt.Axis(**look))
     scale: Any = {"type": "log", "nice": False} if axis.log else {"zero": axis.zero}
-    scale |= _known(domain=axis.ends, padding=0 if axis.ends else None)
-    step = 1 if axis.column in ("round", "rank") else None
-    look = _known(format=axis.format, grid=False if role == "x" else None, tickMinStep=step)
-    options: Any = {"title": title, "scale": alt.Scale(**scale), "axis": alt.Axis(**look)}
-    return channel(f"{field or role}:Q", **options)
+    scale |= {"domain": axis.ends, "padding": 0} if axis.ends else {}
+    look = {"tickMinStep": 1} if axis.column in ("round", "rank") else {}
+    look |= {"grid": False} if role == "x" else {}
+    shown = alt.Axis(format=axis.format or UNSET, **look)
+    return channel(f"{field or role}:Q", title=title, scale=alt.Scale(**scale), axis=shown)
 
 
 def _chart(
@@ -198,15 +355,13 @@ def _chart(
     layers: Sequence[alt.Chart],
     by: Series | None,
     columns: Mapping[str, Axis],
-    *,
-    step: int = STEP,
+    height: int = HEIGHT,
 ) -> Chart:
-    """The layers as one chart, with a row for each name."""
-    height = HEIGHT
-    if by is None or _of_names(data, "y"):
-        height = min(max(60, 20 + step * data["y"].nunique()), 420 if by is None else 4000)
+    """The layers as one chart."""
     if by is not None and not any((data["series"] == data[role]).all() for role in columns):
         columns = {"series": Axis("series", by.title or by.column), **columns}
     columns = {**columns, **{end: Axis(end) for end in ("low", "high") if end in data}}
     drawing: Any = alt.layer(*layers, data=alt.NamedData("rows")).properties(height=height)
-    return Chart(title, drawing, data, columns, by)
+    spec = drawing.to_dict(validate=False)
+    shown = {key: value for key, value in spec.items() if key not in ("config", "data")}
+    return Chart(title, shown, data, columns, by)

@@ -22,9 +22,8 @@ import vl_convert
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import VERSION, write_file
-from lightfed.drawing.theme import THEME, dash_of
+from lightfed.drawing.marks import THEME, Figure, dash_of
 from lightfed.utils.errors import UserError
 
 
@@ -81,18 +80,11 @@ def digest(script: bytes) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("lightfed.drawing"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("lightfed.drawing")
+    made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # and columns in their order
-    made.filters |= {"typeset": _typeset, "content": content}
+    # escaped, with a true plus-minus sign
+    made.filters["typeset"] = lambda text: escape(text).replace(" +- ", Markup(" &plusmn; "))
+    made.filters["content"] = content
     made.globals |= {"theme": THEME, "dash": dash_of}
     return made
-
-
-def _typeset(text: str) -> Markup:
-    """Escaped, with a true plus-minus sign."""
-    return escape(text).replace(" +- ", Markup(" &plusmn; "))

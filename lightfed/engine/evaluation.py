@@ -29,7 +29,7 @@ from lightfed.engine.row_tests import Piece, RowTests, at_once
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.client_module import reported
-from lightfed.results.units import lower_is_better
+from lightfed.results.text import lower_is_better
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators

@@ -7,14 +7,10 @@ use: pandas takes half a second.
 from importlib import import_module
 from typing import Any
 
-_HOMES = {
-    "build": "lightfed.report.page",
-    "compare": "lightfed.report.comparison",
-    "print_summary": "lightfed.report.page",
-}
+_HOMES = {"build": "page", "print_summary": "page", "compare": "comparison"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

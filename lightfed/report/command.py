@@ -1,7 +1,7 @@
 """`lightfed report`: the page of one run, or a comparison of several."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,56 +9,42 @@ from typing_extensions import override
 
 from lightfed.drawing.files import FORMATS, TABLES
 from lightfed.report.page import build, print_summary
-from lightfed.results.run import Run, read
+from lightfed.results.run import read
 from lightfed.utils.errors import UserError, require
 
-METRICS, OWN = "metrics.csv", ("comparison.html", "index.html")
+METRICS = "metrics.csv"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed report`."""
     asked = _parser().parse_args(argv)
+    runs, skipped = [], []
     if len(asked.runs) == 1 and not asked.compare:
-        given = [name for name in ("output", "group", "target") if getattr(asked, name) is not None]
-        fix = "give two runs or drop it"
-        require(not given, f"--{''.join(given[:1])}", "nothing to compare with one run", fix)
-        return _one(asked.runs[0], asked)
-    runs, skipped = readable_runs([run for folder in asked.runs for run in _runs_in(folder)])
+        runs = [read(asked.runs[0])]
+    else:
+        listed: list[Path] = []
+        for named in asked.runs:  # a run, or a folder of runs
+            below = [] if (named / METRICS).is_file() else sorted(named.glob(f"*/{METRICS}"))
+            listed += [path.parent for path in below] or [named]
+        for folder in listed:
+            fix = "name the folder of a run"
+            require(folder.exists(), "report", f"there is no folder {folder}", fix)
+            try:
+                if folder.name != "index.html" and not (folder / "comparison.html").is_file():
+                    runs.append(read(folder))
+            except UserError as error:
+                skipped.append(f"skipped {folder}: {error.found}")
     if len(runs) == 1 and not asked.compare:
-        print("\n".join(skipped))
-        return _one(runs[0].folder, asked)
+        print(*skipped, sep="\n", end="\n" * bool(skipped))
+        build(runs[0].folder, formats=asked.format, tables=asked.table)
+        print_summary(runs[0].folder)
+        return 0
     found = "; ".join([f"a comparison of {len(runs)} run{'s' * (not runs)}", *skipped])
     require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
-    compare(
-        runs,
-        output=asked.output,
-        group=asked.group is not False,
-        target=asked.target,
-        formats=asked.format,
-        tables=asked.table,
-        notes=skipped,
-    )
-    return 0
-
-
-def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs among some folders, and a line for each that is no run and no output of reports."""
-    runs, skipped = [], []
-    for folder in folders:
-        require(folder.exists(), "report", f"there is no folder {folder}", "name the one of a run")
-        try:
-            if folder.name != OWN[1] and not (folder / OWN[0]).is_file():
-                runs.append(read(folder))
-        except UserError as error:
-            skipped.append(f"skipped {folder}: {error.found}")
-    return runs, skipped
-
-
-def _one(run: Path, asked: argparse.Namespace) -> int:
-    build(run, formats=asked.format, tables=asked.table)
-    print_summary(run)
+    options = {"output": asked.output, "group": asked.group, "target": asked.target}
+    compare(runs, formats=asked.format, tables=asked.table, notes=skipped, **options)
     return 0
 
 
@@ -69,47 +55,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder; two or more are compared")
-    add(
-        "--compare",
-        action="store_true",
-        help="compare; a folder that is not a run means all runs directly below it",
+    below = "compare; a folder that is not a run means all runs directly below it"
+    add("--compare", action="store_true", help=below)
+    place = "where to write a comparison (default: comparison, beside the runs)"
+    add("--output", type=Path, metavar="FOLDER", help=place)
+    rows = "runs that differ only in the seed share a row (the default); --no-group: a row a run"
+    add("--group", action=argparse.BooleanOptionalAction, default=True, help=rows)
+    goal = (
+        "in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it; tables of FlexiFed "
+        "and pFedMoE, and clouds, have one by default: what Clustered-FL reached, or all"
     )
-    add(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write a comparison (default: comparison, beside the runs)",
-    )
-    add(
-        "--group",
-        action=argparse.BooleanOptionalAction,
-        help="compare experiments: runs that differ only in the seed share a row, mean and 95 %% "
-        "interval (the default); --no-group: a row a run",
-    )
-    add(
-        "--target",
-        type=float,
-        metavar="ACCURACY",
-        help="in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it, and is that of "
-        "FlexiFed's strategies (default: what Clustered-FL reached), and of clouds and methods "
-        "compared with pFedMoE (default: what all of them reached)",
-    )
+    add("--target", type=float, metavar="ACCURACY", help=goal)
     for flag, kinds, what in (
-        ("--format", FORMATS, "also write each figure as a file"),
+        ("--format", FORMATS, "also write each figure as a file; may be repeated"),
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
     ):
-        add(flag, type=_listed(kinds), default=(), metavar=",".join(kinds), help=what)
+        add(flag, action="append", choices=kinds, default=[], help=what)
     return parser
-
-
-def _listed(kinds: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def read_list(text: str) -> tuple[str, ...]:
-        words = tuple(dict.fromkeys(text.split(",")))
-        if unknown := [word for word in words if word not in kinds]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kinds)}")
-        return words
-
-    return read_list
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,9 +80,3 @@ class _Parser(argparse.ArgumentParser):
     @override
     def error(self, message: str) -> NoReturn:
         raise UserError("report", message, "see lightfed report --help")
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs directly below it."""
-    below = [] if (folder / METRICS).is_file() else folder.glob(f"*/{METRICS}")
-    return sorted(path.parent for path in below) or [folder]

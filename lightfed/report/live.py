@@ -22,8 +22,7 @@ class LivePage(Callback):
 
     def __init__(self) -> None:
         self._begun = self._written = time.monotonic()
-        self._cost = 0.0
-        self._built = False
+        self._cost, self._built = 0.0, False
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,32 +1,32 @@
-"""The page of a run: index.html, written into the run's folder."""
+"""The page of a run, index.html in its folder, and the list of the runs beside it."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from lightfed.drawing.charts import Figure
+from pandas import DataFrame
+
 from lightfed.drawing.files import write_file, write_files
 from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
-from lightfed.report.final_figures import key_figures
-from lightfed.report.index import write_index
-from lightfed.report.run_figures import run_figures
-from lightfed.results.outcome import totals
-from lightfed.results.run import Run, read
-from lightfed.results.tables import client_group_table, headline, measured, rounds_text
-from lightfed.results.units import seconds_text
+from lightfed.report.figures import run_figures
+from lightfed.report.tables import client_group_table, headline, key_figures, measured, rounds_text
+from lightfed.results.run import Run, primary_metric, read, totals
+from lightfed.results.text import goal_text, seconds_text
 from lightfed.studies.figures import figures_of_run
+from lightfed.utils.errors import UserError
 from lightfed.utils.keys import flat
 
+PAGE = "index.html"
 SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
 FILES = "report"  # folder of figures and tables that were asked for
 REFRESH = 10  # seconds after which the page of a running run loads itself
-SYNTHETIC = "Synthetic data: these results say nothing about the data set that it imitates."
+OURS = "list of lightfed runs"  # in the list
 
 
 def build(
@@ -47,14 +47,38 @@ def build(
         UserError: the folder is not a run, or cannot be read or written.
     """
     files = read(run)
-    figures = [*run_figures(files), *figures_of_run(files)]
-    numbers = {"final": key_figures(files), "client-groups": client_group_table(files)}
-    write_files(figures, numbers, run / FILES, formats, tables)
-    page = run / "index.html"
     live = live and not files.finished
-    write_file(page, _page(files, figures, live=live).encode())
-    write_index(files, live=live)
-    return page
+    figures, groups = [*run_figures(files), *figures_of_run(files)], client_group_table(files)
+    numbers = {"final": key_figures(files), "client-groups": groups}
+    write_files(figures, numbers, run / FILES, formats, tables)
+    rest = (files.planned or files.last_round) - files.last_round
+    folder, name = (shlex.quote(p.name) for p in (run.absolute().parent, run.absolute()))
+    page = document(
+        files.name,
+        template="run.html",
+        refresh=REFRESH * live,
+        run=files,
+        headline=headline(files),
+        measured=measured(files),
+        rounds=rounds_text(files),
+        left=seconds_text(rest * totals(files)["per_round"]) if rest else "",
+        written=datetime.now(),
+        results=numbers["final"],
+        folder=folder,
+        place=f"{folder}/{name}",
+        figures=figures,
+        client_groups=groups,
+        places=[files.client_groups.index(name) for name in groups.get("group", ())],
+        environment=[
+            (key, value if isinstance(value, str) else json.dumps(value))
+            for key, value in flat(files.environment)
+            if not key.startswith("experiment.")  # the configuration again
+        ],
+    )
+    write_file(run / PAGE, page.encode())
+    with suppress(UserError):  # the folder of the runs may be read-only
+        _write_list(files, live=live)
+    return run / PAGE
 
 
 def print_summary(run: Path) -> None:
@@ -67,50 +91,33 @@ def print_summary(run: Path) -> None:
         print_line(console, text)
     if len(groups := client_group_table(files)):
         print_table(console, groups, spare=SPARE)
-    page = run / "index.html"
-    if page.is_file():
-        print_line(console, f"page: {page}")
+    if (run / PAGE).is_file():
+        print_line(console, f"page: {run / PAGE}")
 
 
-def _page(run: Run, figures: Sequence[Figure], *, live: bool) -> str:
-    groups = client_group_table(run)
-    ended = "finished" if run.finished else f"not finished: {rounds_text(run)} rounds"
-    return document(
-        run.name,
-        template="run.html",
-        refresh=REFRESH if live else 0,
-        run=run,
-        headline=headline(run),
-        state="running" if live else ended,
-        progress=_progress(run) if live else "",
-        written=time.time() if live else 0,
-        notes=[SYNTHETIC] * bool(run.note),
-        results=key_figures(run),
-        finals=f"After round {run.last_round}, on test samples of {run.data}. {measured(run)}",
-        commands=_commands(run),
-        figures=figures,
-        client_groups=groups if len(groups) else None,
-        places=[run.client_groups.index(name) for name in groups.get("group", ())],
-        environment=[
-            (key, value if isinstance(value, str) else json.dumps(value))
-            for key, value in flat(run.environment)
-            if not key.startswith("experiment.")  # the configuration again
-        ],
-    )
-
-
-def _progress(run: Run) -> str:
-    """`12 of 30 rounds, about 4.0 min left. Written at 12:30:05`."""
-    rest = (run.planned or run.last_round) - run.last_round
-    left = f", about {seconds_text(rest * totals(run)['per_round'])} left" if rest else ""
-    return f"{rounds_text(run)} rounds{left}. Written at {datetime.now():%H:%M:%S}"
-
-
-def _commands(run: Run) -> dict[str, str]:
-    """What resumes the run and what compares it, in the folder that holds the one of the runs."""
-    place = run.folder.absolute()
-    runs, name = shlex.quote(place.parent.name), shlex.quote(place.name)
-    return {
-        "Resume": f"lightfed fit --config {runs}/{name}/config.yaml --ckpt_path last",
-        "Compare": f"lightfed report {runs}/{name} {runs}/OTHER",
-    }
+def _write_list(run: Run, *, live: bool) -> None:
+    """Write the list of all runs beside one, unless something else has written an index.html."""
+    folder = run.folder.absolute().parent
+    page = folder / PAGE
+    if page.is_file() and OURS not in page.read_text("utf-8"):
+        return
+    found = {}
+    for path in sorted(folder.glob("*/metrics.csv"), key=lambda path: -path.stat().st_mtime):
+        with suppress(UserError):  # no finished round yet, or damaged
+            one = read(path.parent)
+            going = live and path.parent == run.folder.absolute()
+            column = primary_metric(one)
+            found[path.parent.name] = {
+                "run": path.parent.name,
+                "algorithm": one.algorithm,
+                "data": f"{one.data}{one.note}",
+                "seed": str(one.seed),
+                "rounds": rounds_text(one),
+                "final figure": goal_text(column, one.final(column)),
+                "state": "running" if going else "finished" if one.finished else "not finished",
+                "changed": f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}",
+            }
+    links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]
+    shown, title = DataFrame(found.values(), dtype="str"), f"Runs in {folder.name}"
+    text = document(title, template=PAGE, ours=OURS, runs=shown, links=links)
+    write_file(page, text.encode())

@@ -1,4 +1,4 @@
-"""Which experiment is better in which metric: as sentences and a csv file.
+"""Which experiment is better in which metric: as sentences and a table.
 
 Experiments are compared if they have the same data set, partition and number of clients. Metrics
 are compared if they mean the same: a client after aggregation is never compared with one that has
@@ -13,12 +13,9 @@ from typing import NamedTuple
 from pandas import DataFrame
 
 from lightfed.results import groups
-from lightfed.results.groups import Group
-from lightfed.results.intervals import Paired, paired, seeds_text
-from lightfed.results.outcome import best_of
+from lightfed.results.groups import Group, Paired, paired
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered
-from lightfed.results.tables import readable
+from lightfed.results.text import readable, seeds_text
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
 
 KINDS = ("global", "local", "personal")
@@ -43,7 +40,7 @@ class Contest(NamedTuple):
     def best_other(self, group: Group | None) -> Group:
         """The experiment with the best mean over the seeds among all others."""
         scores = {g: g.score(column)[0] for g, column in self.columns.items() if g != group}
-        return best_of(scores, self.metric)
+        return groups.best_of(scores, self.metric)
 
     def paired(self, own: Group, rival: Group) -> Paired:
         return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
@@ -61,47 +58,43 @@ class Contest(NamedTuple):
 
 def contests(runs: Sequence[Run]) -> list[Contest]:
     """All metrics that at least two experiments on the same data have."""
-    met = gathered(groups.grouped(runs), lambda group: frozenset(groups.data_terms(group).items()))
-    return [contest for members in met.values() for contest in _contests(members)]
+    found = []
+    met = groups.gathered(groups.grouped(runs), lambda group: group.condition)
+    for condition, members in met.items():
+        metric = groups.usual_metric(members)
+        name, stages = readable(metric), {group: stage_columns(group, metric) for group in members}
+        columns = {f"{kind} {name}": dict.fromkeys(members, f"{kind}/{metric}") for kind in KINDS}
+        if any(len(own) == 2 for own in stages.values()):
+            del columns[f"personal {name}"]  # a different stage in different runs
+            for stage in (AGGREGATED, TRAINED):
+                columns[f"{name} {stage}"] = {g: c[stage] for g, c in stages.items() if stage in c}
+        for shown, each in columns.items():
+            known = {g: c for g, c in each.items() if math.isfinite(g.score(c)[0])}
+            if len(known) > 1:
+                found.append(Contest(condition, metric, shown, known))
+    return found
 
 
-def verdicts_csv(found: Sequence[Contest]) -> str:
-    """A line for each experiment, rival and metric; unknown values are empty."""
-    lines = []
+def verdicts_table(found: Sequence[Contest]) -> DataFrame:
+    """A row for each experiment, rival and metric; unknown values are NaN."""
+    rows = []
     for contest in found:
         for own, rival in itertools.permutations(contest.columns, 2):
             pair = contest.paired(own, rival)
-            line = {
-                "data": contest.data,
-                "metric": contest.columns[own],
-                "method": own.name,
-                "rival": rival.name,
-                "rival_metric": contest.columns[rival],
-                "n": len(pair.seeds),
-                "seeds": seeds_text(pair.seeds),
-                "missing": pair.lacking(own.name, rival.name),
-                "difference": pair.difference,
-                "low": pair.low,
-                "high": pair.high,
-                "verdict": pair.verdict,
-            }
-            lines.append(line)
-    return DataFrame(lines).to_csv(index=False)
-
-
-def _contests(members: Sequence[Group]) -> list[Contest]:
-    metric = groups.usual_metric(members)
-    name = readable(metric)
-    stages = {group: stage_columns(group, metric) for group in members}
-    found = {f"{kind} {name}": dict.fromkeys(members, f"{kind}/{metric}") for kind in KINDS}
-    if any(len(columns) == 2 for columns in stages.values()):
-        del found[f"personal {name}"]  # a different stage in different runs
-        for stage in (AGGREGATED, TRAINED):
-            own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
-            found[f"{name} {stage}"] = own
-    known = {
-        shown: {g: c for g, c in columns.items() if math.isfinite(g.score(c)[0])}
-        for shown, columns in found.items()
-    }
-    condition = members[0].condition
-    return [Contest(condition, metric, n, own) for n, own in known.items() if len(own) > 1]
+            rows.append(
+                {
+                    "data": contest.data,
+                    "metric": contest.columns[own],
+                    "method": own.name,
+                    "rival": rival.name,
+                    "rival_metric": contest.columns[rival],
+                    "n": len(pair.seeds),
+                    "seeds": seeds_text(pair.seeds),
+                    "missing": pair.lacking(own.name, rival.name),
+                    "difference": pair.difference,
+                    "low": pair.low,
+                    "high": pair.high,
+                    "verdict": pair.verdict,
+                }
+            )
+    return DataFrame(rows)

@@ -1,4 +1,9 @@
-"""The rows of a comparison: single runs, or groups of runs that differ only in the seed."""
+"""Experiments: runs that differ only in the seed, or single runs; their labels and intervals.
+
+Two runs with the same seed have the same clients, data and draws, so experiments are compared per
+seed. The interval is that of a paired t-test over the seeds; a single seed has none. The time to a
+target has the resolution of the evaluations: the number of rounds between two of them.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,24 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from lightfed.results import outcome
-from lightfed.results.columns import base_name
-from lightfed.results.mixtures import combination, level_counts
-from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, told_apart
-from lightfed.results.units import metric_text, spread_text
+import numpy as np
+
+from lightfed.results import text
+from lightfed.results.run import Run, base_name, primary_metric, traffic
+from lightfed.utils.keys import LEVELS, column_of, long_name
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+Spread = TypeVar("Spread", float, "Series")
 SEED = re.compile(r"[-_./]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
 # what labels leave out: the algorithm, which they begin with, and what levels and conditions name
 NO_LABEL = re.compile(
@@ -28,6 +36,14 @@ NO_LABEL = re.compile(
     r"|data\.(dataset|partition)\b"
 )
 NO_DATA = re.compile(r"(?!data\.(dataset|partition)\b)|data\.dataset(\.class_path)?$")
+LAST = ("max_epochs", "lr_schedule")  # they follow from what experiments are about
+NAMELESS = ("levels", "optimizer", "partition")  # settings whose values explain themselves
+NOTHING_ELSE = re.compile(r"(?!)")
+UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
+LEVEL = 0.95  # of intervals
+INTERVAL = "95 % paired t interval"
+CHOSEN = "The best rival is chosen on the same runs, and each interval holds for its own pair only."
+APART = "no seed in common"
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Group:
         name: folder of the only run, or of the first without its seed; says so if no run is
             finished.
         runs: one of each seed; the finished ones, or of all if none is.
-        label: its method, and in what that differs from others; the name if nothing is known.
+        label: its method, and in what that differs from others on the same data.
         condition: its data set, and in what the data differ from those of others.
         place: of its colour and dash, the same for equal labels; the first label of each method
             comes before all others.
@@ -51,23 +67,14 @@ class Group:
     place: int = field(default=0, compare=False)
 
     @property
-    def data(self) -> str:
-        return self.runs[0].data
-
-    @property
     def algorithm(self) -> str:
         return self.runs[0].algorithm
 
     def score(self, column: str) -> tuple[float, float]:
-        """The last finite values in a column: mean and sample deviation over the runs."""
-        return outcome.mean_and_std([run.final(column) for run in self.runs])
-
-    def interval(self, column: str) -> tuple[float, float, float, int]:
-        """Of the runs whose last value is finite: mean, 95 % t interval (NaN below two), number."""
-        known = sum(math.isfinite(run.final(column)) for run in self.runs)
-        mean, std = self.score(column)
-        half = outcome.t_half_width(std, known)
-        return mean, mean - half, mean + half, known
+        """Of the finite last values in a column: mean, half its 95 % t interval (NaN below two)."""
+        ends = [run.final(column) for run in self.runs]
+        mean, std = mean_and_std(ends)
+        return mean, t_half_width(std, sum(map(math.isfinite, ends)))
 
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.
@@ -80,11 +87,153 @@ class Group:
 
         values = pd.concat([run.series(column) for run in self.runs], axis=1, join="inner")
         values = values.dropna()
-        sent = pd.concat([outcome.traffic(run) for run in self.runs], axis=1).loc[values.index]
+        sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
         mean, std, n = values.mean(axis=1), values.std(axis=1), len(self.runs)
-        half = outcome.t_half_width(std, n)
+        half = t_half_width(std, n)
         own = {"mean": mean, "std": std, "low": mean - half, "high": mean + half, "n": n}
         return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
+
+
+def singles(runs: Sequence[Run]) -> list[Group]:
+    """A row per run."""
+    return _described([[run] for run in runs])
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """A row per experiment, in the order of their first runs."""
+    return _described([*gathered(runs, lambda run: run.digest).values()])
+
+
+def _described(rows: Sequence[Sequence[Run]]) -> list[Group]:
+    """With names, conditions, labels and places."""
+    members = [each_seed_once([run for run in own if run.finished] or own) for own in rows]
+    firsts = [own[0] for own in members]
+    parent = common_parent(firsts) if firsts else Path()
+    paths = [os.path.relpath(run.folder.absolute(), parent) for run in firsts]
+    short = [SEED.sub("", path) * (len(own) > 1) for path, own in zip(paths, members, strict=True)]
+    names = [s if s and short.count(s) == 1 else p for s, p in zip(short, paths, strict=True)]
+    terms = [options(r.settings, but=NO_DATA) | {"clients": f"{r.num_clients}"} for r in firsts]
+    data = [said.replace("partition ", "") for said in told_apart(terms)]
+    conditions = [", ".join(filter(None, (r.data, d))) for r, d in zip(firsts, data, strict=True)]
+    methods = gathered(range(len(rows)), lambda i: firsts[i].algorithm)
+    telling = [
+        _label_terms(own) | {"condition": said}
+        for own, said in zip(members, conditions, strict=True)
+    ]
+    labels = {
+        i: ", ".join(filter(None, (method, said)))
+        for method, own in methods.items()
+        for i, said in zip(own, told_apart([telling[i] for i in own], "condition"), strict=True)
+    }
+    alike = Counter((conditions[i], label) for i, label in labels.items())
+    for i, run in enumerate(firsts):
+        end = "" if run.finished else " (not finished)"
+        twin = alike[conditions[i], labels[i]] > 1
+        labels[i] += f", {names[i]}" * twin + end
+        names[i] += end
+    order = [*dict.fromkeys([labels[i] for i in (*(own[0] for own in methods.values()), *labels)])]
+    return [
+        Group(names[i], tuple(own), labels[i], conditions[i], order.index(labels[i]))
+        for i, own in enumerate(members)
+    ]
+
+
+def _label_terms(runs: Sequence[Run]) -> dict[str, str]:
+    """What a label may say besides the method, the most telling first; of a single run its seed."""
+    levels = level_counts(runs[0].settings)
+    mixture = {"levels": combination(levels)} if levels else {}
+    seed = {"seed": str(runs[0].seed)} if len(runs) == 1 else {}
+    return mixture | options(runs[0].settings, but=NO_LABEL) | seed
+
+
+def told_apart(options: Sequence[Mapping[str, str]], known: str = "") -> list[str]:
+    """Few settings that tell experiments apart: `lr 0.1`; equal ones get equal texts.
+
+    Earlier settings are preferred, and all to those of LAST. Empty where none is needed. The values
+    of NAMELESS stand alone; readers know the setting `known`.
+    """
+    chosen = [known]
+    names = dict.fromkeys(name for one in options for name in one)
+    for name in sorted(names, key=lambda name: name.startswith(LAST)):
+        tried = [tuple(one.get(key) for key in (*chosen, name)) for one in options]
+        if len(set(tried)) > len({values[:-1] for values in tried}):
+            chosen.append(name)
+    texts = [{name: one[name] for name in chosen[1:] if name in one} for one in options]
+    return [
+        ", ".join(value if name in NAMELESS else f"{name} {value}" for name, value in own.items())
+        for own in texts
+    ]
+
+
+def options(
+    settings: Mapping[str, str],
+    *,
+    but: re.Pattern[str] = NOTHING_ELSE,
+    unspoken: re.Pattern[str] = NOTHING_ELSE,
+) -> dict[str, str]:
+    """The settings of an experiment by their names in reports; classes by their own.
+
+    `but` matches keys to leave out, `unspoken` the beginning of a key to drop from its name. Keys
+    that would share a name have longer ones, such as `algorithm lr` and `optimizer lr`.
+    """
+    texts = {k: v for k, v in settings.items() if not but.match(k)}
+    names = {key: column_of(unspoken.sub("", key)) for key in texts}
+    times = Counter(names.values())
+    return {
+        name if times[name] == 1 else long_name(key): (
+            texts[key].rsplit(".", 1)[-1] if key.endswith("class_path") else texts[key]
+        )
+        for key, name in names.items()
+    }
+
+
+def level_counts(settings: Mapping[str, str]) -> dict[float, int]:
+    """Clients by rate, the widest first; a group without `rate` and `level` has rate 1."""
+    counts: Counter[float] = Counter()
+    groups = (f"model.clients.{place}" for place in count())
+    for group in takewhile(lambda group: f"{group}.count" in settings, groups):
+        width = settings.get(f"{group}.rate", LEVELS.get(settings.get(f"{group}.level", ""), 1.0))
+        counts[float(width)] += int(settings[f"{group}.count"])
+    return dict(sorted(counts.items(), reverse=True))
+
+
+def level_name(rate: float) -> str:
+    """The letter of the rate, or the rate itself (HeteroFL, Diao et al., ICLR 2021)."""
+    return next((level for level, width in LEVELS.items() if width == rate), f"{rate:g}")
+
+
+def combination(counts: Mapping[float, int]) -> str:
+    """`a-e` for equal shares, else shares in tenths, or in smallest numbers: `a2-b8`.
+
+    Counts are those of clients by rate, the widest first. Shares are equal up to rounding to whole
+    clients.
+    """
+    clients, spread = sum(counts.values()), max(counts.values()) - min(counts.values())
+    if spread < len(counts) and spread <= UNEVEN * clients:
+        return "-".join(map(level_name, counts))
+    tenths = all(10 * number % clients == 0 for number in counts.values())
+    unit = clients / 10 if tenths else math.gcd(*counts.values())
+    return "-".join(f"{level_name(rate)}{number / unit:.0f}" for rate, number in counts.items())
+
+
+def each_seed_once(runs: Sequence[Run]) -> list[Run]:
+    """The longest run of each seed: two of one seed have the same bits and would count double."""
+    longest = {run.seed: run for run in sorted(runs, key=lambda run: len(run.rounds))}
+    return [run for run in runs if run in longest.values()]
+
+
+def common_parent(runs: Sequence[Run]) -> Path:
+    """The deepest folder that holds all the runs; relative if it is below the current one."""
+    parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
+    return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
+
+
+def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in the order of each key's first item."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def runs_of(groups: Iterable[Group]) -> list[Run]:
@@ -98,7 +247,7 @@ def synthetic_note(groups: Iterable[Group]) -> str:
 
 def usual_metric(groups: Iterable[Group]) -> str:
     """The metric that most runs show first, without `global/` or `personal/`."""
-    names = [base_name(outcome.primary_metric(run)) for run in runs_of(groups)]
+    names = [base_name(primary_metric(run)) for run in runs_of(groups)]
     return Counter(names).most_common(1)[0][0]
 
 
@@ -107,84 +256,148 @@ def final_text(group: Group, column: str) -> str:
 
     Says of how many, if that of a run is not finite or missing.
     """
-    mean, low, _, known = group.interval(column)
+    ends = [run.final(column) for run in group.runs if run.has(column)]
+    known = sum(map(math.isfinite, ends))
     if not known:
-        ends = (run.final(column) for run in group.runs if run.has(column))
-        return metric_text(column, max(ends, default=math.nan))
-    text, runs = spread_text(column, mean, mean - low), len(group.runs)
-    return f"{text}, {known} of {runs} seeds" if known < runs else text
+        return text.metric_text(column, max(ends, default=math.nan))
+    seeds = f", {known} of {len(group.runs)} seeds" if known < len(group.runs) else ""
+    return text.metric_text(column, *group.score(column)) + seeds
 
 
-def final_heading(name: str, groups: Iterable[Group]) -> str:
-    """The heading of `final_text`, which says what follows a `+-`."""
-    return f"{name} (95 % interval)" if any(len(group.runs) > 1 for group in groups) else name
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Of the finite values; the sample deviation is NaN below two of them."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    mean = float(known.mean()) if len(known) else math.nan
+    return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
 
 
-def singles(runs: Sequence[Run]) -> list[Group]:
-    """A row per run."""
-    return _described([[run] for run in runs], seeds=True)
+def t_half_width(std: Spread, n: int) -> Spread:
+    """Half the 95 % t interval of a mean of n values with this sample deviation; NaN below two."""
+    from scipy.special import stdtrit  # scipy.stats would take a second to import
+
+    return std * (float(stdtrit(n - 1, (1 + LEVEL) / 2)) / math.sqrt(n) if n > 1 else math.nan)
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
-    """A row per experiment, in the order of their first runs."""
-    return _described([*gathered(runs, lambda run: run.experiment["digest"]).values()])
+def best_of(scores: Mapping[Item, float], metric: str) -> Item:
+    """The key of the best of at least one score."""
+    return max(scores, key=lambda item: text.direction(metric) * scores[item])
 
 
-def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Group]:
-    """With names, conditions, labels and places; with `seeds` labels may name the seed.
+def when_reached(target: float, values: Series, at: Series, metric: str) -> float:
+    """The entry of `at`, such as seconds by round, when a metric first reaches a target, or NaN.
 
-    If some of an algorithm on the same data do not differ, all of this algorithm keep their names.
+    `values` are those of the metric by round; its name says whether lower is better.
     """
-    ended = [[run for run in own if run.finished] or own for own in rows]
-    found = [Group("", tuple(outcome.each_seed_once(own))) for own in ended]
-    parent = common_parent(runs_of(found)) if found else Path()
-    paths = [os.path.relpath(group.runs[0].folder.absolute(), parent) for group in found]
-    short = [SEED.sub("", p) if len(g.runs) > 1 else p for g, p in zip(found, paths, strict=True)]
-    data = [{k: v for k, v in data_terms(group).items() if k != "data"} for group in found]
-    texts = [text.replace("partition ", "") for text in told_apart(data)]
-    for i, group in enumerate(found):
-        name = (short[i] if short[i] and short.count(short[i]) == 1 else paths[i]) + _end(group)
-        condition = ", ".join(filter(None, (group.data, texts[i])))
-        found[i] = replace(group, name=name, label=name, condition=condition)
-    elsewhere = len({group.condition for group in found}) > 1
-    methods = gathered(range(len(found)), lambda i: found[i].algorithm)
-    for method, places in methods.items():
-        own = [found[i] for i in places]
-        terms = [terms_of(group) | {"condition": group.condition} for group in own]
-        if seeds:
-            terms = [one | {"seed": str(g.runs[0].seed)} for one, g in zip(terms, own, strict=True)]
-        texts = told_apart(terms, known="condition")
-        whole = len(methods) > 1 or (elsewhere and not all(texts))
-        labels = [", ".join(filter(None, (method * whole, text))) for text in texts]
-        unlike = {(g.condition, label) for g, label in zip(own, labels, strict=True)}
-        if all(labels) and len(unlike) == len(own):
-            for i, label in zip(places, labels, strict=True):
-                found[i] = replace(found[i], label=label + _end(found[i]))
-    first = [found[places[0]].label for places in methods.values()]
-    order = list(dict.fromkeys([*first, *(group.label for group in found)]))
-    return [replace(group, place=order.index(group.label)) for group in found]
+    there = at[text.direction(metric) * (values - target) >= 0]
+    return float(there.iloc[0]) if len(there) else math.nan
 
 
-def _end(group: Group) -> str:
-    return "" if group.runs[0].finished else " (not finished)"
+def reached_by_all(runs: Iterable[Run], column: str) -> float:
+    """The value that all runs with this column reach: the worst of their best. NaN without any."""
+    reached = [value for run in runs if math.isfinite(value := run.best(column)[0])]
+    return min(reached, key=lambda value: text.direction(column) * value, default=math.nan)
 
 
-def data_terms(group: Group) -> dict[str, str]:
-    """The data set, its partition, and the number of clients: equal where results compare."""
-    run = group.runs[0]
-    clients = {} if run.num_clients is None else {"clients": str(run.num_clients)}
-    return {"data": run.data} | options(run.experiment["settings"], but=NO_DATA) | clients
+def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
+    """Rounds, bytes and FLOPs of all clients until a column first reached a target.
+
+    Means over the runs; NaN unless all reached it.
+    """
+    found = []
+    for run in runs:
+        flops = run.series("flops").fillna(0.0).cumsum()
+        spent = (run.rounds.index.to_series(), traffic(run), flops)
+        found.append([when_reached(target, run.series(column), at, column) for at in spent])
+    return [float(mean) for mean in np.mean(found, axis=0)]
 
 
-def terms_of(group: Group) -> dict[str, str]:
-    """What a label may say besides the method, the most telling first."""
-    settings = group.runs[0].experiment["settings"]
-    levels = level_counts(settings)
-    mixture = {"levels": combination(levels)} if levels else {}
-    return mixture | options(settings, but=NO_LABEL)
+def resolution_text(runs: Iterable[Run], column: str) -> str:
+    """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty without any."""
+    measured = [run.series(column).dropna().index for run in runs]
+    most = sorted(int(np.diff(at, prepend=0).max()) for at in measured if len(at))
+    return f"{text.ends_text(most)} round{'s' * (most[-1] != 1)}" if most else ""
 
 
-def common_parent(runs: Sequence[Run]) -> Path:
-    """The deepest folder that holds all the runs; relative if it is below the current one."""
-    parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
-    return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
+@dataclass(frozen=True)
+class Paired:
+    """The final metric of an experiment compared with that of a rival.
+
+    Attributes:
+        metric: its name without the kind (`personal/`).
+        seeds: those for which both have a final value, ascending.
+        own_only: seeds for which only the experiment has one; rival_only: only the rival.
+        difference: mean over the seeds; positive if the experiment is better, also for a metric
+            that should be low. NaN without a common seed.
+        low: lower end of the interval, NaN below two seeds; high: its upper end.
+    """
+
+    metric: str
+    seeds: tuple[int, ...]
+    own_only: tuple[int, ...]
+    rival_only: tuple[int, ...]
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        if not self.seeds:
+            return APART
+        if math.isnan(self.low):
+            return "one seed shows no interval"
+        if self.low <= 0 <= self.high:
+            return "no difference shown"
+        return "better" if self.low > 0 else "worse"
+
+    @property
+    def interval(self) -> str:
+        """`1.20 to 3.80`, empty below two seeds."""
+        ends = [_signed(self.metric, end).removeprefix("+") for end in (self.low, self.high)]
+        return "" if math.isnan(self.low) else " to ".join(ends)
+
+    @property
+    def gain(self) -> str:
+        """The difference in percentage points, or in the metric's unit."""
+        return _signed(self.metric, self.difference)
+
+    def lacking(self, own: str, rival: str) -> str:
+        """`FML lacks seed 2`; empty if both have all seeds."""
+        return ", ".join(
+            f"{name} lacks seed{'s' * (len(seeds) > 1)} {text.seeds_text(seeds)}"
+            for name, seeds in ((own, self.rival_only), (rival, self.own_only))
+            if seeds
+        )
+
+    def sentence(self, own: str, rival: str, *, role: str = "") -> str:
+        """`+2.50 points over FML, 95 % paired t interval 1.20 to 3.80, 3 seeds (0-2): better`.
+
+        `role` is that of the rival, such as `the best baseline`.
+        """
+        over = f"over {rival}{f', {role}' if role else ''}"
+        if not self.seeds:
+            return f"{over}: {APART}"
+        unit = " points" if text.is_share(self.metric) else ""
+        interval = f"{INTERVAL} {self.interval}" if self.interval else ""
+        seeds = f"{text.counted(len(self.seeds), 'seed')} ({text.seeds_text(self.seeds)})"
+        parts = (f"{self.gain}{unit} {over}", interval, seeds, self.lacking(own, rival))
+        return f"{', '.join(filter(None, parts))}: {self.verdict}"
+
+
+def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
+    """Compare two experiments, each by its own column of metrics.csv, in finished runs."""
+    mine, theirs = (_finals(g, c) for g, c in zip((own, rival), columns, strict=True))
+    seeds = tuple(sorted(mine.keys() & theirs.keys()))
+    gains = [text.direction(metric) * (mine[seed] - theirs[seed]) for seed in seeds]
+    mean, std = mean_and_std(gains)
+    half = t_half_width(std, len(seeds))
+    own_only, rival_only = (tuple(sorted({*ends} - {*seeds})) for ends in (mine, theirs))
+    return Paired(metric, seeds, own_only, rival_only, mean, mean - half, mean + half)
+
+
+def _finals(group: Group, column: str) -> dict[int, float]:
+    ends = {run.seed: run.final(column) for run in group.runs if run.finished}
+    return {s: end for s, end in ends.items() if s is not None and math.isfinite(end)}
+
+
+def _signed(metric: str, value: float) -> str:
+    return f"{100 * value:+.2f}" if text.is_share(metric) else f"{value:+.3g}"

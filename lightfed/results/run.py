@@ -1,35 +1,43 @@
-"""A run folder as tables.
+"""A run folder as tables, and what came out of it: its primary metric, best values and costs.
 
 Only metrics.csv must exist. Masks of sparse clients are read by `studies.dispfl`. The run may still
 be writing: a last line without a line end is ignored, and the evaluation that it belongs to counts
 only if there is no earlier one.
+
+A column of metrics.csv is `<kind>/<metric>`, its spread, or its mean over a client group. Metrics
+(`val/acc`) and client groups may have slashes in their names.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lightfed.results.columns import is_metric, natural_order
-from lightfed.results.csvfile import finite, read_csv, reading
-from lightfed.results.settings import read_settings
-from lightfed.utils.errors import require
-from lightfed.utils.keys import COLUMNS, experiment
+from lightfed.results.text import direction, is_share
+from lightfed.utils.errors import UserError, require
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-
-class Partition(NamedTuple):
-    """Training samples of each class (column) and client (row), scheme, seed and data set."""
-
-    counts: DataFrame
-    meta: dict[str, Any]
+# what was tested: which model, on whose samples; the first that a run has is its main one
+KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
+# name on the page and explanation of the clients' kinds, except `personal`
+OF_CLIENTS = {
+    "local": ("local", "the global model on a client's own test samples"),
+    "trained": ("as trained", "what a client holds, before aggregation"),
+    "aggregated": ("after aggregation", "what a client holds, before its next session"),
+    "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
+}
+NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
 
 class Gates(NamedTuple):
@@ -71,20 +79,15 @@ class Run:
         return last.set_index("client").sort_index()
 
     @cached_property
-    def timings(self) -> DataFrame:
-        """Seconds by part of each finished round, means over the ranks; empty without the file."""
-        return read_csv(self.folder / "timings.csv")[0].set_index("round")
-
-    @cached_property
-    def partition(self) -> Partition | None:
+    def partition(self) -> DataFrame | None:
+        """Training samples of each class (column) and client (row)."""
         import pandas as pd
 
         if not (arrays := self._arrays("partition")):
             return None
-        meta = json.loads(str(arrays["meta"]))
         counts = pd.DataFrame(arrays["train_counts"].astype(int))
-        classes = pd.Index(meta["classes"] or counts.columns).astype(str)
-        return Partition(counts.set_axis(classes, axis=1), meta)
+        classes = pd.Index(json.loads(str(arrays["meta"]))["classes"] or counts.columns)
+        return counts.set_axis(classes.astype(str), axis=1)
 
     @cached_property
     def gates(self) -> Gates | None:
@@ -104,24 +107,15 @@ class Run:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """environment.json."""
-        with reading(self.folder / "environment.json"):
-            stated: dict[str, Any] = json.loads(self._text("environment.json") or "{}")
+        with reading(self.folder / "environment.json") as path:
+            stated: dict[str, Any] = json.loads(path.read_text("utf-8") if path.is_file() else "{}")
         return stated
 
     @cached_property
-    def config(self) -> str | None:
-        """The text of config.yaml; None without it."""
-        return self._text("config.yaml")
-
-    @cached_property
-    def settings(self) -> dict[str, str]:
-        """Of config.yaml by their dotted keys, all values text.
-
-        With the digests of the data and the partition, `data.dataset.digest` and so on.
-        """
-        digests = self.environment.get("digests", {}).items()
-        stated = read_settings(self.config or "", self.folder / "config.yaml")
-        return stated | {f"data.{name}.digest": text for name, text in digests}
+    def config(self) -> str:
+        """The text of config.yaml; empty without it."""
+        with reading(self.folder / "config.yaml") as path:
+            return path.read_text("utf-8") if path.is_file() else ""
 
     @property
     def name(self) -> str:
@@ -148,15 +142,16 @@ class Run:
         """Clients of each group, in the order of the configuration."""
         return dict(self.environment.get("groups", {}))
 
-    @cached_property
-    def experiment(self) -> dict[str, Any]:
-        """Its digest and settings, see `keys.experiment`: written by the run, or from config.yaml.
+    @property
+    def digest(self) -> str:
+        """That of its experiment, see `keys.experiment`; without one it is one by itself."""
+        alone = str(self.folder.absolute())
+        return str(self.environment.get("experiment", {}).get("digest", alone))
 
-        A run without a configuration is an experiment by itself.
-        """
-        alone = {"digest": str(self.folder.absolute())} if self.config is None else {}
-        found: dict[str, Any] = self.environment.get("experiment", {})
-        return found or experiment(self.settings) | alone
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of its experiment by their dotted keys, all values text."""
+        return dict(self.environment.get("experiment", {}).get("settings", {}))
 
     @property
     def note(self) -> str:
@@ -185,20 +180,17 @@ class Run:
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
-        """Names in natural order; the position gives the colour."""
-        return tuple(sorted({*self.evaluation["group"], *self.group_sizes}, key=natural_order))
+        """Names in the order of the configuration; the position gives the colour."""
+        return tuple(dict.fromkeys([*self.group_sizes, *self.evaluation["group"]]))
 
     @cached_property
-    def client_group_columns(self) -> frozenset[str]:
-        """Columns of metrics.csv with means over one of several client groups."""
+    def metrics(self) -> list[str]:
+        """The columns that are metrics of the whole run: not of a group, not a spread."""
+        columns = [name for name in map(str, self.rounds) if is_metric(name)]
         groups = self.client_groups if len(self.client_groups) > 1 else ()
-        metrics = filter(is_metric, map(str, self.rounds))
-        return frozenset(f"{name}/{group}" for name in metrics for group in groups)
-
-    @property
-    def client_metrics(self) -> list[str]:
-        """The metrics in clients.csv."""
-        return [name for name in self.evaluation.columns if name not in COLUMNS]
+        ends = [*(f"/{group}" for group in groups), "_std", "_worst10"]
+        parts = {name + end for name in columns for end in ends}
+        return [name for name in columns if name not in parts]
 
     def series(self, name: str) -> Series:
         """A column of `rounds`; all NaN if there is no such column."""
@@ -213,6 +205,14 @@ class Run:
         """Whether a column of metrics.csv was measured, perhaps never as a finite value."""
         return not math.isnan(self.final(name))
 
+    def best(self, name: str) -> tuple[float, int]:
+        """The best value of a column, and its round; NaN and 0 without any."""
+        values = self.series(name).dropna()
+        if values.empty:
+            return math.nan, 0
+        place = int((values * direction(name)).argmax())
+        return float(values.iloc[place]), int(values.index[place])
+
     @cached_property
     def _measured(self) -> DataFrame:
         """metrics.csv by round, inf where not finite."""
@@ -221,7 +221,7 @@ class Run:
     @cached_property
     def _tested(self) -> tuple[DataFrame, bool]:
         """clients.csv, and whether its last line is incomplete."""
-        return read_csv(self.folder / "clients.csv", keys=("round", "client", "group"))
+        return read_csv(self.folder / "clients.csv")
 
     def _arrays(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of an npz file; none without it."""
@@ -230,11 +230,6 @@ class Run:
             return {}
         with reading(path), np.load(path, allow_pickle=False) as file:
             return dict(file)
-
-    def _text(self, name: str) -> str | None:
-        path = self.folder / name
-        with reading(path):
-            return path.read_text("utf-8") if path.is_file() else None
 
 
 def read(folder: Path | str) -> Run:
@@ -251,3 +246,86 @@ def read(folder: Path | str) -> Run:
     found, fix = f"{metrics} holds no finished round yet", "wait for the first round to end"
     require(len(run.rounds) > 0, "report", found, fix)
     return run
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Path]:
+    """Raise a UserError that names the file, whatever a library raises that cannot read it."""
+    try:
+        yield path
+    except Exception as error:
+        found = f"{path} cannot be read: {' '.join(str(error).split())}"
+        raise UserError("report", found, "write the file again or remove it") from error
+
+
+def read_csv(path: Path) -> tuple[DataFrame, bool]:
+    """The complete lines of a csv file, and whether the last one is incomplete.
+
+    All columns but `group` are numbers. An empty field is NaN, and `nan`, a value that was
+    measured, is infinite. Without a line it has no rows. A UserError if the file is damaged.
+    """
+    import pandas as pd
+
+    text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
+    lines, _, rest = text.rpartition("\n")
+    if "\n" not in lines:  # no row yet
+        return pd.DataFrame(columns=["round", "client", "group"]), bool(rest)
+    with reading(path):
+        source = io.StringIO(NAN.sub("inf", lines))
+        table = pd.read_csv(source, dtype={"group": "str"}, na_values=[""], keep_default_na=False)
+        texts = table.drop(columns="group", errors="ignore").select_dtypes(exclude="number")
+        if len(texts.columns) or "round" not in table:
+            raise ValueError(f"no numbers in column {[*texts, 'round'][0]}")
+    return table, bool(rest)
+
+
+def finite(table: DataFrame) -> DataFrame:
+    return table.replace([np.inf, -np.inf], np.nan)
+
+
+def is_metric(column: str) -> bool:
+    return "/" in column and column.partition("/")[0] in KINDS
+
+
+def base_name(column: str) -> str:
+    """`personal/val/acc` -> `val/acc`; a column without a kind keeps its name."""
+    return column.partition("/")[2] if is_metric(column) else column
+
+
+def primary_metric(run: Run) -> str:
+    """The run's main column: accuracy, else the first metric, else the training loss."""
+
+    def rank(column: str) -> tuple[bool, bool, int]:
+        kind, _, metric = column.partition("/")
+        return metric != "accuracy", not is_share(metric), KINDS.index(kind)
+
+    own = [name for name in run.metrics if run.has(name) and "loss" not in name.lower()]
+    return min(own, key=rank, default="train_loss")
+
+
+def traffic(run: Run) -> Series:
+    """By round: bytes up and down of all clients since the start of the run."""
+    both = run.rounds.reindex(columns=["bytes_up", "bytes_down"])
+    return both.sum(axis=1).cumsum().where(both.notna().any(axis=1))
+
+
+def totals(run: Run) -> dict[str, float]:
+    """Over all clients and rounds: the columns summed, and `sent`, up and down; NaN if unknown.
+
+    `per_round` are the mean seconds of the timed rounds, and `stored_bytes` those kept by a client,
+    mean over the clients of the last evaluation.
+    """
+    summed = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")
+    found = {name: float(run.series(name).sum(min_count=1)) for name in summed}
+    kept = run.evaluation.reindex(columns=["stored_bytes"])["stored_bytes"].mean()
+    found |= {"sent": float(traffic(run).max()), "stored_bytes": float(kept)}
+    return found | {"per_round": float(run.series("seconds").mean())}
+
+
+def worst_tenth(values: Series, metric: str) -> float:
+    """The mean of the worst tenth (rounded up) of the known values; inf if one is not finite."""
+    known = values.dropna()
+    if np.isinf(known).any():
+        return math.inf
+    worst = known.nsmallest if direction(metric) > 0 else known.nlargest
+    return float(worst(math.ceil(len(known) / 10)).mean())

@@ -12,12 +12,10 @@ import pandas as pd
 from safetensors.numpy import load_file
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure
-from lightfed.results.csvfile import reading
-from lightfed.results.groups import Group, grouped, usual_metric
-from lightfed.results.run import Run
-from lightfed.results.settings import gathered
-from lightfed.results.units import NOTHING
+from lightfed.drawing.marks import Axis, Figure
+from lightfed.results.groups import Group, gathered, grouped, usual_metric
+from lightfed.results.run import Run, reading
+from lightfed.results.text import NOTHING
 from lightfed.studies.shared import MOST_DRAWN, course_figures, heat_of
 
 MOST_READ = 100  # clients

@@ -8,12 +8,20 @@ virtual time. A third figure shows bytes between servers and coordinator.
 import math
 from collections.abc import Iterator, Sequence
 
-from lightfed.drawing.charts import Axis, Figure
-from lightfed.results.groups import Group, grouped, runs_of, usual_metric
-from lightfed.results.outcome import mean_and_std, reached_by_all, t_half_width, when_reached
+from lightfed.drawing.marks import Axis, Figure
+from lightfed.results.groups import (
+    Group,
+    gathered,
+    grouped,
+    mean_and_std,
+    reached_by_all,
+    runs_of,
+    t_half_width,
+    usual_metric,
+    when_reached,
+)
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered
-from lightfed.results.tables import readable
+from lightfed.results.text import readable
 from lightfed.studies.shared import Scale, course_figures
 
 TIME, BYTES = "virtual_time", "server_bytes"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lightfed.drawing.charts import Figure
+from lightfed.drawing.marks import Figure
 from lightfed.results.run import Run
 from lightfed.studies import dispfl, fedbcd, flexifed, heterofl, pfedmoe
 from lightfed.studies.shared import StudyTable

@@ -7,11 +7,10 @@ each. All metrics are of the clients' own models on their own test samples.
 import math
 from collections.abc import Iterator, Sequence
 
-from lightfed.drawing.charts import Figure
-from lightfed.results.groups import Group, runs_of, usual_metric
-from lightfed.results.outcome import costs_to, reached_by_all
+from lightfed.drawing.marks import Figure
+from lightfed.results.groups import Group, costs_to, reached_by_all, runs_of, usual_metric
 from lightfed.results.run import Run
-from lightfed.results.units import metric_text
+from lightfed.results.text import metric_text
 from lightfed.studies import shared
 
 BASELINE = "ClusteredFL"

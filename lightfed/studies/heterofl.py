@@ -9,13 +9,18 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.tidy import metric_axis_of, score_row, stacked
-from lightfed.results.groups import Group, grouped, usual_metric
-from lightfed.results.mixtures import combination, level_counts, level_name
+from lightfed.drawing.marks import Axis, Figure, Series, metric_axis, stacked
+from lightfed.results.groups import (
+    Group,
+    combination,
+    gathered,
+    grouped,
+    level_counts,
+    level_name,
+    usual_metric,
+)
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered
-from lightfed.results.tables import readable, sentence
+from lightfed.results.text import readable, sentence
 from lightfed.studies.shared import family, figure_of
 
 CAPTION = (
@@ -39,9 +44,11 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         rows = rows.assign(at=at, series=series)
         by, charts = Series.of("series", sorted(series)), []
         for column in (f"global/{metric}", f"personal/{metric}"):
-            table = rows.join(pd.DataFrame([score_row(g, column) for g in rows["group"]]))
+            mean, half = pd.DataFrame([g.score(column) for g in rows["group"]]).to_numpy().T
+            table = rows.assign(value=mean, low=mean - half, high=mean + half)
             if len(table := table.dropna(subset="value")):
-                y, table = metric_axis_of(column, table), stacked([table], column)
+                y = metric_axis("value", column, table["value"], f"final {readable(column)}")
+                table = stacked([table], column)
                 charts.append(marks.points(table, x, y, by, name="name", title=sentence(column)))
         title = f"{readable(metric)} against model size"
         yield figure_of("sizes", name, title, charts, CAPTION, list(rows["group"]))

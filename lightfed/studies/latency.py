@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure, Series
 from lightfed.drawing.files import FORMATS, picture, write_file
+from lightfed.drawing.marks import Axis, Figure, Series
 from lightfed.drawing.summary import new_console, print_line, print_table
-from lightfed.results.units import NOTHING, seconds_text
+from lightfed.results.text import NOTHING, seconds_text
 from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require

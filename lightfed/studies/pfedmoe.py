@@ -11,14 +11,19 @@ import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.results import units
-from lightfed.results.csvfile import finite
-from lightfed.results.groups import Group, runs_of, usual_metric
-from lightfed.results.intervals import CHOSEN, INTERVAL, paired
-from lightfed.results.outcome import reached_by_all
-from lightfed.results.run import Run
-from lightfed.results.tables import readable, sentence
+from lightfed.drawing.marks import Axis, Figure, Series
+from lightfed.results import text
+from lightfed.results.groups import (
+    CHOSEN,
+    INTERVAL,
+    Group,
+    paired,
+    reached_by_all,
+    runs_of,
+    usual_metric,
+)
+from lightfed.results.run import Run, finite
+from lightfed.results.text import readable, sentence
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
@@ -27,7 +32,7 @@ KINDS = {
     **dict.fromkeys((OURS, "FML", "FedKD", "FedAPEN"), "mutual learning"),
     **dict.fromkeys(("FD", "FedProto"), "distillation"),
     "LGFedAvg": "model mixing",
-    "Standalone": units.NOTHING,
+    "Standalone": text.NOTHING,
 }
 # arguments of pFedMoE that the paper does not have: a run with another value is an ablation
 PARTS = {"gate": "paper", "federate": "true"}
@@ -66,8 +71,8 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         if rival is None:
             continue
         gains = (_by_client(groups[0], metric) - _by_client(rival, metric)).dropna(how="all")
-        share, label = units.is_share(metric), groups[0].label
-        each = units.direction(metric) * (100 if share else 1) * gains.T
+        share, label = text.is_share(metric), groups[0].label
+        each = text.direction(metric) * (100 if share else 1) * gains.T
         table = pd.DataFrame({"difference": each.mean(), "low": each.min(), "high": each.max()})
         unit = f"difference in {'percentage points' if share else readable(metric)}"
         y, by = Axis("difference", unit, zero=True), Series("series", {label: groups[0].place})
@@ -84,7 +89,7 @@ def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
         if {OURS} < {group.algorithm for group in groups}:
             yield (
                 name,
-                sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == units.NOTHING)),
+                sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == text.NOTHING)),
             )
 
 
@@ -92,23 +97,23 @@ def _kind(group: Group) -> str:
     """That of the paper; an ablation of pFedMoE has none."""
     settings = group.runs[0].settings
     stated = {key: settings.get(f"model.algorithm.init_args.{key}", PARTS[key]) for key in PARTS}
-    return units.NOTHING if group.algorithm == OURS and stated != PARTS else KINDS[group.algorithm]
+    return text.NOTHING if group.algorithm == OURS and stated != PARTS else KINDS[group.algorithm]
 
 
 def _gain(own: Group, groups: Sequence[Group], column: str, *, alike: bool = False) -> str:
     """Over the best of other methods, perhaps of its kind alone: `+2.00 (-0.48 to 4.48)`."""
-    kinds = {_kind(own)} - {units.NOTHING} if alike else {*KINDS.values()}
+    kinds = {_kind(own)} - {text.NOTHING} if alike else {*KINDS.values()}
     others = [g for g in groups if g.algorithm != own.algorithm and _kind(g) in kinds]
     rival = shared.best(others, column)
     found = paired(own, rival, column, (column, column)) if rival else None
     if found is None or not found.seeds:
-        return units.NOTHING
+        return text.NOTHING
     return f"{found.gain} ({found.interval})" if found.interval else found.gain
 
 
 def _by_client(group: Group, metric: str) -> pd.DataFrame:
     """The last values of a metric, a row a client and a column a seed; NaN if not finite."""
-    tested = {run.seed: run.evaluation for run in group.runs if metric in run.client_metrics}
+    tested = {run.seed: run.evaluation for run in group.runs if metric in run.evaluation}
     return finite(pd.DataFrame({seed: table[metric] for seed, table in tested.items()}))
 
 

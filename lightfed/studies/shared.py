@@ -8,22 +8,33 @@ from typing import Any, NamedTuple
 from pandas import DataFrame
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Chart, Figure, Series
-from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
+from lightfed.drawing.marks import (
+    Along,
+    Axis,
+    Chart,
+    Figure,
+    Series,
+    common_axis,
+    course_table,
+    file_name,
+    stacked,
+)
 from lightfed.results.groups import (
     Group,
+    best_of,
+    costs_to,
     final_text,
+    gathered,
     grouped,
+    options,
+    resolution_text,
     runs_of,
     synthetic_note,
+    told_apart,
     usual_metric,
 )
-from lightfed.results.intervals import goal_text, resolution_text
-from lightfed.results.outcome import best_of, costs_to
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, told_apart
-from lightfed.results.tables import readable, sentence
-from lightfed.results.units import bytes_text, flops_text, metric_text
+from lightfed.results.text import bytes_text, flops_text, goal_text, metric_text, readable, sentence
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
 # settings in which the experiments of a protocol may differ, or that its name says in other words

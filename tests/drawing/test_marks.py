@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from lightfed.drawing import marks
-from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.files import TABLES, picture, table_text
-from lightfed.drawing.theme import THEME, coloured
+from lightfed.drawing.marks import THEME, Axis, Chart, Figure, Series, coloured, metric_axis
 
 METHODS = ("FedAvg", "<script>alert(1)</script>", "a.b[c] $x$ 50 %")
 TABLE = pd.DataFrame(
@@ -30,7 +29,7 @@ CELLS = pd.DataFrame([{"client": k, "label": c, "n": k * c} for k in range(12) f
 CHARTS: Mapping[str, Callable[[], Chart]] = {
     "lines": lambda: marks.lines(TABLE, ROUND, ACC, BY),
     "points": lambda: marks.points(TABLE, ROUND, ACC, BY),
-    "rows": lambda: marks.points(LAST, ACC, METHOD, BY, across=True),
+    "named": lambda: marks.points(LAST, ROUND, ACC, BY, name="method"),
     "spread": lambda: marks.spread(TABLE, ACC, METHOD, BY),
     "heat": lambda: marks.heat(CELLS, Axis("client"), Axis("label"), Axis("n", "samples")),
 }
@@ -55,7 +54,7 @@ def test_every_chart_is_vega_lite_in_both_themes(name: str) -> None:
         spec = coloured(page, scheme)
         assert "theme:" not in str(spec)
         altair.LayerChart.from_dict(spec)  # raises where the schema does not hold
-    assert len(chart.table.columns) == len(chart.headings) > 1
+    assert len(chart.table.columns) == len(chart.columns) > 1
 
 
 def test_a_figure_is_drawn_with_the_names_as_texts() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lightfed.drawing.charts import Figure
+from lightfed.drawing.marks import Figure
 from lightfed.drawing.markup import content, digest, document, library
 from tests.drawing.test_marks import CHARTS, FIGURE, METHODS
 

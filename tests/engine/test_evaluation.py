@@ -27,7 +27,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.networks.mlp import MLP
-from lightfed.results.units import lower_is_better
+from lightfed.results.text import lower_is_better
 from lightfed.runs.environment import environment
 from lightfed.topology.topology import Ring
 from tests.engine.noisy import Noisy

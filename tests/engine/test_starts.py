@@ -24,7 +24,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP
-from lightfed.results.units import lower_is_better
+from lightfed.results.text import lower_is_better
 from lightfed.topology.topology import Full, Ring, TimeVarying
 from tests.engine.spy import Counting, data, federation
 from tests.small import fit, fleet_of, random_data, run_round

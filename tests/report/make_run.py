@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml  # type: ignore[import-untyped]
 from safetensors.numpy import save_file
 
-from lightfed.drawing.charts import Chart, Figure
+from lightfed.drawing.marks import Chart, Figure
+from lightfed.utils.keys import experiment, flat
 
 METRICS = {
     "train_loss": (2.0, 1.0, 0.5),
@@ -85,12 +87,21 @@ def write_run(
     if evaluations is not None and costs is not None:
         np.savez(folder / "costs.npz", round=np.array(evaluations[-1][0]), sums=np.array(costs))
     if environment is not None:
-        (folder / "environment.json").write_text(json.dumps(dict(environment)))
+        stated = dict(environment)
+        if config is not None:
+            stated = {"experiment": recorded(config), **stated}
+        (folder / "environment.json").write_text(json.dumps(stated))
     if config is not None:
         (folder / "config.yaml").write_text(config)
     if counts is not None:
         write_partition(folder, counts, classes=classes)
     return folder
+
+
+def recorded(config: str) -> dict[str, Any]:
+    """What environment.json says of the experiment; a configuration that is no mapping has none."""
+    values = yaml.load(config, Loader=yaml.BaseLoader)
+    return experiment(dict(flat(values)) if isinstance(values, dict) else {})
 
 
 def write_partition(folder: Path, counts: np.ndarray, *, classes: Sequence[str]) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightfed.drawing.charts import Figure
-from lightfed.report.final_figures import comparison_table
+from lightfed.drawing.marks import Figure
+from lightfed.report.tables import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.run import Run, read
-from lightfed.results.units import virtual_text
+from lightfed.results.text import metric_text
 from lightfed.studies.fedbcd import common_target, figures, time_to
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
@@ -213,7 +213,7 @@ def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path
     row = Group("x", runs)
     half = stats.t.interval(0.95, 1, scale=stats.sem([20, 14]))[1]  # as in the columns beside it
     assert time_to(row, "global/accuracy", 0.5) == (17, pytest.approx(half))
-    assert virtual_text(0.017, 0.0031) == "0.017 +- 0.0031 s"
+    assert metric_text("", 0.017, 0.0031) == "0.017 +- 0.0031"
     assert math.isnan(time_to(row, "global/accuracy", 0.65)[0])
 
 

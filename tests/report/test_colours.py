@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lightfed.report.comparison_figures import comparison_figures
+from lightfed.report.figures import comparison_figures
 from lightfed.results.groups import grouped, singles
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures

@@ -67,9 +67,6 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["p", "nowhere"], "report: there is no folder nowhere"),
         (["p", "--compare"], "report: a comparison of 1 run; name two or more runs"),
         (["--compare", "empty"], "report: a comparison of 0 runs; skipped empty"),
-        (["p", "--group"], "--group: nothing to compare with one run; "),
-        (["p", "--output", "there"], "--output: nothing to compare with one run; "),
-        (["p", "--target", "0.8"], "--target: nothing to compare with one run; "),
         (["p", "q", "--target", "80"], "--target: 80; give an accuracy in 0..1, such as 0.8"),
     ],
 )
@@ -90,7 +87,7 @@ def test_what_cannot_be_made_is_one_line(
     [
         ([], "the following arguments are required: RUN"),
         (["p", "--nope"], "unrecognized arguments: --nope"),
-        (["p", "--format", "gif"], "argument --format: 'gif' is none of svg, pdf, png"),
+        (["p", "--format", "gif"], "argument --format: invalid choice: 'gif'"),
         (["p", "--target", "high"], "argument --target: invalid float value: 'high'"),
     ],
 )
@@ -99,7 +96,8 @@ def test_a_wrong_command_line_is_one_line_too(
 ) -> None:
     with pytest.raises(UserError) as caught:
         main(words)
-    assert str(caught.value) == f"report: {found}; see lightfed report --help"
+    assert str(caught.value).startswith(f"report: {found}")
+    assert str(caught.value).endswith("; see lightfed report --help")
     assert capsys.readouterr().err == ""
 
 
@@ -146,7 +144,8 @@ def test_the_only_run_of_many_folders_gets_its_page(
 
 def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    assert main([str(run), "--format", "svg,pdf,png", "--table", "csv,latex"]) == 0
+    words = "--format svg --format pdf --format png --table csv --table latex"
+    assert main([str(run), *words.split()]) == 0
     begins = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
     for kind, begin in begins.items():
         for name in ("curves", "clients", "partition"):
@@ -162,8 +161,8 @@ def test_the_clients_of_a_comparison_are_one_tidy_table(tmp_path: Path) -> None:
     table = pd.read_parquet(output / "clients.parquet")
     assert list(table.columns[:4]) == ["run", "experiment", "method", "seed"]
     assert len(table) == len(pd.read_csv(output / "clients.csv")) == 16
-    finals = pd.read_csv(output / "comparison-finals.csv")
-    assert set(finals["chart"]) >= {"Global model", "Personal, mean over clients"}
+    courses = pd.read_csv(output / "comparison.csv")
+    assert set(courses["chart"]) == {"Global accuracy", "Global accuracy for the bytes sent"}
     printed = pd.read_csv(output / "comparison-table.csv")  # that of the page
     assert len(printed) == 1
     assert "%" in printed["global accuracy (95 % interval)"][0]

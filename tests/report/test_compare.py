@@ -9,10 +9,9 @@ from scipy import stats
 
 from lightfed.report import compare
 from lightfed.report.comparison import common_metric
-from lightfed.report.comparison_figures import comparison_figures
-from lightfed.report.final_figures import comparison_table
-from lightfed.results.groups import grouped, singles
-from lightfed.results.outcome import t_half_width
+from lightfed.report.figures import comparison_figures
+from lightfed.report.tables import comparison_table
+from lightfed.results.groups import grouped, singles, t_half_width
 from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import (
@@ -133,9 +132,7 @@ def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
 def test_an_experiment_has_one_colour_in_every_figure(three: list[Path], tmp_path: Path) -> None:
     rows = grouped([read(folder) for folder in three])
     figures = comparison_figures(rows, "global/accuracy")
-    assert [figure.name for figure in figures] == [
-        *("comparison", "comparison-finals", "comparison-clients"),
-    ]
+    assert [figure.name for figure in figures] == ["comparison", "comparison-clients"]
     for figure in figures:
         assert figure.series == {"x": 0, "y": 1}
     over_rounds, over_bytes = figures[0].charts
@@ -144,7 +141,7 @@ def test_an_experiment_has_one_colour_in_every_figure(three: list[Path], tmp_pat
     half = t_half_width(0.0625 * np.sqrt(2), 2)
     assert mean[["low", "high"]].iloc[-1].tolist() == pytest.approx([0.8125 - half, 1.0])
     assert over_bytes.data["x"].tolist() == pytest.approx([0.5, 1.0, 0.5, 1.0])
-    assert "kB" in over_bytes.headings["x"]
+    assert "kB" in over_bytes.columns["x"].heading
 
 
 def test_one_round_each_is_a_table_without_curves(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_another_optimizer_is_another_experiment_and_labels_name_it(tmp_path: Pa
         for seed in (1, 2)
     ]
     assert [(row.label, len(row.runs)) for row in grouped(runs)] == [
-        *(("ASPG", 2), ("SGD, lr 0.1", 2), ("SGD, lr 0.2", 2)),
+        *(("x, ASPG", 2), ("x, SGD, lr 0.1", 2), ("x, SGD, lr 0.2", 2)),
     ]
 
 
@@ -231,7 +228,10 @@ def test_a_report_reads_what_the_run_wrote_that_it_is(tmp_path: Path) -> None:
     runs = [read(_write(tmp_path, "x", seed, stated=stated)) for seed in (1, 2)]
     other = {"experiment": {"digest": "def", "settings": {"model.optimizer.init_args.lr": "0.2"}}}
     runs.append(read(_write(tmp_path, "x", 3, stated=other)))
-    assert [(row.label, len(row.runs)) for row in grouped(runs)] == [("lr 0.1", 2), ("lr 0.2", 1)]
+    assert [(row.label, len(row.runs)) for row in grouped(runs)] == [
+        ("x, lr 0.1", 2),
+        ("x, lr 0.2", 1),
+    ]
 
 
 def test_how_and_where_a_seed_was_run_is_no_setting_but_a_like_word_elsewhere_is(
@@ -246,16 +246,16 @@ def test_how_and_where_a_seed_was_run_is_no_setting_but_a_like_word_elsewhere_is
 
 def test_without_a_configuration_a_run_is_an_experiment_by_itself(tmp_path: Path) -> None:
     runs = [
-        read(write_run(tmp_path / name, config=None, environment={"name": name, "rounds": 3}))
+        read(write_run(tmp_path / name, config=None, environment={"algorithm": "x", "rounds": 3}))
         for name in ("fedavg-s1", "fedavg-s2")
     ]
-    assert [row.label for row in grouped(runs)] == ["fedavg-s1", "fedavg-s2"]
+    assert [row.label for row in grouped(runs)] == ["x, fedavg-s1", "x, fedavg-s2"]
 
 
 def test_runs_that_nothing_tells_apart_are_named_by_their_paths(tmp_path: Path) -> None:
     runs = [_write(tmp_path / where, "x", s) for where, s in (("p", 1), ("q", 1), ("q", 2))]
     assert [row.label for row in singles([read(run) for run in runs])] == [
-        *("p/x-seed1", "q/x-seed1", "q/x-seed2"),
+        *("x, seed 1, p/x-seed1", "x, seed 1, q/x-seed1", "x, seed 2"),
     ]
 
 

@@ -88,8 +88,8 @@ def test_the_run_says_at_which_stage_its_clients_were_evaluated(tmp_path: Path) 
     metrics = {"personal/accuracy": (0.2, 0.4), "trained/accuracy": (0.3, 0.5), **SENT}
     (figure,) = figures([_stages(tmp_path, "A", metrics=metrics, evaluate_at="aggregated")])
     aggregated, trained = figure.charts
-    assert drawn(aggregated) == {"A-s1": [(1, 0.2), (2, 0.4)]}
-    assert drawn(trained) == {"A-s1": [(1, 0.3), (2, 0.5)]}
+    assert drawn(aggregated) == {"A": [(1, 0.2), (2, 0.4)]}
+    assert drawn(trained) == {"A": [(1, 0.3), (2, 0.5)]}
 
 
 def test_data_sets_have_charts_of_their_own_and_methods_keep_their_colours(tmp_path: Path) -> None:

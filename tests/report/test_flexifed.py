@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.drawing.charts import Figure
+from lightfed.drawing.marks import Figure
 from lightfed.report import compare
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures

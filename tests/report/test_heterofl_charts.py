@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.drawing.charts import Figure
+from lightfed.drawing.marks import Figure
 from lightfed.results.run import Run, read
 from lightfed.studies.heterofl import figures
 from tests.report.make_run import drawn, write_run
@@ -102,7 +102,7 @@ def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run
     }
     assert sorted(personal.data["y"].round(6)) == [0.51, 0.71, 0.81, 0.91]
     assert overall.data["name"].tolist() == ["a", "a-e", "a2-e8", "e"]
-    assert "100 %: 1,000" in overall.headings["x"]
+    assert "100 %: 1,000" in overall.columns["x"].heading
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.results.groups import Group
-from lightfed.results.intervals import (
+from lightfed.results.groups import (
+    Group,
     Paired,
-    goal_text,
+    each_seed_once,
     paired,
-    resolution,
     resolution_text,
-    seeds_text,
 )
-from lightfed.results.outcome import each_seed_once
 from lightfed.results.run import Run, read
+from lightfed.results.text import goal_text, seeds_text
 from tests.report.make_run import ENVIRONMENT, write_run
 
 COLUMN = "personal/accuracy"
@@ -133,17 +131,21 @@ def test_of_two_runs_of_a_seed_the_longest_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "rounds"),
     [
-        (("", "", "", 0.1, "", "", "", 0.2), 4),
-        (("", "", "", 0.1, "", 0.2), 4),  # the last round is measured whatever the interval
-        ((0.1, "", "", 0.2), 3),
-        ((0.1, 0.2), 1),
-        (("", ""), 0),
+        (("", "", "", 0.1, "", "", "", 0.2), "4 rounds"),
+        (
+            ("", "", "", 0.1, "", 0.2),
+            "4 rounds",
+        ),  # the last one always is measured
+        ((0.1, "", "", 0.2), "3 rounds"),
+        ((0.1, 0.2), "1 round"),
+        (("", ""), ""),
     ],
 )
 def test_the_resolution_is_the_most_rounds_between_evaluations(
-    tmp_path: Path, values: tuple[Any, ...], rounds: int
+    tmp_path: Path, values: tuple[Any, ...], rounds: str
 ) -> None:
-    assert resolution(_run(tmp_path, "x", 0, values), COLUMN) == rounds
+    run = _run(tmp_path, "x", 0, values)
+    assert resolution_text([run], COLUMN) == rounds
 
 
 def test_runs_may_differ_in_their_resolution(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from lightfed.report.command import main
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 HARSH = r"[*] a_1 50 % & $x$ #{~^\} <|>"
-DOCUMENT = r"\documentclass{article}\begin{document}%s\end{document}"
+DOCUMENT = r"\documentclass{article}\usepackage{booktabs}\begin{document}%s\end{document}"
 
 
 @pytest.mark.browser

@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.report.final_figures import key_figures
-from lightfed.results.outcome import best, primary_metric, totals, traffic, worst_tenth
-from lightfed.results.run import Run, read
-from lightfed.results.tables import client_group_table
-from lightfed.results.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
+from lightfed.report.tables import client_group_table, key_figures
+from lightfed.results.run import Run, primary_metric, read, totals, traffic, worst_tenth
+from lightfed.results.text import bytes_text, flops_text, metric_text, seconds_text
 from tests.report.make_run import CLIENTS, EVALUATIONS, METRICS, rows_of, write_run
 
 NAN = math.nan
@@ -98,7 +96,7 @@ def test_the_primary_metric(
 
 def test_a_metric_that_falls_has_its_best_value_at_the_bottom(tmp_path: Path) -> None:
     run = _load(tmp_path, {"global/perplexity": (90, 20, 30)})
-    assert best(run, "global/perplexity") == (20, 2)
+    assert run.best("global/perplexity") == (20, 2)
 
 
 def _keeping(folder: Path, *stored: float) -> Run:
@@ -110,7 +108,6 @@ def _keeping(folder: Path, *stored: float) -> Run:
 def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) -> None:
     run = _keeping(tmp_path / "run", 1000, 3000, 500, 500)
     assert totals(run)["stored_bytes"] == 1250
-    assert run.client_metrics == ["accuracy", "loss"]
     assert _values(run)["stored / client"] == "1.25 kB"
     table = client_group_table(run)
     assert table.columns[-1] == "stored / client"
@@ -165,9 +162,9 @@ def test_the_worst_tenth(values: np.ndarray, metric: str, expected: float) -> No
         (metric_text("accuracy", 0.98765), "98.77 %"),
         (metric_text("f1", 0.98764), "0.9876"),
         (metric_text("loss", NAN), "-"),
-        (spread_text("accuracy", 0.5, 0.125), "50.00 +- 12.50 %"),
-        (spread_text("accuracy", 0.5, NAN), "50.00 %"),
-        (spread_text("f1", 0.5, 0.125), "0.5 +- 0.12"),
+        (metric_text("accuracy", 0.5, 0.125), "50.00 +- 12.50 %"),
+        (metric_text("accuracy", 0.5, NAN), "50.00 %"),
+        (metric_text("f1", 0.5, 0.125), "0.5 +- 0.12"),
     ],
 )
 def test_numbers_as_text(text: str, expected: str) -> None:

@@ -7,18 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.drawing.charts import Chart, Figure
+from lightfed.drawing.marks import Chart, Figure
 from lightfed.drawing.markup import content
-from lightfed.report.run_figures import (
+from lightfed.report.figures import (
     CELLS,
-    TIMES,
     clients,
     course,
     partition,
     run_figures,
-    times,
 )
-from lightfed.results.run import Partition, Run, read
+from lightfed.results.run import Run, read
 from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, write_run
 
 
@@ -53,7 +51,7 @@ def test_the_curves_go_through_the_measured_points(run: Run) -> None:
 def test_the_cost_panel_is_against_all_bytes_so_far(run: Run) -> None:
     chart = _chart(course(run), "Accuracy for the bytes sent")
     assert _lines(chart)["global"] == [[3, 0.5], [9, 0.75]]
-    assert chart.headings["x"].endswith("(kB)")
+    assert chart.columns["x"].heading.endswith("(kB)")
 
 
 def test_a_metric_with_a_slash_and_one_of_a_users_own_have_panels(tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
     table = pd.DataFrame({"client": range(n), "round": 3, "group": ["a", "b"] * (n // 2)})
     table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
     counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
-    run.evaluation, run.partition = table.set_index("client"), Partition(counts, {})
+    run.evaluation, run.partition = table.set_index("client"), counts
     figures = [clients(run), partition(run)]
     assert sum(len(json.dumps(content(figure))) for figure in figures) < 90_000
     (heat,) = figures[1].charts
@@ -99,28 +97,8 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     (heat,) = partition(run).charts  # type: ignore[union-attr]
     cells = heat.data.set_index(["y", "x"])["value"]
     assert cells["zero"].tolist() == [20, 0, 10, 0]
-    run.partition = Partition(run.partition.counts.clip(lower=1), {})  # type: ignore[union-attr]
+    run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes;" in partition(run).caption  # type: ignore[union-attr]
-
-
-def test_the_parts_of_rounds_are_stacked_and_many_rounds_are_averaged(
-    run: Run, tmp_path: Path
-) -> None:
-    assert times(run) is None
-    run = read(run.folder)
-    text = "round,sessions,checkpoint,waiting\n1,2.0,1.0,0\n2,4.0,0.5,0\n"
-    (run.folder / "timings.csv").write_text(text + "3,9.0")  # killed in a line
-    chart = _chart(times(read(run.folder)), "Seconds")
-    assert _lines(chart) == {
-        "sessions": [[1, 2], [2, 4]],
-        "checkpoint": [[1, 1], [2, 0.5]],
-        "waiting": [[1, 0], [2, 0]],
-    }
-    long = pd.DataFrame({"round": range(1, 1201), "checkpoint": [0.0, 2.0] * 600})
-    run.timings = long.set_index("round")
-    chart = _chart(times(run), "Seconds")
-    assert len(chart.data) == TIMES
-    assert set(chart.data["y"]) == {1.0}
 
 
 def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:

@@ -1,16 +1,14 @@
-"""What is read from config.yaml, and which settings make an experiment another one."""
+"""The settings of an experiment, and in which of them experiments differ."""
 
 import re
-from pathlib import Path
 
-from lightfed.results.settings import options, read_settings, told_apart
+from lightfed.results.groups import options, told_apart
 
 
-def test_only_what_makes_another_experiment_is_an_option() -> None:
-    """Of which keys that is so, tests/utils/test_keys.py holds."""
-    keys = ("trainer.devices", "model.seed", "data.eval_batch_size", "data.batch_size", "name")
-    assert options(dict.fromkeys(keys, "1")) == {"batch_size": "1"}
-    assert options({"data.batch_size": "1"}, but=re.compile(r"data\.batch")) == {}
+def test_options_leave_out_what_they_are_asked_to() -> None:
+    keys = ("data.batch_size", "data.pool")
+    found = options(dict.fromkeys(keys, "1"), but=re.compile(r"data\.batch"))
+    assert found == {"pool": "1"}
 
 
 def test_an_option_has_a_short_name_and_a_class_its_last_one() -> None:
@@ -26,32 +24,6 @@ def test_options_that_would_share_a_name_have_longer_ones() -> None:
     keys = ("model.algorithm.init_args.lr", "model.optimizer.init_args.lr", "data.batch_size")
     found = options(dict(zip(keys, "123", strict=True)))
     assert found == {"algorithm lr": "1", "optimizer lr": "2", "batch_size": "3"}
-
-
-CONFIG = """\
-# lightning
-trainer: {max_epochs: 030}
-model:
-  clients:
-  - level: 'a'
-    rate: null
-  - count: 1e-3
-    on: yes
-  evaluate: []
-  none:
-"""
-
-
-def test_settings_are_the_texts_of_the_file() -> None:
-    assert read_settings(CONFIG, Path("config.yaml")) == {
-        "trainer.max_epochs": "030",
-        "model.clients.0.level": "a",
-        "model.clients.0.rate": "null",
-        "model.clients.1.count": "1e-3",
-        "model.clients.1.on": "yes",
-        "model.evaluate": "[]",
-    }
-    assert read_settings("", Path("config.yaml")) == {}
 
 
 def test_settings_are_told_apart_by_the_first_that_do() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lightfed.report import compare
-from lightfed.report.comparison_figures import comparison_figures
-from lightfed.report.final_figures import comparison_table
-from lightfed.report.verdicts import Contest, contests, verdicts_csv
+from lightfed.report.figures import comparison_figures
+from lightfed.report.tables import comparison_table
+from lightfed.report.verdicts import Contest, contests, verdicts_table
 from lightfed.results.groups import grouped
 from lightfed.results.run import Run, read
 from tests.report.make_run import ENVIRONMENT, write_run
@@ -41,7 +41,7 @@ def _run(
     stated.setdefault("evaluate_at", "aggregated" if name == "fedavg" else "trained")
     environment = {**ENVIRONMENT, "name": f"{name}-s{seed}", "algorithm": name, "seed": seed}
     folder = write_run(
-        root / f"{alpha}-{data}" / f"{name}-s{seed}",
+        root / f"{alpha}-{data}" / f"{stated.get('algorithm', name)}-s{seed}",
         metrics=metrics,
         environment={**environment, "rounds": 2, "dataset": data, **stated},
         config=config,
@@ -160,7 +160,7 @@ def test_data_are_named_once_and_never_drawn_in_one_chart(tmp_path: Path) -> Non
         "Digits, alpha 0.5"
     ] * 2
     assert [row["run"] for row in _rows(page, "run")] == ["a", "b"] * 2
-    assert "All runs: n 1, seed 0, clients 4, rounds 2, partition Dirichlet." in page.texts["p"]
+    assert "All runs: n 1, seed 0, clients 4, rounds 2." in page.texts["p"]
     figures = comparison_figures(grouped(runs), "personal/accuracy")
     for figure in figures:
         assert figure.series == {"a": 0, "b": 1}
@@ -177,15 +177,12 @@ def test_data_are_named_once_and_never_drawn_in_one_chart(tmp_path: Path) -> Non
 def test_a_table_of_methods_has_one_star(tmp_path: Path) -> None:
     """An ablation is compared with the whole method, too."""
     settings = [("PFedMoE", 0.9, "true"), ("PFedMoE", 0.8, "false"), ("FML", 0.7, "true")]
-    runs = [
-        _run(tmp_path / str(i), name, {"personal/accuracy": (0.1, final)}, alpha=0.3)
-        for i, (name, final, _) in enumerate(settings)
-    ]
-    for run, (name, _, federate) in zip(runs, settings, strict=True):
+    runs = []
+    for name, final, federate in settings:
         init = f"{{federate: {federate}}}" if name == "PFedMoE" else "{}"
-        text = (run.folder / "config.yaml").read_text()
-        algorithm = f"algorithm: {{class_path: {name}, init_args: {init}}}"
-        (run.folder / "config.yaml").write_text(text.replace(f"algorithm: {name}", algorithm))
+        algorithm = f"{{class_path: {name}, init_args: {init}}}"
+        metrics = {"personal/accuracy": (0.1, final)}
+        runs.append(_run(tmp_path / federate, algorithm, metrics, algorithm=name))
     page = ReadPage(compare([run.folder for run in runs]))
     cells = [row["personal accuracy"] for row in _rows(page, "method")]
     assert [cell for cell in cells if "*" in cell] == ["*90.00 %"]
@@ -204,7 +201,7 @@ def test_a_sentence_holds_each_against_the_best_of_the_others(tmp_path: Path) ->
 
 def test_the_file_has_every_pair_both_ways(tmp_path: Path) -> None:
     study = _study(tmp_path)
-    rows = list(csv.DictReader(StringIO(verdicts_csv(contests(study[:-1])))))
+    rows = list(csv.DictReader(StringIO(verdicts_table(contests(study[:-1])).to_csv(index=False))))
     assert len(rows) == 2 + 6
     (row,) = [r for r in rows if (r["method"], r["rival"]) == ("alone-s0", "dispfl")]
     difference = row.pop("difference")
@@ -225,7 +222,7 @@ def test_a_comparison_tells_verdicts_and_writes_the_file(
     runs = _study(tmp_path)
     page = ReadPage(compare([run.folder for run in runs], group=True))
     written = (runs[0].folder.parent / "comparison" / "comparison-verdicts.csv").read_text()
-    assert written == verdicts_csv(contests(runs))
+    assert written == verdicts_table(contests(runs)).to_csv(index=False)
     stated = "fedavg +2.00 points over dispfl, the next best"
     assert stated in page.texts["li"]
     assert "Digits: accuracy after local training, seed by seed" in page.texts["h2"]

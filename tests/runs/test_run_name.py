@@ -8,8 +8,8 @@ import torch
 
 import lightfed as lf
 from lightfed.report.comparison import provisos
+from lightfed.report.tables import headline
 from lightfed.results.run import read
-from lightfed.results.tables import headline
 from lightfed.runs.run_logger import RunLogger
 from tests.small import quiet
 

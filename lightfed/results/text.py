@@ -1,10 +1,12 @@
-"""Numbers for readers: three digits and a decimal unit (1 MB = 10^6 bytes).
+"""Numbers and names for readers: three digits and a decimal unit (1 MB = 10^6 bytes).
 
 A value that was not measured (NaN) is a dash.
 """
 
+import itertools
 import math
 import re
+from collections.abc import Sequence
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -29,19 +31,14 @@ def direction(metric: str) -> int:
     return -1 if lower_is_better(metric) else 1
 
 
-def metric_text(metric: str, value: float) -> str:
+def metric_text(metric: str, value: float, half: float = math.nan) -> str:
+    """The value, with half its interval if known."""
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "not finite"
-    return f"{100 * value:.2f} %" if is_share(metric) else f"{value:.4g}"
-
-
-def spread_text(metric: str, mean: float, std: float) -> str:
-    """The mean, with its deviation if known."""
-    if not (math.isfinite(mean) and math.isfinite(std)):
-        return metric_text(metric, mean)
+    known = math.isfinite(half)
     if is_share(metric):
-        return f"{100 * mean:.2f} +- {100 * std:.2f} %"
-    return f"{mean:.4g} +- {std:.2g}"
+        return f"{100 * value:.2f}" + f" +- {100 * half:.2f}" * known + " %"
+    return f"{value:.4g}" + f" +- {half:.2g}" * known
 
 
 def bytes_text(value: float) -> str:
@@ -62,13 +59,41 @@ def seconds_text(value: float) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
-def virtual_text(mean: float, half: float) -> str:
-    """Virtual seconds, never converted to minutes or hours, with half their interval if known."""
-    return NOTHING if math.isnan(mean) else f"{spread_text('', mean, half)} s"
-
-
 def count_text(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:,.0f}"
+
+
+def counted(number: int, word: str) -> str:
+    """`1 rank`, `4 ranks`."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """`0-2 13-25`."""
+    # within a stretch of consecutive seeds, seed minus position is constant
+    stretches = itertools.groupby(enumerate(seeds), key=lambda pair: pair[1] - pair[0])
+    return " ".join(ends_text([seed for _, seed in own], "-") for _, own in stretches)
+
+
+def ends_text(numbers: Sequence[int], between: str = " to ") -> str:
+    """The first and the last one, `4 to 40`; once if they are equal, empty without any."""
+    return between.join(dict.fromkeys(map(str, (*numbers[:1], *numbers[-1:]))))
+
+
+def readable(name: str) -> str:
+    """`personal/accuracy_worst10` -> `personal accuracy worst 10 %`."""
+    return name.replace("_worst10", " worst 10 %").replace("/", " ").replace("_", " ")
+
+
+def sentence(name: str) -> str:
+    """The readable name with a capital, for titles; other letters are unchanged (`mIoU`)."""
+    text = readable(name)
+    return text[:1].upper() + text[1:]
+
+
+def goal_text(column: str, target: float) -> str:
+    """`79.76 % personal accuracy`."""
+    return f"{metric_text(column, target)} {readable(column)}"
 
 
 def unit_of(largest: float, unit: str) -> tuple[float, str]:

@@ -1,0 +1,176 @@
+"""The figures of a run, and those of any comparison: courses, and how the clients fare.
+
+Experiments on different data are never drawn in one chart: each condition has charts of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from lightfed.drawing import marks
+from lightfed.drawing.marks import Axis, Chart, Figure, Series, course_table, metric_axis, stacked
+from lightfed.results.groups import Group, gathered
+from lightfed.results.run import OF_CLIENTS, Run, base_name, primary_metric, traffic, worst_tenth
+from lightfed.results.text import ends_text, metric_text, readable, sentence, unit_of
+
+CELLS = 2000  # of a heat map
+DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
+# columns of a metric and their names in a legend
+LINES = {
+    "global/{}": "global",
+    "personal/{}": "personal, mean",
+    "personal/{}_worst10": "personal, worst 10 %",
+    **{f"{kind}/{{}}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
+    "train_{}": "training",
+}
+
+
+def run_figures(run: Run) -> list[Figure]:
+    """Those that the files of the run allow."""
+    return [*filter(None, (course(run), clients(run), partition(run)))]
+
+
+def course(run: Run) -> Figure | None:
+    """Metrics, losses and the metric for the bytes sent; None below two evaluations."""
+    primary = base_name(primary_metric(run))
+    by = Series.of("series", LINES.values(), "model")
+    charts: list[Chart] = []
+    for name in dict.fromkeys([primary, "loss", *map(base_name, run.metrics)]):
+        table = _lines(run, {column.format(name): text for column, text in LINES.items()}, name)
+        y = metric_axis("value", name, table["value"])
+        charts += _over_rounds(table, y, by, sentence(name))
+        if name == primary:
+            sent = table.drop(columns=["low", "high"]).merge(
+                traffic(run).rename("sent"), on="round"
+            )
+            charts += _over_bytes(sent, y, by, sentence(name))
+    caption = (
+        "Personal: a client's model on its own test samples; the band is one standard deviation "
+        f"over the clients. Bytes are those the algorithm sends, for all clients. {DRAG}"
+    )
+    return Figure("curves", "Course of the run", tuple(charts), caption) if charts else None
+
+
+def clients(run: Run) -> Figure | None:
+    """How the clients fare, by group; None without their evaluation."""
+    metric, table = base_name(primary_metric(run)), run.evaluation
+    if metric not in table or not np.isfinite(table[metric]).any():
+        return None
+    by = Series.of("group", run.client_groups, "client group")
+    axis, title = metric_axis(metric, metric, table[metric]), sentence(metric)
+    group = Axis("group", "client group", names=run.client_groups)
+    charts = [marks.spread(table, axis, group, by, title=f"{title} of each client")]
+    groups = _lines(run, {f"personal/{metric}/{name}": name for name in by.places}, metric)
+    lines = Series("series", by.places, by.title)
+    y = metric_axis("value", metric, groups["value"])
+    charts += _over_rounds(groups, y, lines, f"{title} by client group")
+    scores, after = table[metric], f"After round {table['round'].iloc[0]}"
+    worst = metric_text(metric, worst_tenth(scores, metric))
+    caption = (
+        f"{after}: mean {metric_text(metric, scores.mean())}, worst tenth {worst}, "
+        f"{scores.count():,} clients{run.note}. {marks.BOXES}"
+    )
+    return Figure("clients", "Clients: who suffers", tuple(charts), caption)
+
+
+def partition(run: Run) -> Figure | None:
+    """Training samples by class and client; None without a partition."""
+    if (counts := run.partition) is None:
+        return None
+    held, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
+    most = max(2, min(200, CELLS // counts.shape[1]))
+    shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
+    shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
+    cells = shown.rename_axis(index="client").reset_index()
+    heat = marks.heat(
+        cells.melt("client", var_name="label", value_name="samples"),
+        Axis("client"),
+        Axis("label", "class", names=tuple(shown.columns)),
+        Axis("samples"),
+        title="Training samples by class and client",
+    )
+    caption = (
+        f"{len(counts):,} clients hold {held.min():,} to {held.max():,} samples (median "
+        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes; {len(shown)} of them are "
+        "drawn."
+    )
+    return Figure("partition", "Partition", (heat,), caption)
+
+
+def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
+    """Those that the runs allow; each label has one colour and one dash in all of them."""
+    by = Series("series", {group.label: group.place for group in groups}, "experiment")
+    conditions = gathered(groups, lambda group: group.condition)
+    metric = base_name(column)
+    courses: list[Chart] = []
+    spreads: list[Chart] = []
+    for condition, own in conditions.items():
+        begin = f"{condition}: " * (len(conditions) > 1)
+        table = stacked([course_table(group, column, group.label) for group in own], column)
+        title = f"{begin}{sentence(column)}"
+        y = metric_axis("mean", metric, table["mean"])
+        if over_rounds := _over_rounds(table, y, by, title):
+            courses += [*over_rounds, *_over_bytes(table, y, by, title)]
+        tested = {
+            (group.label, run.seed): run.evaluation[[metric]]
+            for group in own
+            for run in group.runs
+            if metric in run.evaluation
+        }
+        if tested:
+            table = pd.concat(tested, names=["series", "seed"]).reset_index("series")
+            x, y = metric_axis(metric, metric, table[metric]), Axis("series", by.title)
+            title = f"{begin}{sentence(metric)} over clients"
+            spreads.append(marks.spread(table, x, y, by, title=title))
+    lines = f"Lines: {seeds_note(groups) or 'single runs'}. {DRAG}"
+    boxes = f"The clients of all runs of an experiment at their last evaluation. {marks.BOXES}"
+    figures = (
+        Figure("comparison", f"Course of the {readable(column)}", tuple(courses), lines),
+        Figure(
+            "comparison-clients",
+            f"Spread of the {readable(metric)} over clients",
+            tuple(spreads),
+            boxes,
+        ),
+    )
+    return [figure for figure in figures if figure.charts]
+
+
+def seeds_note(groups: Sequence[Group]) -> str:
+    """`mean and 95 % t interval over 5 seeds`; empty if every row is one run."""
+    counts = sorted(len(group.runs) for group in groups)
+    return f"mean and 95 % t interval over {ends_text(counts)} seeds" if counts[-1] > 1 else ""
+
+
+def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
+    """A row for each measured round and column: `round`, `series`, `value`, `low`, `high`."""
+    parts = []
+    for column, name in columns.items():
+        values, std = run.series(column), run.series(f"{column}_std")
+        own = {"value": values, "low": values - std, "high": values + std, "series": name}
+        parts.append(pd.DataFrame(own).dropna(subset=["value"]).reset_index(names="round"))
+    return stacked(parts, metric)
+
+
+def _over_rounds(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
+    """A chart of lines; none below two evaluations."""
+    drawn = table["round"].nunique() > 1
+    return [marks.lines(table, Axis("round"), y, by, title=title)] if drawn else []
+
+
+def _over_bytes(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
+    """Lines over the column `sent`; none if it does not vary.
+
+    The axis has a unit with short numbers, and is logarithmic over decades.
+    """
+    table = table[table["sent"] > 0]
+    if table["sent"].nunique() < 2:
+        return []
+    factor, unit = unit_of(float(table["sent"].max()), "B")
+    log = bool(20 * table["sent"].min() < table["sent"].max())
+    x = Axis("sent", f"sent by all clients and the server ({unit}{', log' * log})", log=log)
+    sent = table.assign(sent=table["sent"] / factor)
+    return [marks.lines(sent, x, y, by, title=f"{title} for the bytes sent")]
