@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -67,11 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--target", type=float, metavar="ACCURACY", help=goal)
     for flag, kinds, what in (
-        ("--format", FORMATS, "also write each figure as a file; may be repeated"),
+        ("--format", FORMATS, "also write each figure as a file"),
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
     ):
-        add(flag, action="append", choices=kinds, default=[], help=what)
+        words = ",".join(kinds)
+        add(flag, type=partial(_listed, kinds), default=(), metavar=words, help=what)
     return parser
+
+
+def _listed(kinds: Sequence[str], text: str) -> list[str]:
+    for word in (words := text.split(",")):
+        if word not in kinds:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(kinds)}")
+    return words
 
 
 class _Parser(argparse.ArgumentParser):

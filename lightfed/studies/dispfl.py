@@ -93,7 +93,7 @@ def similarity_figure(run: Run) -> Figure | None:
     """
     if run.partition is None or (masks := mask_distances(run)).empty:
         return None
-    counts = run.partition.counts.loc[masks.index]
+    counts = run.partition.loc[masks.index]
     order = counts.to_numpy().argmax(axis=1).argsort(kind="stable")
     shares = counts.div(np.linalg.norm(counts, axis=1).clip(1.0), axis=0)
     found = [values.iloc[order, order] for values in (shares @ shares.T, masks)]

@@ -121,10 +121,10 @@ def gates_figure(run: Run) -> Figure | None:
     """The private expert's weight by client and class, with the mean; None without gates."""
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
-    classes = run.partition.counts.columns if run.partition else None
+    classes = None if run.partition is None else run.partition.columns
     weights = pd.DataFrame(run.gates.personal, columns=classes).dropna(how="all")
     weights = weights.assign(**{MEAN: weights.mean(axis=1)}).rename_axis("client")
     shade = Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f")
-    chart = shared.heat_of(weights, "class", shade, "By class", colours="diverging", middle=0.5)
+    chart = shared.heat_of(weights, "class", shade, "By class", middle=0.5)
     title = f"Weight of the private expert after round {run.gates.round}{run.note}"
     return Figure("gates", title, (chart,), GATES)

@@ -87,7 +87,7 @@ def test_what_cannot_be_made_is_one_line(
     [
         ([], "the following arguments are required: RUN"),
         (["p", "--nope"], "unrecognized arguments: --nope"),
-        (["p", "--format", "gif"], "argument --format: invalid choice: 'gif'"),
+        (["p", "--format", "gif"], "argument --format: 'gif'"),
         (["p", "--target", "high"], "argument --target: invalid float value: 'high'"),
     ],
 )
@@ -144,7 +144,7 @@ def test_the_only_run_of_many_folders_gets_its_page(
 
 def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    words = "--format svg --format pdf --format png --table csv --table latex"
+    words = "--format svg,pdf,png --table csv,latex"
     assert main([str(run), *words.split()]) == 0
     begins = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
     for kind, begin in begins.items():

@@ -1,5 +1,6 @@
 """pFedMoE and its rivals: gains, costs, differences by client, and gates."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightfed.studies.figures import figures_of_run, study_figures
 from lightfed.studies.pfedmoe import MEAN, figures, gates_figure, tables
 from lightfed.studies.shared import MOST_DRAWN, StudyTable
 from lightfed.utils.errors import UserError
-from tests.report.make_run import COUNTS, EVALUATIONS, write_gates, write_run
+from tests.report.make_run import COUNTS, EVALUATIONS, recorded, write_gates, write_run
 
 COURSES = {
     "PFedMoE": (0.5, 0.8, 0.9),
@@ -182,12 +183,12 @@ def test_methods_have_their_own_rates_and_labels_name_those_of_one_method(
 
 def _with(run: Run, **stated: Any) -> Run:
     """A run of another configuration: of its algorithm, and `lr` of its optimiser."""
-    path = run.folder / "config.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(run.config)
     if "lr" in stated:
         config["model"]["optimizer"] = {"class_path": "SGD", "init_args": {"lr": stated.pop("lr")}}
     config["model"]["algorithm"]["init_args"].update(stated)
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    recording = run.environment | {"experiment": recorded(yaml.safe_dump(config))}
+    (run.folder / "environment.json").write_text(json.dumps(recording))
     return read(run.folder)
 
 
