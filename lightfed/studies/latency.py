@@ -22,7 +22,6 @@ from lightfed.drawing.files import FORMATS, picture, write_file
 from lightfed.drawing.marks import Axis, Figure, Series
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.text import NOTHING, seconds_text
-from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 from lightfed.utils.memory import require_memory
@@ -63,6 +62,8 @@ class Cloud:
 
         The error is that of means of consecutive rounds, without the first batch of them.
         """
+        from lightfed.simulation.clock import VirtualClock  # after the command is parsed: torch
+
         clock = VirtualClock(self.servers, wait)
         ends = []
         for _ in range((_BATCHES + 1) * _ROUNDS):
@@ -108,6 +109,8 @@ def latency(
     """
     for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
+    from lightfed.simulation.clock import check_waits
+
     waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
     kind = plot.suffix[1:] if plot else FORMATS[0]
