@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
@@ -20,6 +21,7 @@ from lightfed.data.batches import (
     Place,
     Plan,
     Resident,
+    ResidentColumns,
     batch_sizes,
     resident,
 )
@@ -133,6 +135,13 @@ class FederatedDataModule(Recorded, LightningDataModule):
     @property
     def num_classes(self) -> int:
         return self.dataset.num_classes
+
+    def probes(self) -> list[Any]:
+        """Batches on the CPU of the first two samples, and of the two longest; of named columns."""
+        assert isinstance(self.train, ResidentColumns)
+        first = torch.arange(min(2, len(self.train)))
+        batches = map(self.train.batch, (first, self.train.longest(2)))
+        return [move_data_to_device(batch, "cpu") for batch in batches]
 
     @override
     def prepare_data(self) -> None:
@@ -318,7 +327,12 @@ class FederatedDataModule(Recorded, LightningDataModule):
         return self.train.plan(own, batch_size=batch_size, last_batch="join")
 
     def labels(self, client: int) -> Tensor:
-        """The classes, or tokens, that a client trains on: int64, ascending, on the CPU."""
+        """The classes, or tokens, that a client trains on: int64, ascending, on the CPU.
+
+        Of a regression all outputs, and of named columns none.
+        """
+        if self.task in ("regression", "columns"):
+            return torch.arange(self.num_classes)
         if self._tokens is None:
             return torch.from_numpy(self.partition_.labels(client))
         own = self._tokens.index_select(0, torch.from_numpy(self.partition_.train(client)))

@@ -3,15 +3,22 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
+from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
-from lightfed.models.client_module import ClientModule, MaskedLanguageClient, NetworkClient
+from lightfed.models.client_module import (
+    ClientModule,
+    MaskedLanguageClient,
+    NetworkClient,
+    Regressor,
+)
 from lightfed.state.base import Base
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
@@ -85,8 +92,13 @@ class ClientGroup:
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
+        found = f"{type(module).__name__} is a network, and the samples are named columns"
+        fix = "name a LightningModule whose training_step takes such batches"
+        require(data.task != "columns", key, found, fix)
         if data.task == "masked_lm":
             return MaskedLanguageClient(module).float()
+        if data.task == "regression":
+            return Regressor(module).float()
         return ClientModule(module, num_classes=data.num_classes).float()
 
 
@@ -116,6 +128,8 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
+    if data.task == "columns":
+        return _step_flops(module, data, position)
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
     key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
@@ -143,9 +157,56 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
         found = f"its forward returns a {type(outputs[0]).__name__}"
         require(isinstance(outputs[0], Tensor), key, found, "return a tensor of logits")
         found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
-        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each class"
+        of = "target" if data.task == "regression" else "class"
+        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each {of}"
         require(fits, key, found, fix)
     return flops
+
+
+def _step(module: L.LightningModule, batch: Any) -> Any:
+    """The loss of a module's training step, which logs nothing."""
+    vars(module).update(log=_ignore, log_dict=_ignore)
+    try:
+        with seeded(0):
+            output = module.training_step(batch, 0)
+    finally:
+        del module.log, module.log_dict
+    return output["loss"] if isinstance(output, dict) else output
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Replaces `self.log`."""
+
+
+def _step_flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
+    """Forward FLOPs of a sample of named columns, as of the first two; 0 if they are unknown.
+
+    Rejects a model that cannot train on these, or on the longest ones.
+    """
+    flops = 0.0
+    for batch in data.probes()[::-1]:
+        try:
+            flops = forward_flops(module, batch, partial(_step, module), batch_size(batch))
+        except NotImplementedError:
+            return 0.0
+        except Exception as error:  # of the user's step
+            if "not attached to a `Trainer`" in str(error):
+                return 0.0  # what it asks of the Trainer is not there yet
+            named = isinstance(batch, dict)
+            parts = batch.items() if named else zip(range(len(batch)), batch, strict=True)
+            shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in parts)
+            found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
+            fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
+            raise UserError(f"model.clients.{position}.model", found, fix) from error
+    return flops
+
+
+def _passes(module: L.LightningModule, data: DataSpec, flops: float) -> float:
+    """FLOPs of a sample's training, as forward passes."""
+    if data.task != "columns":
+        return passes(module, blank(data, samples=2), flops)
+    batch = data.probes()[0]
+    return passes(module, batch, flops, partial(_step, module), batch_size(batch)) if flops else 3.0
 
 
 @dataclass(frozen=True)
@@ -219,7 +280,7 @@ class GroupState:
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
         self.flops = _flops(module, data, position)
-        self.passes = passes(module, blank(data, samples=2), self.flops) if live.frozen else 3.0
+        self.passes = _passes(module, data, self.flops) if live.frozen else 3.0
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

@@ -15,14 +15,17 @@ from typing_extensions import override
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import (
     KEY,
+    Columns,
     Dataset,
     Samples,
     Split,
+    Task,
     Transform,
     moments,
 )
 from lightfed.data.datasets.tables import Table, check_share, coded, column_of, open_splits
 from lightfed.data.datasets.text import encode
+from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.data.datasets.vision import CIFAR10
 from lightfed.utils.errors import UserError, require
 
@@ -38,8 +41,10 @@ _FIXES = {
 class Hub(Dataset):
     """Samples and classes from the columns of a table.
 
-    The samples are images (uint8), texts as characters, or numbers.
-    What is prepared is kept in the cache folder.
+    The samples are images (uint8), texts as characters, or numbers; what is prepared of these is
+    kept in the cache folder. With a tokenizer they are named columns for a LightningModule:
+    `input_ids`, `attention_mask` and `labels`, dicts in which a batch is as long as its longest
+    sample.
     """
 
     keeps = True
@@ -61,6 +66,11 @@ class Hub(Dataset):
         flip: bool = False,
         length: int = 1014,
         shape: list[int] | None = None,
+        target: str | None = None,
+        tokenizer: str | None = None,
+        columns: str | list[str] | None = None,
+        max_length: int | None = None,
+        by: str | None = None,
     ) -> None:
         """Describe the columns; nothing is loaded yet.
 
@@ -85,6 +95,16 @@ class Hub(Dataset):
             flip: mirror training images at random.
             length: characters of a text; longer ones are cut, shorter ones padded.
             shape: of a sample of numbers, such as [1, 28, 28].
+            target: the column of numbers that a regression predicts, instead of classes.
+            tokenizer: of `transformers`: a folder, or a name of the hub. Then `label` may also be a
+                column of floats, or of lists with a whole number for each word; without such a
+                column the labels are the token ids themselves.
+            columns: with a tokenizer: the column of texts or of lists of words, or the two columns
+                of a pair; by default the only one.
+            max_length: with a tokenizer: tokens that longer samples are cut to; by default its own
+                limit.
+            by: with a tokenizer: the column that partitions sort by as classes; by default `label`,
+                if it has classes.
         """
         given: dict[Kind, Any] = {
             "image": image,
@@ -96,6 +116,18 @@ class Hub(Dataset):
             *others, last = self._given
             found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
             raise UserError(f"{KEY}.{last}", found, fix)
+        given_as = f"given with {next(iter(self._given), None)}"
+        fits, fix = tokenizer is None or not self._given, "name the texts in columns"
+        require(fits, f"{KEY}.tokenizer", given_as, fix)
+        for key, value in (("columns", columns), ("max_length", max_length), ("by", by)):
+            fits, fix = value is None or tokenizer is not None, "give one, or leave it out"
+            require(fits, f"{KEY}.{key}", "given without tokenizer", fix)
+        fits = target is None or (label is None and tokenizer is None)
+        fix = "a sample has one of these: a class, a number to predict, or labels of tokens"
+        require(fits, f"{KEY}.target", "given with label or tokenizer", fix)
+        self._tokenizer, self._max_length, self._by = tokenizer, max_length, by
+        self._texts = [columns] if isinstance(columns, str) else columns
+        self._target = target
         check_share(test)
         for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
@@ -109,17 +141,32 @@ class Hub(Dataset):
     def name(self) -> str:
         return Path(self.path).name
 
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        if self._tokenizer is not None:
+            return "columns"
+        return "classification" if self._target is None else "regression"
+
+    @property
+    @override
+    def num_classes(self) -> int:
+        return 1 if self.task == "regression" else super().num_classes
+
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         return self._labels[0]
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        if self.task == "columns":
+            return ()
         return tuple(self._samples("test").shape[1:])
 
     @cached_property
     @override
     def transform(self) -> Transform | None:
+        if self.task == "columns":
+            return None
         kind = self._source[0]
         found = f"given, and the samples are {kind} of the shape {self.input_shape}"
         for key in ("crop_padding", "flip"):
@@ -135,23 +182,78 @@ class Hub(Dataset):
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
             groups = coded(self._tables, column, "group", trained=False)[1][split]
-        return Samples(self._samples(split), self._labels[1][split], groups)
+        y = self._labels[1][split]
+        if self.task == "columns":
+            columns = self._tokens[split]
+            return Samples(columns.tensors["input_ids"], y, groups, columns)
+        return Samples(self._samples(split), y, groups)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
-        return open_splits(
-            self.path, self.train_split, self.test_split, self._label_of, name=self.config
+        def by(table: Table) -> str:
+            return self._labelled(table) or table.column_names[0]
+
+        return open_splits(self.path, self.train_split, self.test_split, by, name=self.config)
+
+    def _labelled(self, table: Table) -> str | None:
+        """The column of the classes, targets or labels; None if the labels are token ids."""
+        if self._target is not None:
+            return column_of(table, self._target, "target")
+        known = next((name for name in _LABELS if name in table.column_names), None)
+        if self._tokenizer is not None and self._label is None and known is None:
+            return None
+        return column_of(table, self._label or known, "label")
+
+    @cached_property
+    def _tokens(self) -> dict[Split, Columns]:
+        """The columns of each split, by the tokenizer."""
+        table, names = self._tables["train"], self._texts
+        label = self._labelled(table)
+        if names is None:
+            others = {label, self._group, self._by}
+            kinds = {name: _kind_of(name, feature) for name, feature in table.features.items()}
+            names = [name for name, kind in kinds.items() if kind == "text" and name not in others]
+        found = f"not given, and the columns of texts are {', '.join(names) or 'none'}"
+        fits = len(names) == 1 or (self._texts is not None and len(names) == 2)
+        require(fits, f"{KEY}.columns", found, "name one, or the two of a pair")
+        return tokenized(
+            self._tables,
+            tokenizer_of(str(self._tokenizer)),
+            columns=[column_of(table, name, "columns") for name in names],
+            label=label,
+            classes=self._coded[1] if label is not None and self._has_classes(label) else None,
+            max_length=self._max_length,
         )
 
-    def _label_of(self, table: Table) -> str:
-        """The column of the classes."""
-        known = (name for name in _LABELS if name in table.column_names)
-        return column_of(table, self._label or next(known, None), "label")
+    def _has_classes(self, column: str) -> bool:
+        """Whether a column holds classes: no floats, and no lists."""
+        feature = self._tables["train"].features[column]
+        return not hasattr(feature, "feature") and "float" not in str(feature.dtype)
 
     @cached_property
     def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names of the classes, and the class of each sample."""
-        return coded(self._tables, self._label_of(self._tables["train"]), "label", trained=True)
+        """The names of the classes, and the class, or the target, of each sample."""
+        table = self._tables["train"]
+        label = self._labelled(table)
+        if self._target is not None:
+            feature = table.features[self._target]
+            single = _kind_of("", feature) == "features" and not hasattr(feature, "feature")
+            found = f"{self._target}, which holds no single numbers"
+            require(single, f"{KEY}.target", found, "name a column of numbers")
+            values = {s: np.array(t[self._target][:], np.float32) for s, t in self._tables.items()}
+            ys = {split: torch.from_numpy(numbers) for split, numbers in values.items()}
+            return (), ys
+        if self._by is not None:
+            return coded(self._tables, column_of(table, self._by, "by"), "by", trained=False)
+        if label is None or (self._tokenizer is not None and not self._has_classes(label)):
+            return (), {s: torch.zeros(len(t), dtype=torch.int64) for s, t in self._tables.items()}
+        return self._coded
+
+    @cached_property
+    def _coded(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
+        """The names and the classes of the column of labels."""
+        column = self._labelled(self._tables["train"])
+        return coded(self._tables, str(column), "label", trained=True)
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:
@@ -161,7 +263,7 @@ class Hub(Dataset):
             names = [given] if isinstance(given, str) else given
             return kind, [column_of(table, name, kind) for name in names]
         # pandas writes the numbers of rows to a column without a name.
-        others = {self._label_of(table), self._group, "Unnamed: 0"}
+        others = {self._labelled(table), self._group, "Unnamed: 0"}
         kinds = {name: _kind_of(name, table.features[name]) for name in table.column_names}
         kinds = {name: kind for name, kind in kinds.items() if kind and name not in others}
         for known in get_args(Kind):
