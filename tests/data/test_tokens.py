@@ -1,0 +1,139 @@
+"""`Hub` with a tokenizer, made here and saved to a folder; and targets from a table."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightfed.data import Dirichlet, FederatedDataModule, Hub, Iid, Partitioner
+from lightfed.data.datasets.tokens import tokenizer_of
+from lightfed.utils.errors import UserError
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "a", "bee", "cat", "dog", "saw", "##s"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of eight words, at most six a sample, and tables."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    root = tmp_path_factory.mktemp("tokens")
+    inner = Tokenizer(models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        model_max_length=6,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    ).save_pretrained(root / "tiny")
+    texts = ["a cat", "a dog saw bees", "cats", "a bee saw a cat saw a dog"] * 4
+    rows = [
+        {
+            "text": text,
+            "words": text.split(),
+            "tags": [len(word) for word in text.split()],
+            "label": ["short", "long"][i % 2],
+            "score": i / 2,
+            "site": i % 4,
+        }
+        for i, text in enumerate(texts)
+    ]
+    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bad = [rows[0], rows[1] | {"tags": [1]}, rows[2] | {"score": None, "text": None}] * 2
+    (root / "bad.jsonl").write_text("\n".join(map(json.dumps, bad)))
+    return root
+
+
+def prepared(root: Path, partition: Partitioner | None = None, **given: Any) -> Any:
+    given = {
+        "path": str(root / "rows.jsonl"),
+        "tokenizer": str(root / "tiny"),
+        "test": 0.25,
+    } | given
+    data = FederatedDataModule(Hub(**given), partition or Iid())
+    data.prepare(clients=2, seed=0, device=torch.device("cpu"), folder=None)
+    return data
+
+
+def samples(data: Any) -> dict[str, torch.Tensor]:
+    return data.train.span(0, len(data.train))
+
+
+def test_texts_have_classes(folder: Path) -> None:
+    data = prepared(folder, Dirichlet(10.0), columns="text")
+    assert data.class_names == ("long", "short")
+    batch = samples(data)
+    assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    assert batch["input_ids"].shape == (12, 6)  # cut to what the tokenizer takes
+    rows = {tuple(row) for row in batch["input_ids"].tolist()}
+    assert rows == {(2, 4, 0, 0, 0, 0), (2, 5, 6, 3, 7, 0), (4, 7, 0, 0, 0, 0), (2, 3, 6, 2, 4, 6)}
+    assert torch.equal(batch["attention_mask"], (batch["input_ids"] != 0).long())
+    assert set(batch["labels"].tolist()) == {0, 1}
+    short = data.train.batch(
+        torch.tensor([i for i in range(12) if batch["attention_mask"][i].sum() == 2])
+    )
+    assert short["input_ids"].shape[1] == 2
+
+
+def test_words_have_labels(folder: Path) -> None:
+    data = prepared(folder, columns="words", label="tags", by="site", max_length=5)
+    assert data.class_names == ("0", "1", "2", "3")
+    batch = samples(data)
+    of = dict(zip(map(tuple, batch["input_ids"].tolist()), batch["labels"].tolist(), strict=True))
+    assert of[2, 5, 6, 3, 7] == [1, 3, 3, 4, -100]
+    assert of[4, 7, 0, 0, 0] == [4, -100, -100, -100, -100]
+    assert of[2, 3, 6, 2, 4] == [1, 3, 3, 1, 3]
+
+
+def test_other_labels(folder: Path) -> None:
+    floats = samples(prepared(folder, columns=["text", "text"], label="score"))
+    assert floats["labels"].dtype == torch.float32
+    assert "token_type_ids" in floats
+    table = folder / "only.jsonl"
+    table.write_text("\n".join(json.dumps({"text": "a cat saw" + " a dog" * n}) for n in range(4)))
+    own = samples(prepared(folder, path=str(table)))
+    ids = own["input_ids"]
+    assert torch.equal(own["labels"], ids.masked_fill(own["attention_mask"] == 0, -100))
+
+
+def test_a_table_has_targets(folder: Path) -> None:
+    data = prepared(folder, tokenizer=None, features="site", target="score")
+    assert (data.task, data.num_classes, data.input_shape) == ("regression", 1, (1,))
+    assert data.train.y.dtype == torch.float32
+    assert len(set(data.train.y.tolist())) == 12
+
+
+def refused(folder: Path, key: str, **given: Any) -> str:
+    with pytest.raises(UserError) as error:
+        prepared(folder, **{"columns": "text"} | given)
+    assert error.value.key == f"data.dataset.init_args.{key}"
+    return error.value.line
+
+
+def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> None:
+    assert "nowhere" in refused(folder, "tokenizer", tokenizer="./nowhere")
+    refused(folder, "tokenizer", tokenizer=str(folder))
+    refused(folder, "tokenizer", columns=None, text="text")
+    assert "7" in refused(folder, "max_length", max_length=7)
+    refused(folder, "max_length", max_length=0)
+    refused(folder, "columns", columns=None)
+    refused(folder, "columns", columns="title")
+    refused(folder, "columns", tokenizer=None)
+    assert "rows" not in refused(folder, "by", by="author")
+    refused(folder, "label", label="tags")
+    bad = {"path": str(folder / "bad.jsonl")}
+    assert "1 labels and 4 words" in refused(folder, "label", columns="words", label="tags", **bad)
+    refused(folder, "label", columns="words", label="score", **bad)
+    refused(folder, "columns", **bad)
+    for target in ("words", "label", "title"):
+        refused(folder, "target", tokenizer=None, columns=None, target=target)
+    refused(folder, "target", columns=None, target="score")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"init_args\.tokenizer: .*lightfed\[hf\]"):
+        tokenizer_of("bert-base-uncased")

@@ -1,0 +1,167 @@
+"""Federations of sequences in dicts and of regressions, from Python and from the command line."""
+
+import csv
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.optim import SGD
+
+import lightfed as lf
+from lightfed.cli.command_line import USAGE_ERROR, main
+from lightfed.engine.federation import Federation
+from lightfed.testing.conformance import conformance
+from lightfed.utils.errors import UserError
+from tests.promises.columns.cases import LONGEST, TAGS, Tagger, line, measured, points, tagged
+from tests.small import fit
+
+FAST = partial(SGD, lr=0.5, momentum=0.9)
+
+
+def run(folder: Path, model: Any, data: Any, *, rounds: int = 1, **given: Any) -> Any:
+    given = {"optimizer": FAST, "evaluate": ("global", "personal")} | given
+    federation = Federation(lf.FedAvg(), [lf.ClientGroup(4, model)], **given)
+    return fit(federation, data, folder, rounds=rounds)
+
+
+def last(folder: Path, name: str = "metrics") -> dict[str, float]:
+    (path,) = folder.rglob(f"{name}.csv")
+    *_, row = csv.DictReader(path.open())
+    return {key: float(value) for key, value in row.items() if value and key != "cohort"}
+
+
+def test_sequences_in_dicts_are_learned(tmp_path: Path) -> None:
+    trainer = run(
+        tmp_path, Tagger, tagged(), rounds=6, local_epochs=3, optimizer=partial(SGD, lr=0.3)
+    )
+    found = last(tmp_path)
+    assert found["global/f1"] > 0.6  # of chance 0.33
+    assert found["flops"] > 0
+    outputs = trainer.predict(trainer.federation, datamodule=trainer.datamodule)
+    assert [tuple(o.shape) for o in outputs] == [(10, LONGEST, TAGS)] * 3 + [(3, 4, TAGS)]
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert "named columns" in json.dumps(environment)
+
+
+@pytest.mark.parametrize("world", [(1, 2)])
+def test_sequences_give_the_same_bits_on_all_ranks(world: tuple[int, ...]) -> None:
+    conformance(lf.FedAvg, model=Tagger, data=tagged, ranks=world)
+
+
+def test_a_regression_reports_its_whole_test_set(tmp_path: Path) -> None:
+    trainer = run(tmp_path, line, measured(), rounds=8, optimizer=partial(SGD, lr=0.1))
+    found = last(tmp_path)
+    assert found["global/r2"] > 0.95
+    x, y = points(40, seed=1).tensors
+    outputs = torch.cat(trainer.predict(trainer.federation, datamodule=trainer.datamodule))
+    error = outputs.squeeze(1) - y
+    assert found["global/loss"] == pytest.approx(float(error.square().mean()), rel=1e-5)
+    assert found["global/mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
+    r2 = 1 - error.square().sum() / (y - y.mean()).square().sum()
+    assert found["global/r2"] == pytest.approx(float(r2), rel=1e-5)
+    assert found["flops"] > 0
+
+
+def test_a_client_with_one_test_sample_has_no_r2(tmp_path: Path) -> None:
+    data = lf.FederatedDataModule(lf.FromTorch(points(8), points(4, seed=1)), lf.Iid())
+    run(tmp_path, line, data)
+    found = last(tmp_path)
+    assert "personal/mae" in found
+    assert "personal/r2" not in found
+
+
+@pytest.mark.parametrize("side_by_side", ["auto", 2])
+def test_packs_of_a_regression(tmp_path: Path, side_by_side: Any) -> None:
+    run(tmp_path, line, measured(), side_by_side=side_by_side)
+    assert last(tmp_path)["global/mae"] > 0
+
+
+def config(**dataset: Any) -> dict[str, Any]:
+    place = "tests.promises.columns.cases"
+    given = {name: {"class_path": f"{place}.points"} for name in ("train", "test")}
+    return {
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
+        "model": {
+            "algorithm": "FedAvg",
+            "clients": [{"count": 3, "model": {"class_path": "MLP", "init_args": {"hidden": [4]}}}],
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}},
+        },
+        "data": {
+            "dataset": dataset or {"class_path": "FromTorch", "init_args": given},
+            "partition": "Iid",
+        },
+    }
+
+
+def test_a_regression_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = "\n".join(["a,b,price", *(f"{i},{i % 7},{3 * i + 0.5}" for i in range(60))])
+    (tmp_path / "houses.csv").write_text(table)
+    houses = {"path": "houses.csv", "target": "price", "test": 0.25}
+    given = config(class_path="Hub", init_args=houses)
+    given["trainer"]["max_epochs"] = 3
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(given))
+    main(["fit", "--config", "run.yaml"])
+    assert last(tmp_path)["global/mae"] > 0
+    main(["partition", "--config", "run.yaml"])
+    assert "Iid of houses.csv" in capsys.readouterr().out
+    main(["fit", "--config", "run.yaml", "--data.dataset", "FromTorch",
+          "--data.dataset.train", "tests.promises.columns.cases.Points",
+          "--data.dataset.test", "tests.promises.columns.cases.Points",
+          "--data.dataset.test.init_args.seed", "1", "--trainer.logger.name", "own"])  # fmt: skip
+
+
+def refused(folder: Path, key: str, model: Any, data: Any, **given: Any) -> str:
+    with pytest.raises(UserError) as error:
+        run(folder, model, data, **given)
+    assert error.value.key == key
+    return error.value.line
+
+
+def test_models_that_do_not_fit_columns_are_refused(tmp_path: Path) -> None:
+    key = "model.clients.0.model"
+    assert "named columns" in refused(tmp_path, key, line, tagged())
+    short = partial(Tagger, positions=LONGEST - 1)
+    assert "max_length" in refused(tmp_path, key, short, tagged())
+    wide = partial(torch.nn.Linear, 3, 2)
+    assert "(2, 1)" in refused(tmp_path, key, wide, measured())
+
+
+@pytest.mark.parametrize("algorithm", [lf.HeteroFL, lf.MaxCommon, lf.FedProto])
+def test_methods_that_need_networks_refuse_columns(algorithm: Any, tmp_path: Path) -> None:
+    federation = Federation(algorithm(), [lf.ClientGroup(4, Tagger)], optimizer=FAST)
+    with pytest.raises(UserError) as error:
+        fit(federation, tagged(), tmp_path)
+    assert error.value.key.startswith("model.")
+
+
+def test_a_pack_of_columns_says_why_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, Tagger, tagged(), side_by_side=2)
+    assert "its samples are named columns" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--data.partition", "Dirichlet", "--data.partition.alpha", "1"], "data.partition"),
+        (["--data.dataset.target", "rooms"], "data.dataset.init_args.target"),
+        (["--data.dataset.tokenizer", "./none"], "data.dataset.init_args.target"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(
+    words: list[str], key: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "houses.csv").write_text("a,price\n" + "1,0.5\n" * 12)
+    houses = {"path": "houses.csv", "target": "price", "test": 0.25}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config(class_path="Hub", init_args=houses)))
+    with pytest.raises(SystemExit) as left:
+        main(["fit", "--config", "run.yaml", *words])
+    assert left.value.code == USAGE_ERROR
+    assert f"error: {key}:" in capsys.readouterr().err
