@@ -42,7 +42,7 @@ def test_sequences_in_dicts_are_learned(tmp_path: Path) -> None:
     assert found["global/f1"] > 0.6  # of chance 0.33
     assert found["flops"] > 0
     outputs = trainer.predict(trainer.federation, datamodule=trainer.datamodule)
-    assert [tuple(o.shape) for o in outputs] == [(10, LONGEST, TAGS)] * 3 + [(3, 4, TAGS)]
+    assert [tuple(o.shape) for o in outputs] == [(n, LONGEST, TAGS) for n in (10, 10, 10, 3)]
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert "named columns" in json.dumps(environment)
 
@@ -56,7 +56,7 @@ def test_a_regression_reports_its_whole_test_set(tmp_path: Path) -> None:
     trainer = run(tmp_path, line, measured(), rounds=8, optimizer=partial(SGD, lr=0.1))
     found = last(tmp_path)
     assert found["global/r2"] > 0.95
-    x, y = points(40, seed=1).tensors
+    y = points(40, seed=1).tensors[1]
     outputs = torch.cat(trainer.predict(trainer.federation, datamodule=trainer.datamodule))
     error = outputs.squeeze(1) - y
     assert found["global/loss"] == pytest.approx(float(error.square().mean()), rel=1e-5)
@@ -80,41 +80,52 @@ def test_packs_of_a_regression(tmp_path: Path, side_by_side: Any) -> None:
     assert last(tmp_path)["global/mae"] > 0
 
 
-def config(**dataset: Any) -> dict[str, Any]:
-    place = "tests.promises.columns.cases"
-    given = {name: {"class_path": f"{place}.points"} for name in ("train", "test")}
-    return {
+def config(dataset: dict[str, Any]) -> str:
+    mlp = {"class_path": "lightfed.MLP", "init_args": {"hidden": [4]}}
+    given = {
         "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
         "model": {
             "algorithm": "FedAvg",
-            "clients": [{"count": 3, "model": {"class_path": "MLP", "init_args": {"hidden": [4]}}}],
+            "clients": [{"count": 3, "model": mlp}],
             "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}},
         },
-        "data": {
-            "dataset": dataset or {"class_path": "FromTorch", "init_args": given},
-            "partition": "Iid",
-        },
+        "data": {"dataset": dataset, "partition": "Iid"},
     }
+    return yaml.safe_dump(given)
 
 
-def test_a_regression_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def houses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a table of prices, and the configuration of a run."""
     monkeypatch.chdir(tmp_path)
-    table = "\n".join(["a,b,price", *(f"{i},{i % 7},{3 * i + 0.5}" for i in range(60))])
-    (tmp_path / "houses.csv").write_text(table)
-    houses = {"path": "houses.csv", "target": "price", "test": 0.25}
-    given = config(class_path="Hub", init_args=houses)
-    given["trainer"]["max_epochs"] = 3
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(given))
-    main(["fit", "--config", "run.yaml"])
-    assert last(tmp_path)["global/mae"] > 0
+    rows = ["a,b,price", *(f"{i},{i % 7},{i / 60 + 0.5}" for i in range(60))]
+    (tmp_path / "houses.csv").write_text("\n".join(rows))
+    table = {"path": "houses.csv", "target": "price", "test": 0.25}
+    (tmp_path / "run.yaml").write_text(config({"class_path": "Hub", "init_args": table}))
+    return tmp_path
+
+
+def test_a_table_of_numbers_from_the_command_line(
+    houses: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["fit", "--config", "run.yaml", "--model.local_epochs", "20"])
+    assert 0 < last(houses)["global/mae"] < 0.2  # of a constant: 0.25
     main(["partition", "--config", "run.yaml"])
-    assert "Iid of houses.csv" in capsys.readouterr().out
-    main(["fit", "--config", "run.yaml", "--data.dataset", "FromTorch",
-          "--data.dataset.train", "tests.promises.columns.cases.Points",
-          "--data.dataset.test", "tests.promises.columns.cases.Points",
-          "--data.dataset.test.init_args.seed", "1", "--trainer.logger.name", "own"])  # fmt: skip
+    assert "of houses.csv, seed 0: 45 training samples" in capsys.readouterr().out
+
+
+def test_a_data_set_of_ones_own_from_the_command_line(houses: Path) -> None:
+    own = [
+        {"class_path": "tests.promises.columns.cases.Points", "init_args": {"seed": seed}}
+        for seed in range(2)
+    ]
+    dataset = {
+        "class_path": "FromTorch",
+        "init_args": dict(zip(("train", "test"), own, strict=True)),
+    }
+    (houses / "run.yaml").write_text(config(dataset))
+    main(["fit", "--config", "run.yaml"])
+    assert "global/r2" in last(houses)
 
 
 def refused(folder: Path, key: str, model: Any, data: Any, **given: Any) -> str:
@@ -155,12 +166,8 @@ def test_a_pack_of_columns_says_why_not(tmp_path: Path, caplog: pytest.LogCaptur
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line(
-    words: list[str], key: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+    words: list[str], key: str, houses: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "houses.csv").write_text("a,price\n" + "1,0.5\n" * 12)
-    houses = {"path": "houses.csv", "target": "price", "test": 0.25}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config(class_path="Hub", init_args=houses)))
     with pytest.raises(SystemExit) as left:
         main(["fit", "--config", "run.yaml", *words])
     assert left.value.code == USAGE_ERROR
