@@ -33,6 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"title": f"why {i}", "tag": ["torch", "numpy"][i % 2], "author": i % 4} for i in range(24)
     ]
     datasets.Dataset.from_list(questions).to_json(str(root / "questions.json"))
+    numbers = [{"rooms": i % 5, "area": 1.5 * i, "price": i / 3} for i in range(30)]
+    datasets.Dataset.from_list(numbers).to_csv(str(root / "houses.csv"))
     tables.sentences(root / "stackoverflow")
     tiny.cifar10(root / "data")
     tiny.ag_news(root / "data")
@@ -44,6 +46,8 @@ def test_the_examples_of_the_page_run(
     kind: str, example: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
+    if "tokenizer:" in example:
+        tables.tokenizer(folder / "tokenizer", ["why", *map(str, range(24))])
     if kind == "python":
         names: dict[str, Any] = {}
         exec(example, names)
@@ -56,7 +60,11 @@ def test_the_examples_of_the_page_run(
     if "flowers" in example:
         assert data.input_shape == (2,)
     plan = data.train_plan(1, order=torch.Generator(), augment=torch.Generator())
-    x, y = next(data.batches(plan))
+    batch: Any = next(data.batches(plan))
+    if data.task == "columns":
+        assert all(len(column) == len(batch["labels"]) for column in batch.values())
+        return
+    x, y = batch
     assert x.shape[1:] == data.input_shape
     assert x.isfinite().all()
     assert len(x) == len(y)

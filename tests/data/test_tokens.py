@@ -2,36 +2,35 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
+from torch.optim import Adam
 
+from lightfed.algorithms.fedavg import FedAvg
 from lightfed.data import Dirichlet, FederatedDataModule, Hub, Iid, Partitioner
 from lightfed.data.datasets.tokens import tokenizer_of
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
+from tests.data import tables
+from tests.small import fit
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-WORDS = ["[PAD]", "[UNK]", "a", "bee", "cat", "dog", "saw", "##s"]
+WORDS = ["a", "bee", "cat", "dog", "saw", "##s"]  # their numbers begin with 2
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of eight words, at most six a sample, and tables."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     root = tmp_path_factory.mktemp("tokens")
-    inner = Tokenizer(models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        model_max_length=6,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    ).save_pretrained(root / "tiny")
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    tables.tokenizer(root / "tiny", WORDS, model_max_length=6, model_input_names=inputs)
     texts = ["a cat", "a dog saw bees", "cats", "a bee saw a cat saw a dog"] * 4
     rows = [
         {
@@ -137,3 +136,41 @@ def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> 
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"init_args\.tokenizer: .*lightfed\[hf\]"):
         tokenizer_of("bert-base-uncased")
+
+
+class Classifier(L.LightningModule):
+    """A model of transformers, whose loss is its own."""
+
+    def __init__(self, positions: int = 6) -> None:
+        super().__init__()
+        config = transformers.BertConfig(
+            vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=positions,
+        )  # fmt: skip
+        self.model = transformers.BertForSequenceClassification(config)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.model(**batch).loss
+        return loss
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.log("loss", self.model(**batch).loss)
+
+
+def federation(model: Any) -> Federation:
+    return Federation(FedAvg(), [ClientGroup(2, model)], optimizer=partial(Adam, lr=0.02))
+
+
+def test_a_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
+    data = prepared(folder, columns="text")
+    trainer = fit(federation(Classifier), data, tmp_path, rounds=12)
+    assert trainer.callback_metrics["global/loss"] < 0.3  # of two classes, at first 0.69
+
+
+def test_texts_longer_than_the_model_takes_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="max_length") as error:
+        fit(federation(partial(Classifier, 5)), prepared(folder, columns="text"), tmp_path)
+    assert error.value.key == "model.clients.0.model"
+    fit(
+        federation(partial(Classifier, 5)), prepared(folder, columns="text", max_length=5), tmp_path
+    )

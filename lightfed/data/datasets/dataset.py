@@ -179,6 +179,7 @@ class Dataset(Recorded, ABC):
         synthetic: whether the samples are generated; every report then says so.
         task: what a model predicts: the class, the tokens of a window, or numbers; or samples are
             named columns, of which a LightningModule makes what it likes.
+        outputs: numbers that a regression predicts for a sample.
         keeps: whether `load` keeps prepared samples in the cache folder, where the other processes
             of a node find them.
     """
@@ -187,6 +188,7 @@ class Dataset(Recorded, ABC):
     input_shape: tuple[int, ...]
     synthetic: bool = False
     task: Task = "classification"
+    outputs: int = 1
     keeps: bool = False
 
     @property
@@ -199,7 +201,9 @@ class Dataset(Recorded, ABC):
 
         0 for named columns.
         """
-        return 0 if self.task == "columns" else len(self.classes)
+        if self.task == "columns":
+            return 0
+        return self.outputs if self.task == "regression" else len(self.classes)
 
     @property
     @abstractmethod

@@ -147,11 +147,6 @@ class Hub(Dataset):
             return "columns"
         return "classification" if self._target is None else "regression"
 
-    @property
-    @override
-    def num_classes(self) -> int:
-        return 1 if self.task == "regression" else super().num_classes
-
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         return self._labels[0]

@@ -95,11 +95,8 @@ class FromTorch(Dataset):
         return "regression" if samples.y.is_floating_point() else "classification"
 
     @property
-    @override
-    def num_classes(self) -> int:
-        if self.task == "regression":
-            return self._samples["train"].y.shape[1:].numel()
-        return super().num_classes
+    def outputs(self) -> int:  # type: ignore[override]
+        return self._samples["train"].y.shape[1:].numel()
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -4,11 +4,13 @@ import csv
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import lightning.pytorch as L
 import pytest
 import torch
 import yaml
+from torch import Tensor, nn
 from torch.optim import SGD
 
 import lightfed as lf
@@ -17,7 +19,7 @@ from lightfed.engine.federation import Federation
 from lightfed.testing.conformance import conformance
 from lightfed.utils.errors import UserError
 from tests.promises.columns.cases import LONGEST, TAGS, Tagger, line, measured, points, tagged
-from tests.small import fit
+from tests.small import fit, fleet_of
 
 FAST = partial(SGD, lr=0.5, momentum=0.9)
 
@@ -47,9 +49,53 @@ def test_sequences_in_dicts_are_learned(tmp_path: Path) -> None:
     assert "named columns" in json.dumps(environment)
 
 
-@pytest.mark.parametrize("world", [(1, 2)])
-def test_sequences_give_the_same_bits_on_all_ranks(world: tuple[int, ...]) -> None:
-    conformance(lf.FedAvg, model=Tagger, data=tagged, ranks=world)
+def test_sequences_give_the_same_bits_on_all_ranks_and_after_a_stop() -> None:
+    conformance(lf.FedAvg, model=Tagger, data=tagged, ranks=(1, 2))
+
+
+class Weighed(NamedTuple):
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+class Frozen(Tagger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden.requires_grad_(False)
+
+
+def test_flops_are_those_of_a_step_on_two_samples() -> None:
+    fleet = fleet_of(
+        [lf.ClientGroup(2, Tagger), lf.ClientGroup(2, Frozen)], lf.Standalone(), tagged()
+    )
+    whole, frozen = fleet.groups
+    # Sequences of 2 and 3 words: 4 places of a convolution of 2 words, and 3 of a linear layer.
+    assert whole.flops == frozen.flops == 2 * (4 * 2 * 8 * 8 + 3 * 8 * TAGS)
+    assert whole.passes == 3
+    assert 2 < frozen.passes < 3
+
+
+class Weighted(L.LightningModule):
+    """Takes the named tuples of its data set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def training_step(self, batch: Weighed, batch_idx: int) -> Tensor:
+        assert type(batch) is Weighed
+        return (batch.weight * (self.net(batch.x).squeeze(1) - batch.y).square()).mean()
+
+    def validation_step(self, batch: Weighed, batch_idx: int) -> None:
+        self.log("error", self.training_step(batch, batch_idx))
+
+
+def test_a_step_takes_named_tuples(tmp_path: Path) -> None:
+    rows = [Weighed(x, y, torch.tensor(i % 3 / 2)) for i, (x, y) in enumerate(points(40))]
+    data = lf.FederatedDataModule(lf.FromTorch(rows[:30], rows[30:]), lf.Quantity(1.0))
+    run(tmp_path, Weighted, data, rounds=10, optimizer=partial(SGD, lr=0.2))
+    assert last(tmp_path)["global/error"] < 0.5  # of the targets' variance, about 5
 
 
 def test_a_regression_reports_its_whole_test_set(tmp_path: Path) -> None:
@@ -81,13 +127,13 @@ def test_packs_of_a_regression(tmp_path: Path, side_by_side: Any) -> None:
 
 
 def config(dataset: dict[str, Any]) -> str:
-    mlp = {"class_path": "lightfed.MLP", "init_args": {"hidden": [4]}}
+    mlp = {"class_path": "lightfed.MLP", "init_args": {"hidden": [16]}}
     given = {
         "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
         "model": {
             "algorithm": "FedAvg",
             "clients": [{"count": 3, "model": mlp}],
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}},
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
         },
         "data": {"dataset": dataset, "partition": "Iid"},
     }
@@ -140,7 +186,7 @@ def test_models_that_do_not_fit_columns_are_refused(tmp_path: Path) -> None:
     assert "named columns" in refused(tmp_path, key, line, tagged())
     short = partial(Tagger, positions=LONGEST - 1)
     assert "max_length" in refused(tmp_path, key, short, tagged())
-    wide = partial(torch.nn.Linear, 3, 2)
+    wide = partial(nn.Linear, 3, 2)
     assert "(2, 1)" in refused(tmp_path, key, wide, measured())
 
 
