@@ -315,7 +315,9 @@ class ResidentColumns(Resident):
     def __init__(self, samples: Samples, *, device: torch.device, held: bool) -> None:
         assert samples.columns is not None
         super().__init__(samples, device=device, sample_bytes=0, held=held)
-        self._columns = samples.columns.to(self.home)
+        columns = samples.columns
+        self._tensors = {name: t.to(self.home) for name, t in columns.tensors.items()}
+        self._lengths, self._form = columns.lengths, columns.form
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> None:
@@ -329,18 +331,18 @@ class ResidentColumns(Resident):
 
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Any:
-        found = {}
-        for name, column in self._columns.tensors.items():
-            part, lengths = column.index_select(0, index), self._columns.lengths.get(name)
-            if lengths is not None:
-                part = part[:, : int(lengths[index].max())].contiguous()
+        found, places = {}, index.cpu()
+        for name, column in self._tensors.items():
+            part = column.index_select(0, index)
+            if name in self._lengths:
+                part = part[:, : int(self._lengths[name][places].max())].contiguous()
             found[name] = sent(part, self.device)
-        return self._columns.form(found)
+        return self._form(found)
 
-    def longest(self, samples: int) -> Tensor:
-        """The samples with the longest sequences, ascending."""
-        total = sum(self._columns.lengths.values(), torch.zeros(len(self), device=self.home))
-        return total.argsort(descending=True, stable=True)[:samples].sort().values.cpu()
+    def longest(self) -> Any:
+        """A batch of the two samples with the longest sequences."""
+        total = sum(self._lengths.values(), torch.zeros(len(self)))
+        return self.batch(total.argsort(descending=True, stable=True)[:2])
 
 
 class PackBatches:

@@ -136,12 +136,10 @@ class FederatedDataModule(Recorded, LightningDataModule):
     def num_classes(self) -> int:
         return self.dataset.num_classes
 
-    def probes(self) -> list[Any]:
-        """Batches on the CPU of the first two samples, and of the two longest; of named columns."""
+    def longest(self) -> Any:
+        """A batch of the two longest training samples of named columns, on the CPU."""
         assert isinstance(self.train, ResidentColumns)
-        first = torch.arange(min(2, len(self.train)))
-        batches = map(self.train.batch, (first, self.train.longest(2)))
-        return [move_data_to_device(batch, "cpu") for batch in batches]
+        return move_data_to_device(self.train.longest(), "cpu")
 
     @override
     def prepare_data(self) -> None:
@@ -201,6 +199,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
         train, test = loaded(self.dataset)
         self.contents = Contents.of(train, test)
         if self.pool == "union":
+            found, fix = "union, and the samples are named columns", "set it to train"
+            require(self.task != "columns", "data.pool", found, fix)
             train = train.and_then(test)
         partition = draw.draw_partition(
             self.dataset,

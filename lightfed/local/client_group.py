@@ -128,8 +128,6 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
-    if data.task == "columns":
-        return _step_flops(module, data, position)
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
     key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
@@ -178,35 +176,28 @@ def _ignore(*_: Any, **__: Any) -> None:
     """Replaces `self.log`."""
 
 
-def _step_flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
-    """Forward FLOPs of a sample of named columns, as of the first two; 0 if they are unknown.
+def _step_costs(
+    module: L.LightningModule, data: DataSpec, position: int, frozen: bool
+) -> tuple[float, float]:
+    """Of the two longest samples of named columns: forward FLOPs of one, and as of `passes`.
 
-    Rejects a model that cannot train on these, or on the longest ones.
+    0 FLOPs if they are unknown. Rejects a model that cannot train on these samples.
     """
-    flops = 0.0
-    for batch in data.probes()[::-1]:
-        try:
-            flops = forward_flops(module, batch, partial(_step, module), batch_size(batch))
-        except NotImplementedError:
-            return 0.0
-        except Exception as error:  # of the user's step
-            if "not attached to a `Trainer`" in str(error):
-                return 0.0  # what it asks of the Trainer is not there yet
-            named = isinstance(batch, dict)
-            parts = batch.items() if named else zip(range(len(batch)), batch, strict=True)
-            shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in parts)
-            found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
-            fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
-            raise UserError(f"model.clients.{position}.model", found, fix) from error
-    return flops
-
-
-def _passes(module: L.LightningModule, data: DataSpec, flops: float) -> float:
-    """FLOPs of a sample's training, as forward passes."""
-    if data.task != "columns":
-        return passes(module, blank(data, samples=2), flops)
-    batch = data.probes()[0]
-    return passes(module, batch, flops, partial(_step, module), batch_size(batch)) if flops else 3.0
+    batch = data.longest()
+    given = (partial(_step, module), batch_size(batch))
+    try:
+        flops = forward_flops(module, batch, *given)
+        return flops, passes(module, batch, flops, *given) if frozen else 3.0
+    except NotImplementedError:
+        return 0.0, 3.0
+    except Exception as error:  # of the user's step
+        if "not attached to a `Trainer`" in str(error):
+            return 0.0, 3.0  # what it asks of the Trainer is not there yet
+        named = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in named)
+        found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
+        fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
+        raise UserError(f"model.clients.{position}.model", found, fix) from error
 
 
 @dataclass(frozen=True)
@@ -279,8 +270,12 @@ class GroupState:
         self.layout = ModelLayout.of(module)
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
-        self.flops = _flops(module, data, position)
-        self.passes = _passes(module, data, self.flops) if live.frozen else 3.0
+        if data.task == "columns":
+            self.flops, self.passes = _step_costs(module, data, position, bool(live.frozen))
+        else:
+            self.flops = _flops(module, data, position)
+            blanks = blank(data, samples=2)
+            self.passes = passes(module, blanks, self.flops) if live.frozen else 3.0
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

@@ -1,7 +1,7 @@
 """Networks built from a configuration, and the data that they have to fit."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -25,7 +25,7 @@ class DataSpec(Protocol):
     @property
     def task(self) -> Task: ...
 
-    def probes(self) -> Sequence[Any]: ...
+    def longest(self) -> Any: ...
 
 
 def blank(data: DataSpec, *, samples: int) -> Tensor:

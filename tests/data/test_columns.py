@@ -71,19 +71,7 @@ def test_a_batch_of_dicts_is_as_long_as_its_longest_sample() -> None:
             seen += 1
     assert seen == 10
     assert torch.equal(data.global_test_batch(0)["topic"], torch.tensor([0, 10, 0, 10, 0]))
-    first, longest = data.probes()
-    assert first["ids"].shape == (2, 3)
-    assert longest["ids"].shape == (2, 6)
-
-
-def test_a_union_of_splits_is_padded_together() -> None:
-    train, test = sentences(2), sentences(5, seed=1)
-    data = prepared(FromTorch(train, test), pool="union", personal_test="split")
-    assert len(data.train) == 7
-    ids = data.train.span(0, 7)["ids"]
-    assert ids.shape == (7, 6)
-    assert torch.equal(ids[6, :6], test[4]["ids"])
-    assert torch.equal(data.train.span(0, 2)["ids"][0, :2], train[0]["ids"])
+    assert torch.equal(data.longest()["ids"], torch.stack([train[4]["ids"], train[9]["ids"]]))
 
 
 def test_batches_have_the_form_of_samples() -> None:
@@ -176,6 +164,9 @@ def test_settings_that_do_not_fit_columns_are_refused() -> None:
     refused(f"{INIT}.by", sentences(6), by="labels")  # of sequences
     refused(f"{INIT}.by", Rows([(torch.zeros(2), 0)] * 4), by="labels")
     refused(f"{INIT}.train_transform", sentences(6), train_transform=torch.neg)
+    data = FromTorch(sentences(6), sentences(3))
+    with pytest.raises(UserError, match=r"^data\.pool: "):
+        prepared(data, pool="union", personal_test="split")
     floats = Rows([(torch.zeros(2), 0.5)] * 4)
     for rows in (sentences(6), floats):
         line = refused("data.partition", rows, partition=Dirichlet(1.0))

@@ -33,8 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"title": f"why {i}", "tag": ["torch", "numpy"][i % 2], "author": i % 4} for i in range(24)
     ]
     datasets.Dataset.from_list(questions).to_json(str(root / "questions.json"))
-    numbers = [{"rooms": i % 5, "area": 1.5 * i, "price": i / 3} for i in range(30)]
-    datasets.Dataset.from_list(numbers).to_csv(str(root / "houses.csv"))
     tables.sentences(root / "stackoverflow")
     tiny.cifar10(root / "data")
     tiny.ag_news(root / "data")

@@ -96,16 +96,9 @@ def test_other_labels(folder: Path) -> None:
     assert "token_type_ids" in floats
     table = folder / "only.jsonl"
     table.write_text("\n".join(json.dumps({"text": "a cat saw" + " a dog" * n}) for n in range(4)))
-    own = samples(prepared(folder, path=str(table)))
+    own = samples(prepared(folder, path=str(table), columns="text"))
     ids = own["input_ids"]
     assert torch.equal(own["labels"], ids.masked_fill(own["attention_mask"] == 0, -100))
-
-
-def test_a_table_has_targets(folder: Path) -> None:
-    data = prepared(folder, tokenizer=None, features="site", target="score")
-    assert (data.task, data.num_classes, data.input_shape) == ("regression", 1, (1,))
-    assert data.train.y.dtype == torch.float32
-    assert len(set(data.train.y.tolist())) == 12
 
 
 def refused(folder: Path, key: str, **given: Any) -> str:
@@ -118,21 +111,19 @@ def refused(folder: Path, key: str, **given: Any) -> str:
 def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> None:
     assert "nowhere" in refused(folder, "tokenizer", tokenizer="./nowhere")
     refused(folder, "tokenizer", tokenizer=str(folder))
-    refused(folder, "tokenizer", columns=None, text="text")
+    refused(folder, "tokenizer", text="text")
     assert "7" in refused(folder, "max_length", max_length=7)
     refused(folder, "max_length", max_length=0)
-    refused(folder, "columns", columns=None)
+    refused(folder, "tokenizer", columns=None)
+    refused(folder, "columns", columns=["text"] * 3)
     refused(folder, "columns", columns="title")
-    refused(folder, "columns", tokenizer=None)
+    refused(folder, "tokenizer", tokenizer=None)
     assert "rows" not in refused(folder, "by", by="author")
     refused(folder, "label", label="tags")
     bad = {"path": str(folder / "bad.jsonl")}
     assert "1 labels and 4 words" in refused(folder, "label", columns="words", label="tags", **bad)
     refused(folder, "label", columns="words", label="score", **bad)
     refused(folder, "columns", **bad)
-    for target in ("words", "label", "title"):
-        refused(folder, "target", tokenizer=None, columns=None, target=target)
-    refused(folder, "target", columns=None, target="score")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"init_args\.tokenizer: .*lightfed\[hf\]"):
         tokenizer_of("bert-base-uncased")

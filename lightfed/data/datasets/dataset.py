@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor, log10
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +26,11 @@ class Columns:
     Attributes:
         tensors: (N, ...) each; sequences of several lengths end in padding.
         lengths: (N,) int64, of the columns with such sequences.
-        padding: the number that fills them.
         form: makes a batch of its columns, each cut to the longest sequence in the batch.
     """
 
     tensors: dict[str, Tensor]
     lengths: dict[str, Tensor]
-    padding: dict[str, float]
     form: Callable[[dict[str, Tensor]], Any]
 
     @classmethod
@@ -56,26 +54,7 @@ class Columns:
             pad = torch.nn.utils.rnn.pad_sequence
             tensors[name] = pad(column, batch_first=True, padding_value=fill[name])
             lengths[name] = sizes
-        return cls(tensors, lengths, fill, form)
-
-    def to(self, device: torch.device) -> "Columns":
-        """The columns on a device."""
-        tensors, lengths = (
-            {name: tensor.to(device) for name, tensor in part.items()}
-            for part in (self.tensors, self.lengths)
-        )
-        return replace(self, tensors=tensors, lengths=lengths)
-
-    def and_then(self, other: "Columns") -> "Columns":
-        """These samples followed by others."""
-        both = {name: [*self._parts(name), *other._parts(name)] for name in self.tensors}
-        return Columns.of(both, self.padding, self.form)
-
-    def _parts(self, name: str) -> list[Tensor]:
-        """The tensors of each sample, without padding."""
-        column, lengths = self.tensors[name], self.lengths.get(name)
-        sizes = [None] * len(column) if lengths is None else lengths.tolist()
-        return [part if n is None else part[:n] for part, n in zip(column, sizes, strict=True)]
+        return cls(tensors, lengths, form)
 
 
 @dataclass(frozen=True)
@@ -110,11 +89,7 @@ class Samples:
         groups = None
         if self.groups is not None and other.groups is not None:
             groups = torch.cat((self.groups, other.groups))
-        y = torch.cat((self.y, other.y))
-        if self.columns is not None and other.columns is not None:
-            columns = self.columns.and_then(other.columns)
-            return Samples(next(iter(columns.tensors.values())), y, groups, columns)
-        return Samples(torch.cat((self.x, other.x)), y, groups)
+        return Samples(torch.cat((self.x, other.x)), torch.cat((self.y, other.y)), groups)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,6 @@ class Hub(Dataset):
         flip: bool = False,
         length: int = 1014,
         shape: list[int] | None = None,
-        target: str | None = None,
         tokenizer: str | None = None,
         columns: str | list[str] | None = None,
         max_length: int | None = None,
@@ -95,16 +94,13 @@ class Hub(Dataset):
             flip: mirror training images at random.
             length: characters of a text; longer ones are cut, shorter ones padded.
             shape: of a sample of numbers, such as [1, 28, 28].
-            target: the column of numbers that a regression predicts, instead of classes.
             tokenizer: of `transformers`: a folder, or a name of the hub. Then `label` may also be a
                 column of floats, or of lists with a whole number for each word; without such a
                 column the labels are the token ids themselves.
-            columns: with a tokenizer: the column of texts or of lists of words, or the two columns
-                of a pair; by default the only one.
-            max_length: with a tokenizer: tokens that longer samples are cut to; by default its own
-                limit.
-            by: with a tokenizer: the column that partitions sort by as classes; by default `label`,
-                if it has classes.
+            columns: the column that is tokenized, of texts or lists of words, or two for pairs.
+            max_length: tokens that longer samples are cut to; by default the tokenizer's limit.
+            by: of tokenized samples the column that partitions sort by as classes; by default
+                `label`, if it has classes.
         """
         given: dict[Kind, Any] = {
             "image": image,
@@ -116,18 +112,13 @@ class Hub(Dataset):
             *others, last = self._given
             found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
             raise UserError(f"{KEY}.{last}", found, fix)
-        given_as = f"given with {next(iter(self._given), None)}"
-        fits, fix = tokenizer is None or not self._given, "name the texts in columns"
-        require(fits, f"{KEY}.tokenizer", given_as, fix)
-        for key, value in (("columns", columns), ("max_length", max_length), ("by", by)):
-            fits, fix = value is None or tokenizer is not None, "give one, or leave it out"
-            require(fits, f"{KEY}.{key}", "given without tokenizer", fix)
-        fits = target is None or (label is None and tokenizer is None)
-        fix = "a sample has one of these: a class, a number to predict, or labels of tokens"
-        require(fits, f"{KEY}.target", "given with label or tokenizer", fix)
+        own = (columns, max_length, by)
+        fits = columns and not self._given if tokenizer else own == (None, None, None)
+        found, fix = f"{tokenizer}, columns {columns}", "give both, without image, text or features"
+        require(bool(fits), f"{KEY}.tokenizer", found, fix)
         self._tokenizer, self._max_length, self._by = tokenizer, max_length, by
-        self._texts = [columns] if isinstance(columns, str) else columns
-        self._target = target
+        self._texts = [columns] if isinstance(columns, str) else columns or []
+        self.task: Task = "classification" if tokenizer is None else "columns"
         check_share(test)
         for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
@@ -140,12 +131,6 @@ class Hub(Dataset):
     @override
     def name(self) -> str:
         return Path(self.path).name
-
-    @property
-    def task(self) -> Task:  # type: ignore[override]
-        if self._tokenizer is not None:
-            return "columns"
-        return "classification" if self._target is None else "regression"
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -191,64 +176,46 @@ class Hub(Dataset):
         return open_splits(self.path, self.train_split, self.test_split, by, name=self.config)
 
     def _labelled(self, table: Table) -> str | None:
-        """The column of the classes, targets or labels; None if the labels are token ids."""
-        if self._target is not None:
-            return column_of(table, self._target, "target")
-        known = next((name for name in _LABELS if name in table.column_names), None)
-        if self._tokenizer is not None and self._label is None and known is None:
+        """The column of the classes or labels; None if the labels are token ids."""
+        name = self._label or next((name for name in _LABELS if name in table.column_names), None)
+        if name is None and self.task == "columns":
             return None
-        return column_of(table, self._label or known, "label")
+        return column_of(table, name, "label")
 
     @cached_property
     def _tokens(self) -> dict[Split, Columns]:
         """The columns of each split, by the tokenizer."""
-        table, names = self._tables["train"], self._texts
-        label = self._labelled(table)
-        if names is None:
-            others = {label, self._group, self._by}
-            kinds = {name: _kind_of(name, feature) for name, feature in table.features.items()}
-            names = [name for name, kind in kinds.items() if kind == "text" and name not in others]
-        found = f"not given, and the columns of texts are {', '.join(names) or 'none'}"
-        fits = len(names) == 1 or (self._texts is not None and len(names) == 2)
-        require(fits, f"{KEY}.columns", found, "name one, or the two of a pair")
+        fits, fix = len(self._texts) in (1, 2), "name one, or the two of a pair"
+        require(fits, f"{KEY}.columns", f"{len(self._texts)} columns", fix)
         return tokenized(
             self._tables,
             tokenizer_of(str(self._tokenizer)),
-            columns=[column_of(table, name, "columns") for name in names],
-            label=label,
-            classes=self._coded[1] if label is not None and self._has_classes(label) else None,
+            columns=self._texts,
+            label=self._labelled(self._tables["train"]),
+            classes=self._coded[1] if self._coded else None,
             max_length=self._max_length,
         )
 
-    def _has_classes(self, column: str) -> bool:
-        """Whether a column holds classes: no floats, and no lists."""
-        feature = self._tables["train"].features[column]
-        return not hasattr(feature, "feature") and "float" not in str(feature.dtype)
-
     @cached_property
     def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names of the classes, and the class, or the target, of each sample."""
-        table = self._tables["train"]
-        label = self._labelled(table)
-        if self._target is not None:
-            feature = table.features[self._target]
-            single = _kind_of("", feature) == "features" and not hasattr(feature, "feature")
-            found = f"{self._target}, which holds no single numbers"
-            require(single, f"{KEY}.target", found, "name a column of numbers")
-            values = {s: np.array(t[self._target][:], np.float32) for s, t in self._tables.items()}
-            ys = {split: torch.from_numpy(numbers) for split, numbers in values.items()}
-            return (), ys
+        """The names of the classes, and the class of each sample, 0 if there are none."""
         if self._by is not None:
-            return coded(self._tables, column_of(table, self._by, "by"), "by", trained=False)
-        if label is None or (self._tokenizer is not None and not self._has_classes(label)):
-            return (), {s: torch.zeros(len(t), dtype=torch.int64) for s, t in self._tables.items()}
-        return self._coded
+            column = column_of(self._tables["train"], self._by, "by")
+            return coded(self._tables, column, "by", trained=False)
+        zeros = ((s, torch.zeros(len(t), dtype=torch.int64)) for s, t in self._tables.items())
+        return self._coded or ((), dict(zeros))
 
     @cached_property
-    def _coded(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names and the classes of the column of labels."""
-        column = self._labelled(self._tables["train"])
-        return coded(self._tables, str(column), "label", trained=True)
+    def _coded(self) -> tuple[tuple[str, ...], dict[Split, Tensor]] | None:
+        """As `_labels`, of the column of labels; None if it holds no classes."""
+        table = self._tables["train"]
+        label = self._labelled(table)
+        feature = None if label is None else table.features[label]
+        if self.task == "columns" and (
+            feature is None or hasattr(feature, "feature") or "float" in str(feature.dtype)
+        ):
+            return None
+        return coded(self._tables, str(label), "label", trained=True)
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:

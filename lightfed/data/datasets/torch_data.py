@@ -198,7 +198,8 @@ class FromTorch(Dataset):
         whole = [
             name
             for name in every[0].tensors
-            if all(s.tensors[name].dim() == 1 and _is_whole(s.tensors[name]) for s in every)
+            if all(s.tensors[name].dim() == 1 for s in every)
+            and not every[0].tensors[name].is_floating_point()
         ]
         found = f"{self._by}, the columns of whole numbers are {', '.join(whole) or 'none'}"
         require(self._by is None or self._by in whole, f"{KEY}.by", found, "name one of these")
@@ -245,7 +246,8 @@ def _read(source: Any, split: str, *, classes: bool) -> Samples:
             x = _tensor(x)
             if samples and x.shape != samples[0].shape:
                 raise ValueError(f"its shape is {tuple(x.shape)}, not {tuple(samples[0].shape)}")
-            floats = _is_float(y) and not classes if number == 0 else floats
+            if number == 0:
+                floats = torch.as_tensor(y).is_floating_point() and not classes
             if floats:
                 y = torch.as_tensor(y, dtype=torch.float32)
                 if number and y.shape != labels[0].shape:
@@ -335,14 +337,6 @@ def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
         found = f"sample {at} has {lengths[first][at]} of {first} and {lengths[name][at]} of {name}"
         few = 0 < 2 * int(apart.sum()) < len(apart)
         require(not few, key, found, "give as many of both: most samples have")
-
-
-def _is_whole(column: Tensor) -> bool:
-    return not column.is_floating_point() and column.dtype != torch.bool
-
-
-def _is_float(value: Any) -> bool:
-    return torch.as_tensor(value).is_floating_point()
 
 
 def _kind(samples: Samples) -> str:
