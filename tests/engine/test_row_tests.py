@@ -24,7 +24,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import blocks
 from lightfed.engine import row_tests
 from lightfed.engine.evaluation import Evaluation
-from lightfed.local.client_group import ClientGroup, GroupState
+from lightfed.local.client_group import ClientGroup, Packing
 from lightfed.local.session import LocalSession, Report
 from lightfed.models import MLP, Conv
 from lightfed.models.client_module import ClientModule
@@ -120,7 +120,8 @@ def evaluate(made: Fleet, **settings: Any) -> Found:
 
 def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int = 2) -> None:
     """From now on so many clients are tested at once, in packs of `few` at least."""
-    patch.setattr(GroupState, "side_by_side", most)
+    for state in made.groups:
+        patch.setattr(state, "packing", Packing(most))
     patch.setattr(row_tests, "_FEW", few)
     if made.algorithm.stateful:
         counts = [state.group.count for state in made.groups]
