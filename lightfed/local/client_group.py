@@ -274,8 +274,9 @@ class GroupState:
             self.flops, self.passes = _step_costs(module, data, position, bool(live.frozen))
         else:
             self.flops = _flops(module, data, position)
-            blanks = blank(data, samples=2)
-            self.passes = passes(module, blanks, self.flops) if live.frozen else 3.0
+            self.passes = 3.0
+            if live.frozen:
+                self.passes = passes(module, blank(data, samples=2), self.flops)
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
