@@ -13,13 +13,15 @@ from zipfile import BadZipFile
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
+from safetensors import SafetensorError
 
 from lightfed.utils.errors import UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-UNREADABLE = (OSError, KeyError, ValueError, EOFError, zlib.error, BadZipFile, yaml.YAMLError)
+_OF_FORMATS = (zlib.error, BadZipFile, yaml.YAMLError, SafetensorError)
+UNREADABLE = (OSError, KeyError, ValueError, EOFError, *_OF_FORMATS)
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
 

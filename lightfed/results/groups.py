@@ -150,8 +150,10 @@ def _described(rows: Sequence[Sequence[Run]], *, seeds: bool = False) -> list[Gr
     methods = gathered(range(len(found)), lambda i: found[i].algorithm)
     for method, places in methods.items():
         own = [found[i] for i in places]
-        seed = [{"seed": str(group.runs[0].seed)} if seeds else {} for group in own]
-        texts = told_apart([terms_of(g) | also for g, also in zip(own, seed, strict=True)])
+        terms = [terms_of(group) | {"condition": group.condition} for group in own]
+        if seeds:
+            terms = [one | {"seed": str(g.runs[0].seed)} for one, g in zip(terms, own, strict=True)]
+        texts = told_apart(terms, known="condition")
         whole = len(methods) > 1 or (elsewhere and not all(texts))
         labels = [", ".join(filter(None, (method * whole, text))) for text in texts]
         unlike = {(g.condition, label) for g, label in zip(own, labels, strict=True)}

@@ -16,6 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 # of settings whose values explain themselves in a label
 NAMELESS = ("levels", "optimizer", "partition")
+LAST = ("max_epochs", "lr_schedule")  # they follow from what experiments are about
 NOTHING_ELSE = re.compile(r"(?!)")
 
 
@@ -60,37 +61,19 @@ def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     return found
 
 
-def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
-    """How each differs from most of those with the same key in `alike`: `norm gn, width 0.5`.
-
-    Digests are named if nothing else differs; a tie shows all its values.
-    """
-    members = gathered(zip(alike, options, strict=True), lambda pair: pair[0])
-    texts = []
-    for key, own in zip(alike, options, strict=True):
-        rivals = [rival for _, rival in members[key]]
-        unusual = {}
-        for name in dict.fromkeys(name for rival in rivals for name in rival):
-            values = Counter(rival.get(name, "unset") for rival in rivals).most_common(2)
-            value, tie = own.get(name, "unset"), len({times for _, times in values}) < len(values)
-            if tie or value != values[0][0]:
-                unusual[name] = f"{name} {value}"
-        stated = [text for name, text in unusual.items() if not name.endswith(" digest")]
-        texts.append(", ".join(stated or unusual.values()))
-    return texts
-
-
-def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
+def told_apart(options: Sequence[Mapping[str, str]], known: str = "") -> list[str]:
     """Few settings that tell experiments apart: `lr 0.1`; equal ones get equal texts.
 
-    Earlier settings are preferred. Empty where none is needed. The values of NAMELESS stand alone.
+    Earlier settings are preferred, and all to those of LAST. Empty where none is needed. The values
+    of NAMELESS stand alone; readers know the setting `known`.
     """
-    chosen: list[str] = []
-    for name in dict.fromkeys(name for one in options for name in one):
+    chosen = [known]
+    names = dict.fromkeys(name for one in options for name in one)
+    for name in sorted(names, key=lambda name: name.startswith(LAST)):
         tried = [tuple(one.get(key) for key in (*chosen, name)) for one in options]
         if len(set(tried)) > len({values[:-1] for values in tried}):
             chosen.append(name)
-    texts = [{name: one[name] for name in chosen if name in one} for one in options]
+    texts = [{name: one[name] for name in chosen[1:] if name in one} for one in options]
     return [
         ", ".join(text if name in NAMELESS else f"{name} {text}" for name, text in own.items())
         for own in texts

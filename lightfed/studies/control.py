@@ -30,6 +30,8 @@ FIELDS = {
     "scale": ("[01]", "0, or 1 for a Scaler; a Transformer always has Scalers"),
     "mask": ("[01]", "0, or 1 to set logits of absent labels to zero in a client's loss"),
 }
+# Arguments that no configuration states, because they are the defaults.
+USUAL = {"norm": "bn", "scaler": True, "assignment": "fix", "mask": True, "rows": 100}
 
 
 def fields_of(string: str) -> dict[str, str]:
@@ -37,11 +39,10 @@ def fields_of(string: str) -> dict[str, str]:
     words = string.split("_")
     fix = f"give {len(FIELDS)} of them: {'_'.join(FIELDS)}"
     require(len(words) == len(FIELDS), "control", f"{len(words)} fields in {string!r}", fix)
-    found = dict(zip(FIELDS, words, strict=True))
-    for name, (pattern, meaning) in FIELDS.items():
-        fits = re.fullmatch(pattern, found[name]) is not None
-        require(fits, f"control.{name}", repr(found[name]), f"give {meaning}")
-    return found
+    for word, (name, (pattern, meaning)) in zip(words, FIELDS.items(), strict=True):
+        fits = re.fullmatch(pattern, word) is not None
+        require(fits, f"control.{name}", repr(word), f"give {meaning}")
+    return dict(zip(FIELDS, words, strict=True))
 
 
 def configuration(text: str) -> dict[str, Any]:
@@ -49,58 +50,45 @@ def configuration(text: str) -> dict[str, Any]:
 
     A UserError if a field or the data set is not known, or the data set has no such split.
     """
-    data, colon, string = text.rpartition(":")
-    fix = f"write DATA:{string} with one of {', '.join(DATA)}"
-    require(bool(colon), "control.data", "no data set", fix)
+    data, _, string = text.rpartition(":")
     word = fields_of(string)
-    groups, weights = _client_groups(word["modes"], int(word["users"]))
+    fix = f"write DATA:{string} with one of {', '.join(DATA)}"
     require(data in DATA, "control.data", repr(data), fix)
     config = yaml.safe_load((CONFIGS / f"{data.lower()}.yaml").read_text("utf-8"))
-    model, source = config["model"], config["data"]
+    model, source, users = config["model"], config["data"], int(word["users"])
     network = model["clients"][0]["model"]
-    if source["partition"] == "Natural":  # a client is a row of a text, by default one of 100
+    if source["partition"] == "Natural":  # a client is a row of a text
         require(word["split"] == "iid", "control.split", f"{word['split']} of {data}", "give iid")
-        if int(word["users"]) != 100:
-            source["dataset"] = _with(source["dataset"], rows=int(word["users"]))
+        source["dataset"] = _with(source["dataset"], rows=users)
     else:
-        network = _with(network, norm=word["norm"]) if word["norm"] != "bn" else network
-        network = _with(network, scaler=False) if word["scale"] == "0" else network
+        network = _with(network, norm=word["norm"], scaler=word["scale"] == "1")
     if word["split"] != "iid":
         classes = int(word["split"].removeprefix("non-iid-"))
         source["partition"] = _with("Classes", per_client=classes, strict_paper=True)
         config["trainer"]["max_epochs"] *= 2
         schedule = model["lr_schedule"]["init_args"]
         schedule["milestones"] = [2 * t for t in schedule["milestones"]]
-    if word["assignment"] == "dynamic":
-        redrawn = {"assignment": "dynamic", "level_weights": weights}
-        model["algorithm"] = _with(model["algorithm"], **redrawn)
-    if word["mask"] == "0":
-        model["algorithm"] = _with(model["algorithm"], mask=False)
-    model["clients"] = [{**group, "model": network} for group in groups]
+    modes = [(mode[0], int(mode[1:])) for mode in word["modes"].split("-")]
+    weights = [weight for _, weight in modes]
+    found, fix = f"{word['modes']}, for {users} clients", "lower the weights or raise users"
+    require(sum(weights) <= users, "control.modes", found, fix)
+    size, rest = divmod(users, sum(weights))
+    model["clients"] = [
+        {"count": size * weight, "level": level, "model": network} for level, weight in modes
+    ]
+    model["clients"][-1]["count"] += rest  # as in the released code
+    redrawn = {"level_weights": weights} if word["assignment"] == "dynamic" else {}
+    switches = {"assignment": word["assignment"], **redrawn, "mask": word["mask"] == "1"}
+    model["algorithm"] = _with(model["algorithm"], **switches)
     model["fraction"] = float(word["fraction"])
     return config
 
 
-def _client_groups(modes: str, users: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """Number of clients and level of each group, and the levels' weights.
-
-    The first level is that of the global model. The last one has the remaining clients, too.
-    """
-    levels = [mode[0] for mode in modes.split("-")]
-    weights = [int(mode[1:]) for mode in modes.split("-")]
-    fix = "put the widest level first, which is that of the global model"
-    require(levels[0] == min(levels), "control.modes", modes, fix)
-    found, fix = f"{modes}, for {users} clients", "lower the weights or raise users"
-    require(sum(weights) <= users, "control.modes", found, fix)
-    counts = [weight * (users // sum(weights)) for weight in weights]
-    counts[-1] += users - sum(counts)
-    return [{"count": n, "level": level} for n, level in zip(counts, levels, strict=True)], weights
-
-
-def _with(node: Any, **arguments: Any) -> dict[str, Any]:
-    """A class in a configuration, with further arguments."""
-    found: Any = {"class_path": node} if isinstance(node, str) else node
-    return {**found, "init_args": {**found.get("init_args", {}), **arguments}}
+def _with(node: Any, **arguments: Any) -> Any:
+    """A class in a configuration, with those of the arguments that are not USUAL."""
+    new = {name: value for name, value in arguments.items() if USUAL.get(name) != value}
+    found: dict[str, Any] = {"class_path": node} if isinstance(node, str) else node
+    return {**found, "init_args": {**found.get("init_args", {}), **new}} if new else node
 
 
 def with_configurations(argv: Sequence[str]) -> list[str]:
@@ -108,29 +96,24 @@ def with_configurations(argv: Sequence[str]) -> list[str]:
     words = list(argv)
     for position, word in enumerate(words):
         head, prefix, text = word.partition(PREFIX)
-        option = head.removesuffix("=") or words[position - 1]
-        if prefix and option in ("--config", "-c"):
+        if prefix and (head.removesuffix("=") or words[position - 1]) in ("--config", "-c"):
             config = configuration(text)
             config["trainer"]["name"] = text.replace(":", "-")
             words[position] = head + json.dumps(config)
     return words
 
 
-def explained(text: str) -> str:
-    """A configuration file with the fields of `DATA:STRING` as comments."""
-    content = json.loads(json.dumps(configuration(text)))  # without anchors
-    dump = yaml.safe_dump(content, sort_keys=False, width=200, default_flow_style=None)
-    words = fields_of(text.rpartition(":")[2]).items()
-    lines = [f"#   {name:<12}{word:<10}  {FIELDS[name][1]}\n" for name, word in words]
-    return "".join([f"# HeteroFL: lightfed fit --config {PREFIX}{text}\n", *lines, dump])
-
-
 def main(argv: Sequence[str]) -> int:
-    """Run `lightfed control`; `argv` holds the words after it."""
+    """Run `lightfed control`: print a configuration file with the fields as comments."""
+    usage = f"lightfed control DATA:STRING, where DATA is one of {', '.join(DATA)}"
     if {"-h", "--help"} & {*argv}:
-        print("usage: lightfed control [DATA:]STRING\n\nExplain a control string of HeteroFL.\n")
-        print(f"DATA is one of {', '.join(DATA)}; MNIST by default.")
+        print(f"usage: {usage}; MNIST by default.\n\nExplain a control string of HeteroFL.")
         return 0
-    require(len(argv) == 1, "control", f"{len(argv)} words", "see lightfed control --help")
-    print(explained(argv[0] if ":" in argv[0] else f"MNIST:{argv[0]}"), end="")
+    require(len(argv) == 1, "control", f"{len(argv)} words", f"write {usage}")
+    text = argv[0] if ":" in argv[0] else f"MNIST:{argv[0]}"
+    content = json.loads(json.dumps(configuration(text)))  # without anchors
+    print(f"# HeteroFL: lightfed fit --config {PREFIX}{text}")
+    for name, word in fields_of(text.rpartition(":")[2]).items():
+        print(f"#   {name:<12}{word:<10}  {FIELDS[name][1]}")
+    print(yaml.safe_dump(content, sort_keys=False, width=200, default_flow_style=None), end="")
     return 0

@@ -1,7 +1,5 @@
 """All figures and tables of single papers, for the runs that are of their kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightfed.drawing.charts import Figure

@@ -4,8 +4,6 @@ In Wang et al., WWW 2023, clients have up to four versions of one family of mode
 each. All metrics are of the clients' own models on their own test samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +11,6 @@ from lightfed.drawing.charts import Figure
 from lightfed.results.groups import Group, runs_of, usual_metric
 from lightfed.results.outcome import costs_to, reached_by_all
 from lightfed.results.run import Run
-from lightfed.results.tables import readable
 from lightfed.results.units import metric_text
 from lightfed.studies import shared
 
@@ -28,43 +25,32 @@ SPEED = (
 
 def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
     """The strategies of each protocol by version, and what the target cost them."""
-    for name, groups in _protocols(runs).items():
+    for name, groups in _protocols(runs):
         columns, baseline = _columns(groups), [g for g in groups if g.algorithm == BASELINE]
         mean = columns[ALL]
         goal = reached_by_all(runs_of(baseline), mean) if target is None else target
         pace = costs_to(goal, baseline[0].runs, mean)[0] if baseline else math.nan
-        scores = {version: shared.starred(groups, column) for version, column in columns.items()}
-        rows = [
-            {"strategy": group.label}
-            | {version: texts[place] for version, texts in scores.items()}
-            | shared.cost_cells(group, mean, goal, runs_of(groups))
-            | {"speed": metric_text("", pace / costs_to(goal, group.runs, mean)[0])}
-            for place, group in enumerate(groups)
-        ]
-        yield shared.table_of("strategies by version", name, rows, SPEED, groups)
+        costs = [costs_to(goal, group.runs, mean)[0] for group in groups]
+        further = {"speed": [metric_text("", pace / rounds) for rounds in costs]}
+        yield shared.table_of("strategies by version", name, groups, columns, goal, further, SPEED)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """The courses of the strategies of each protocol, over all clients and by version."""
-    for name, groups in _protocols(runs).items():
-        columns, metric = _columns(groups), usual_metric(groups)
+    for name, groups in _protocols(runs):
+        columns, caption = _columns(groups), "Bands: 95 % t intervals over seeds."
         panels = {version: dict.fromkeys(groups, column) for version, column in columns.items()}
-        charts = shared.course_charts(panels, {group: group.label for group in groups}, metric)
-        title, caption = f"{readable(metric)} by strategy", "Bands: 95 % t intervals over seeds."
-        yield from shared.figures_of("strategies", name, title, charts, caption, groups)
+        yield from shared.course_figures("strategies", name, "by strategy", panels, caption)
 
 
-def _protocols(runs: Sequence[Run]) -> dict[str, list[Group]]:
+def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
     """Those with named client groups and another strategy than Standalone."""
-    return {
-        name: groups
-        for name, groups in shared.protocols(runs, STRATEGIES).items()
-        if groups[-1].algorithm != "Standalone" and groups[0].runs[0].client_groups
-    }
+    for name, groups in shared.protocols(runs, STRATEGIES).items():
+        if groups[-1].algorithm != "Standalone" and groups[0].runs[0].client_groups:
+            yield name, groups
 
 
 def _columns(groups: Sequence[Group]) -> dict[str, str]:
     """Of metrics.csv, by version; a single version has none of its own."""
     column, versions = f"personal/{usual_metric(groups)}", groups[0].runs[0].client_groups
-    by_version = {name: f"{column}/{name}" for name in versions if len(versions) > 1}
-    return {ALL: column, **by_version}
+    return {ALL: column} | {name: f"{column}/{name}" for name in versions if len(versions) > 1}

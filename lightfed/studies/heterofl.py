@@ -4,8 +4,6 @@ It has a point for each mixture of levels, as in Diao et al., ICLR 2021, arXiv:2
 global model and for the clients' own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -16,10 +14,10 @@ from lightfed.drawing.tidy import metric_axis_of, score_row, stacked
 from lightfed.results.groups import Group, grouped, usual_metric
 from lightfed.results.mixtures import combination, level_counts, level_name
 from lightfed.results.run import Run
-from lightfed.results.tables import readable
-from lightfed.studies.shared import family, figures_of
+from lightfed.results.settings import gathered
+from lightfed.results.tables import readable, sentence
+from lightfed.studies.shared import family, figure_of
 
-LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
 CAPTION = (
     "A point is a mixture of levels at the mean number of parameters of its clients' models, with "
     "equal shares unless its name says otherwise. Bars: 95 % t intervals over seeds."
@@ -27,44 +25,40 @@ CAPTION = (
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """One for every data set and model with clients of at least two widths."""
-    every = pd.DataFrame([row for group in grouped(runs) if (row := _row(group))])
-    for name, rows in every.groupby("family", sort=False) if len(every) else ():
-        if len(set().union(*rows["levels"])) < 2:
+    """One for every data set and model with at least two mixtures of levels."""
+    for name, groups in gathered(grouped(runs), family).items():
+        rows = pd.DataFrame([row for group in groups if (row := _row(group))])
+        if rows.empty or rows["name"].nunique() < 2:
             continue
-        groups, metric = list(rows["group"]), usual_metric(rows["group"])
-        largest, log = rows["largest"].max(), rows["size"].max() > LOG_FROM * rows["size"].min()
-        x = Axis("at", f"mean parameters (100 %: {largest:,.0f})", format="~%", log=bool(log))
-        shared = set.intersection(*map(set, rows["method"]))
-        method = rows["method"].map(lambda parts, own=shared: [p for p in parts if p not in own])
-        rows = rows.assign(series=(method + rows["widest"]).map(", ".join))
-        by, charts = Series.of("series", sorted(rows["series"])), []
+        metric, largest = usual_metric(rows["group"]), rows["largest"].max()
+        at, title = rows["size"] / largest, f"mean parameters (100 %: {largest:,.0f})"
+        ends = (at.min() / 1.3, 1.3)  # room for the names of points
+        x = Axis("at", title, format="~%", log=bool(at.max() > 8 * at.min()), ends=ends)
+        common = set.intersection(*map(set, rows["parts"]))
+        series = [", ".join(p for p in own if p not in common) or own[-1] for own in rows["parts"]]
+        rows = rows.assign(at=at, series=series)
+        by, charts = Series.of("series", sorted(series)), []
         for column in (f"global/{metric}", f"personal/{metric}"):
-            scores = pd.DataFrame([score_row(g, column) for g in groups], index=rows.index)
-            table = rows.join(scores).assign(at=rows["size"] / largest).dropna(subset="value")
-            if len(table):
+            table = rows.join(pd.DataFrame([score_row(g, column) for g in rows["group"]]))
+            if len(table := table.dropna(subset="value")):
                 y, table = metric_axis_of(column, table), stacked([table], column)
-                charts.append(marks.points(table, x, y, by, name="name", title=readable(column)))
+                charts.append(marks.points(table, x, y, by, name="name", title=sentence(column)))
         title = f"{readable(metric)} against model size"
-        yield from figures_of("sizes", str(name), title, charts, CAPTION, groups)
+        yield figure_of("sizes", name, title, charts, CAPTION, list(rows["group"]))
 
 
 def _row(group: Group) -> dict[str, object] | None:
-    """An experiment; the method is the part of its label that is no level. None without sizes."""
+    """An experiment; `parts` are those of its label that are no levels. None without sizes."""
     run = group.runs[0]
     counts, clients = level_counts(run.settings), pd.Series(run.group_sizes, dtype=float)
     sizes = pd.Series(run.environment.get("parameters", {}), dtype=float)
-    if not counts or clients.empty or {*sizes.index} != {*clients.index}:
+    if not counts or sizes.empty or clients.empty:
         return None
-    mixture = combination(counts)
-    method = [part for part in group.label.split(", ") if part != mixture]
+    mixture, widest = combination(counts), f"widest level {level_name(max(counts))}"
     return {
         "group": group,
-        "family": family(group),
-        "method": method,
-        "widest": [f"widest level {level_name(max(counts))}"],
+        "parts": [*(part for part in group.label.split(", ") if part != mixture), widest],
         "name": mixture,
-        "levels": {*counts},
         "size": (sizes * clients).sum() / clients.sum(),
         "largest": sizes.max(),
     }

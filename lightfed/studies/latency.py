@@ -3,8 +3,7 @@
 Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
 AAAI 2021, arXiv:2012.13900, "latency analysis": the ratio r_{B,N} = E[tau_(B)] / E[tau_(N)] of the
 order statistics of the servers' i.i.d. delays tau_n (eq. (7)), and its limit for many servers
-(eq. (8)). The paper allows any distribution of tau_n. Here tau_n is the largest delay of a server's
-active devices.
+(eq. (8)). Here tau_n is the largest delay of a server's active devices.
 
 In eq. (7) every server restarts in every round. In a run late servers continue: a round is shorter
 with nearly constant delays, and longer with heavy tails, because stragglers accumulate.
@@ -17,20 +16,20 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from typing_extensions import override
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
-from lightfed.drawing.files import picture, write_file
+from lightfed.drawing.files import FORMATS, picture, write_file
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.units import NOTHING, seconds_text
+from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
+from lightfed.utils.memory import require_memory
+from lightfed.utils.rng import numpy_generator
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
-_MOST = 100_000_000  # delays to draw: a minute, and 3 GiB
-_BATCHES = 20  # of consecutive rounds, whose means are nearly independent
-_ROUNDS = 100  # in a batch
+_BATCHES, _ROUNDS = 20, 100  # of consecutive rounds in a run, and in a batch
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Cloud:
     servers: int
     devices: int
 
-    @override
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
         devices = f"{self.devices} active device{'s' * (self.devices > 1)}"
         return f"{self.delay}, {self.servers} servers of {devices}"
 
@@ -64,8 +63,6 @@ class Cloud:
 
         The error is that of means of consecutive rounds, without the first batch of them.
         """
-        from lightfed.simulation.clock import VirtualClock  # torch takes seconds to import
-
         clock = VirtualClock(self.servers, wait)
         ends = []
         for _ in range((_BATCHES + 1) * _ROUNDS):
@@ -78,11 +75,8 @@ class Cloud:
 def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
     """The analysis: for each B (`wait`) the `seconds` of a round, and its durations of all KINDS.
 
-    These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is the standard error of
-    the last one. B is part of the name of its draws.
+    These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is that of the last one.
     """
-    from lightfed.utils.rng import numpy_generator
-
     full = cloud.expected(cloud.servers)
     rows = []
     for wait in waits:
@@ -112,45 +106,34 @@ def latency(
         seed: of the rounds in which late servers continue.
         plot: a .png, .svg or .pdf file for the curves.
     """
-    from lightfed.simulation.clock import check_waits
-
     for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
-    if waits is None:
-        waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
-    require(bool(waits), "--waits", "an empty list", f"give numbers from 1 to {servers}")
+    waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
-    possible = plot is None or (plot.parent.is_dir() and plot.suffix in (".png", ".svg", ".pdf"))
-    fix = "name a file that ends in .png, .svg or .pdf, in a folder that exists"
-    require(possible, "--plot", plot, fix)
-    draws = servers * devices * len(waits) * (_BATCHES + 1) * _ROUNDS
-    fix = f"lower --servers or --devices for at most {_MOST:,}"
-    require(draws <= _MOST, "--servers", f"{draws:,} delays to draw", fix)
+    kind = plot.suffix[1:] if plot else FORMATS[0]
+    require(kind in FORMATS, "--plot", plot, f"end its name with one of {', '.join(FORMATS)}")
+    require_memory(8 * servers * devices, "--servers", "delays of a round", "lower it or --devices")
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
-    _print(cloud, table)
-    if plot is not None:
-        write_file(plot, picture(latency_figure(cloud, table), plot.suffix[1:]))
-
-
-def _print(cloud: Cloud, table: pd.DataFrame) -> None:
-    cells = {kind: table[kind].map("{:.4f}".format).replace("nan", NOTHING) for kind in KINDS}
+    cells = {name: table[name].map("{:.4f}".format).replace("nan", NOTHING) for name in KINDS}
     cells["in a run"] += table["error"].map(" +- {:.4f}".format)
     named = {"B": table["wait"].astype("str"), "round lasts": table["seconds"].map(seconds_text)}
     console = new_console()
-    print_line(console, f"{cloud}")
+    print_line(console, cloud.title)
     print_table(console, pd.DataFrame(named | cells), spare=("round lasts", "asymptotic (8)"))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
+    if plot:
+        write_file(plot, picture(latency_figure(cloud, table), kind))
 
 
 def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
-    """A curve of each kind over the share of servers waited for; bands are two standard errors."""
-    data = table.sort_values("wait").melt(["wait", "error"], KINDS, "kind", "duration")
-    error = 2 * data["error"].where(data["kind"] == "in a run")
-    low, high = data["duration"] - error, data["duration"] + error
-    data = data.assign(share=data["wait"] / cloud.servers, low=low, high=high)
+    """A curve of each kind over the share of servers waited for."""
+    data = table.sort_values("wait").melt("wait", KINDS, "kind", "duration")
+    data["share"] = data["wait"] / cloud.servers
     x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
     y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
-    chart = marks.lines(data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud}")
-    return Figure("latency", f"{cloud}", (chart,))
+    chart = marks.lines(
+        data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud.title}"
+    )
+    return Figure("latency", cloud.title, (chart,))

@@ -1,33 +1,40 @@
 """What the studies share: protocols, cells of their tables, and charts of courses."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from pandas import DataFrame
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
 from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
-from lightfed.results.groups import Group, final_text, grouped, synthetic_note
+from lightfed.results.groups import (
+    Group,
+    final_text,
+    grouped,
+    runs_of,
+    synthetic_note,
+    usual_metric,
+)
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import best_of, costs_to
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, variants
-from lightfed.results.tables import readable, text_table
+from lightfed.results.settings import gathered, options, told_apart
+from lightfed.results.tables import readable, sentence
 from lightfed.results.units import bytes_text, flops_text, metric_text
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
 # settings in which the experiments of a protocol may differ, or that its name says in other words
 FREE = re.compile(
-    r"model\.(algorithm\b|optimizer\.init_args\.lr$|clients\.(?!0\.model\.init_args\.))"
+    r"model\.(algorithm\b|optimizer\.init_args\.lr$|clients\.\d+\.(?!count$|model\.init_args\.))"
     r"|data\.(dataset|partition)\b"
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
-ROUNDS = Axis("round")
+MOST_DRAWN = 40  # rows and columns of a heat map
+Panels = Mapping[str, Mapping[Group, str]]
+Scale = tuple[Axis, Along]
 READ = (
     "Mean over the clients, each with its own model and test samples, and 95 % t interval over the "
     "seeds; the best has a star. Rounds, bytes (up and down) and FLOPs of all clients until the "
@@ -35,8 +42,7 @@ READ = (
 )
 
 
-@dataclass(frozen=True)
-class StudyTable:
+class StudyTable(NamedTuple):
     """Cells of text, the name of its files, and how to read it."""
 
     name: str
@@ -48,20 +54,16 @@ class StudyTable:
 def protocols(runs: Sequence[Run], algorithms: Sequence[str]) -> dict[str, list[Group]]:
     """Experiments that differ at most in their algorithm and learning rate, in this order.
 
-    The name of a protocol has its data, its models, and the options in which it differs from most
-    others on these.
+    The name of a protocol has its data, its models, and what else tells it apart.
     """
     groups = [g for g in grouped(runs) if g.algorithm in algorithms and g.runs[0].config]
     groups.sort(key=lambda group: algorithms.index(group.algorithm))
-    known = [
-        {"groups": ", ".join(f"{count} {name}" for name, count in g.runs[0].group_sizes.items())}
-        | options(g.runs[0].settings, but=FREE, unspoken=UNSPOKEN)
-        for g in groups
-    ]
-    names = [family(group) for group in groups]
-    named = zip(names, variants(known, names), groups, strict=True)
-    found = gathered(named, lambda one: "; ".join(filter(None, one[:2])))
-    return {name: [group for *_, group in own] for name, own in found.items()}
+    found: dict[str, list[Group]] = {}
+    for name, own in gathered(groups, family).items():
+        terms = [options(g.runs[0].settings, but=FREE, unspoken=UNSPOKEN) for g in own]
+        for text, group in zip(told_apart(terms), own, strict=True):
+            found.setdefault(", ".join(filter(None, (name, text))), []).append(group)
+    return found
 
 
 def family(group: Group) -> str:
@@ -73,67 +75,75 @@ def family(group: Group) -> str:
 
 def best(groups: Sequence[Group], column: str) -> Group | None:
     """The experiment with the best mean over the seeds."""
-    scores = {group: group.score(column)[0] for group in groups}
-    known = {group: score for group, score in scores.items() if math.isfinite(score)}
-    return best_of(known, column) if known else None
-
-
-def starred(groups: Sequence[Group], column: str) -> list[str]:
-    """The final values of several experiments as text, with a star before the best."""
-    first = best(groups, column)
-    top = first.score(column)[0] if first and len(groups) > 1 else math.nan
-    return ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
-
-
-def cost_cells(group: Group, column: str, target: float, runs: Sequence[Run]) -> dict[str, str]:
-    """What a target cost: means over the seeds, dashes unless all reached it.
-
-    The heading has the resolution of all `runs` of the table.
-    """
-    rounds, sent, flops = costs_to(target, group.runs, column)
-    goal = f"{goal_text(column, target)}, resolution {resolution_text(runs, column)}"
-    return {
-        f"rounds to {goal}": metric_text("", rounds),
-        "bytes until then": bytes_text(sent),
-        "FLOPs until then": flops_text(flops),
-    }
+    scores = {g: mean for g in groups if math.isfinite(mean := g.score(column)[0])}
+    return best_of(scores, column) if scores else None
 
 
 def table_of(
-    title: str, name: str, rows: Sequence[dict[str, str]], note: str, members: Sequence[Group]
+    title: str,
+    name: str,
+    groups: Sequence[Group],
+    columns: Mapping[str, str],
+    target: float,
+    further: Mapping[str, Sequence[str]],
+    note: str,
 ) -> StudyTable:
-    """A table with a row for each experiment; its title says if they used synthetic data."""
-    heading, files = f"{name}: {title}{synthetic_note(members)}", title.replace(" ", "-")
-    return StudyTable(file_name(files, name), heading, text_table(rows), (READ, note))
+    """A row for each experiment: final values, what a target cost, and `further` cells by heading.
 
-
-def course_charts(
-    panels: Mapping[str, Mapping[Group, str]],
-    names: Mapping[Group, str],
-    metric: str,
-    x: Axis = ROUNDS,
-    along: Along | None = None,
-) -> list[Chart]:
-    """For each title a chart of the courses of a column by experiment, all with one y-axis.
-
-    `names` are those of the lines, which need two measured rounds.
+    `columns` of metrics.csv are by heading; the target is of the first. Costs are means over the
+    seeds, dashes unless all reached it.
     """
-    tables = {}
-    for title, columns in panels.items():
-        courses = [course_table(g, column, names[g], along) for g, column in columns.items()]
-        if drawn := [course for course in courses if len(course) > 1]:
-            tables[title] = stacked(drawn, metric)
-    if not tables:
-        return []
-    y = common_axis(metric, tables.values(), "mean", readable(metric))
-    by = Series("series", {name: group.place for group, name in names.items()}, "method")
-    return [marks.lines(table, x, y, by, title=title) for title, table in tables.items()]
+    cells = {"method": [group.label for group in groups]}
+    for heading, column in columns.items():
+        first = best(groups, column)
+        top = first.score(column)[0] if first and len(groups) > 1 else math.nan
+        cells[heading] = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
+    metric = next(iter(columns.values()))
+    goal = f"{goal_text(metric, target)}, resolution {resolution_text(runs_of(groups), metric)}"
+    costs = [costs_to(target, group.runs, metric) for group in groups]
+    cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds, *_ in costs]
+    cells["bytes until then"] = [bytes_text(sent) for _, sent, _ in costs]
+    cells["FLOPs until then"] = [flops_text(flops) for *_, flops in costs]
+    table = DataFrame(cells | dict(further), dtype="str")
+    heading = f"{name}: {title}{synthetic_note(groups)}"
+    return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, (READ, note))
 
 
-def figures_of(
-    kind: str, name: str, title: str, charts: Sequence[Chart], caption: str, groups: Sequence[Group]
+def course_figures(
+    kind: str, name: str, title: str, panels: Panels, caption: str, along: Scale | None = None
 ) -> Iterator[Figure]:
-    """A figure of the charts, whose title says if the runs used synthetic data; none without."""
-    if charts:
-        title = f"{name}: {title}{synthetic_note(groups)}"
-        yield Figure(file_name(kind, name), title, tuple(charts), caption)
+    """A chart for each title in `panels`: the courses of a column by experiment, with one y-axis.
+
+    They are over rounds, or over what `along` gives. Lines have at least two points.
+    """
+    groups = list(dict.fromkeys(group for columns in panels.values() for group in columns))
+    x, at = along or (Axis("round"), None)
+    tables = {}
+    for panel, columns in panels.items():
+        courses = [course_table(g, column, g.label, at) for g, column in columns.items()]
+        if drawn := [course for course in courses if len(course) > 1]:
+            tables[sentence(panel)] = stacked(drawn, usual_metric(groups))
+    if tables:
+        metric = usual_metric(groups)
+        y = common_axis(metric, tables.values(), "mean", readable(metric))
+        by = Series("series", {group.label: group.place for group in groups}, "method")
+        charts = [marks.lines(table, x, y, by, title=panel) for panel, table in tables.items()]
+        yield figure_of(kind, name, f"{readable(metric)} {title}", charts, caption, groups)
+
+
+def figure_of(
+    kind: str, name: str, title: str, charts: Sequence[Chart], caption: str, groups: Sequence[Group]
+) -> Figure:
+    """A figure whose title begins with its protocol, and says if the runs used synthetic data."""
+    heading = f"{name}: {title}{synthetic_note(groups)}"
+    return Figure(file_name(kind, name), heading, tuple(charts), caption)
+
+
+def heat_of(values: DataFrame, across: str, shade: Axis, title: str, **look: Any) -> Chart:
+    """A heat map of a table with a named index; at most MOST_DRAWN rows and columns, `across`."""
+    rows, columns = (marks.evenly_spaced(count, most=MOST_DRAWN) for count in values.shape)
+    values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
+    x = Axis(across, names=tuple(map(str, values)))
+    y = Axis(str(values.index.name), names=tuple(values.index))
+    table = values.reset_index().melt(y.column, var_name=across, value_name=shade.column)
+    return marks.heat(table, x, y, shade, title=title, **look)

@@ -102,51 +102,45 @@ def drawings(runs: Sequence[Run]) -> dict[str, Figure]:
     return {figure.name.partition("-")[0]: figure for figure in figures(runs)}
 
 
-def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
+LABELS = {
+    "CloudFedAvg, mu 0.0": (0.1, 0.2),
+    "CloudFedAvg, mu 5.0": (0.2, 0.3),
+    "FedBCDI": (0.3, 0.4),
+    **{f"FedBCD, wait {b}": (b / 20, b / 10) for b in (10, 7, 3, 5)},
+}
+
+
+def test_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
     figure = drawings(_study(tmp_path))["rounds"]
-    assert figure.title == "Digits: accuracy of sync clouds"
-    scores = {
-        "FedAvg": (0.1, 0.2),
-        "FedProx": (0.2, 0.3),
-        "FedBCDI, B/N = 1": (0.3, 0.4),
-        "FedBCD, B/N = 1": (0.5, 1.0),
-    }
-    assert {*figure.series} == {*scores}
-    assert list(by_title(figure)) == ["personal accuracy", "global accuracy"]
+    assert figure.title == "Digits: accuracy against rounds"
+    assert list(by_title(figure)) == ["Personal accuracy", "Global accuracy"]
     for chart in figure.charts:
-        assert drawn(chart) == {name: [(1, a), (2, b)] for name, (a, b) in scores.items()}
+        assert drawn(chart) == {name: [(1, a), (2, b)] for name, (a, b) in LABELS.items()}
 
 
-def test_devices_without_a_pull_are_standalone(tmp_path: Path) -> None:
-    """They stand beside all methods, have no global model, and send nothing between servers."""
+def test_devices_without_a_pull_have_no_global_model_and_send_nothing(tmp_path: Path) -> None:
     runs = [
-        _run(tmp_path, "FedBCD", (0.1, 0.2), name="b5", wait=5, sent=(10, 10)),
         _run(tmp_path, "FedBCD", (0.3, 0.4), sent=(20, 20)),
         _run(tmp_path, "FedBCD", ("", ""), personal=(0.5, 0.6), gamma=0.0, name="alone"),
         _run(tmp_path, "CloudFedAvg", (0.7, 0.8), sent=(20, 20)),
-        _run(tmp_path, "CloudFedAvg", (0.8, 0.9), name="tuned", servers=5, sent=(20, 20)),
     ]
     found = drawings(runs)
     own, other = by_title(found["rounds"]).values()
-    averaged = [f"FedAvg (CloudFedAvg, servers {n})" for n in (10, 5)]
-    assert list(drawn(own)) == ["FedBCD, B/N = 1", "Standalone", *averaged]
-    assert drawn(own)["Standalone"] == [(1, 0.5), (2, 0.6)]
-    assert list(drawn(other)) == ["FedBCD, B/N = 1", *averaged]
-    assert "Standalone" in found["times"].series
-    assert "Standalone" not in found["traffic"].series
-    assert len(set(found["times"].series.values())) == len(found["times"].series)
+    assert list(drawn(own)) == ["FedBCD, gamma 1.0", "FedBCD, gamma 0.0", "CloudFedAvg"]
+    assert drawn(own)["FedBCD, gamma 0.0"] == [(1, 0.5), (2, 0.6)]
+    assert list(drawn(other)) == ["FedBCD, gamma 1.0", "CloudFedAvg"]
+    assert "FedBCD, gamma 0.0" in found["times"].series
+    assert list(found["traffic"].series) == ["FedBCD, gamma 1.0", "CloudFedAvg"]
 
 
 def test_the_servers_waited_for_are_series_over_virtual_time(tmp_path: Path) -> None:
     charts = by_title(drawings(_study(tmp_path))["times"])
-    assert list(charts) == ["personal accuracy", "global accuracy"]
+    assert list(charts) == ["Personal accuracy", "Global accuracy"]
+    times = dict.fromkeys(LABELS, (10, 20))
+    times |= {f"FedBCD, wait {b}": (b, 2 * b) for b in (10, 7, 3, 5)}
+    expected = {name: [*zip(times[name], scores, strict=True)] for name, scores in LABELS.items()}
     for chart in charts.values():
-        assert drawn(chart) == {
-            "FedAvg": [(10, 0.1), (20, 0.2)],
-            "FedProx": [(10, 0.2), (20, 0.3)],
-            "FedBCDI, B/N = 1": [(10, 0.3), (20, 0.4)],
-            **{f"FedBCD, B/N = {b / 10:g}": [(b, b / 20), (2 * b, b / 10)] for b in (10, 7, 3, 5)},
-        }
+        assert drawn(chart) == expected
 
 
 def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
@@ -154,8 +148,8 @@ def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
         _run(tmp_path, "FedBCD", (0.46, 0.56), (10, 20), seed=0, wait=5),
         _run(tmp_path, "FedBCD", (0.48, 0.58), (20, 40), seed=1, wait=5),
     ]
-    chart = by_title(drawings(runs)["times"])["global accuracy"]
-    assert drawn(chart) == {"FedBCD, B/N = 0.5": [(15, 0.47), (30, 0.57)]}
+    chart = by_title(drawings(runs)["times"])["Global accuracy"]
+    assert drawn(chart) == {"FedBCD": [(15, 0.47), (30, 0.57)]}
     half = 12.706204736432095 * 0.01  # Student's t with one degree of freedom
     np.testing.assert_allclose(chart.data["high"], np.array([0.47, 0.57]) + half)
     np.testing.assert_allclose(chart.data["low"], np.array([0.47, 0.57]) - half)
@@ -168,11 +162,11 @@ def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path:
         _run(tmp_path, "CloudFedAvg", (0.5, 0.6), sent=(2000, 2000)),
         _run(tmp_path, "CloudFedAvg", (0.7, 0.8), name="old", mu=5.0),
     ]
-    chart = by_title(drawings(runs)["traffic"])["global accuracy"]
+    chart = by_title(drawings(runs)["traffic"])["Global accuracy"]
     assert drawn(chart) == {
-        "FedBCD, B/N = 0.5": [(1000, 0.1), (1500, 0.2)],
-        "FedBCD, B/N = 1": [(2000, 0.3), (4000, 0.4)],
-        "FedAvg": [(2000, 0.5), (4000, 0.6)],
+        "FedBCD, wait 5": [(1000, 0.1), (1500, 0.2)],
+        "FedBCD": [(2000, 0.3), (4000, 0.4)],
+        "CloudFedAvg, mu 0.0": [(2000, 0.5), (4000, 0.6)],
     }
     assert "traffic" not in drawings(runs[3:])
 

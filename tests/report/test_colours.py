@@ -42,8 +42,8 @@ def test_clouds_keep_the_colours_of_their_experiments(tmp_path: Path) -> None:
     by_label = {row.runs[0].name: row.place for row in grouped(runs)}
     assert _compared(runs).keys() == {row.label for row in grouped(runs)}
     assert studied == {
-        **{f"FedBCD, B/N = {b / 10:g}": by_label[f"b{b}-s0"] for b in (3, 5, 7, 10)},
-        "FedBCDI, B/N = 1": by_label["FedBCDI-s0"],
-        "FedAvg": by_label["fedavg-s0"],
-        "FedProx": by_label["fedprox-s0"],
+        **{f"FedBCD, wait {b}": by_label[f"b{b}-s0"] for b in (3, 5, 7, 10)},
+        "FedBCDI": by_label["FedBCDI-s0"],
+        "CloudFedAvg, mu 0.0": by_label["fedavg-s0"],
+        "CloudFedAvg, mu 5.0": by_label["fedprox-s0"],
     }

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import pack_mask, popcount
+from pandas import DataFrame
 from safetensors.numpy import load_file, save_file
 
 from lightfed.results.run import Run, read
-from lightfed.studies.dispfl import figures, mask_distances, similarity, similarity_figure
+from lightfed.studies.dispfl import figures, mask_distances, similarity_figure
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, write_masks, write_run
 
@@ -34,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def _stages(root: Path, method: str, seed: int = 1, **changes: Any) -> Run:
     metrics = changes.pop("metrics", METHODS.get(method, {}))
     stated = ENVIRONMENT | {"name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
+    stated["evaluate_at"] = "aggregated" if method in ("FedAvg", "pFedMe") else "trained"
     folder = write_run(
         root / f"{method}-s{seed}",
         metrics=metrics,
@@ -165,35 +167,41 @@ def test_a_damaged_mask_is_named(tmp_path: Path, damage: Callable[[Path], Any], 
     assert named in str(caught.value)
 
 
+def _cells(run: Run) -> list[DataFrame]:
+    """The heat maps of labels and of masks, a row and a column for each client."""
+    figure = similarity_figure(run)
+    assert figure is not None
+    found = []
+    for chart in figure.charts:
+        order = list(dict.fromkeys(chart.data["x"]))
+        cells = chart.data.pivot(index="y", columns="x", values="value")
+        found.append(cells.loc[order, order])
+        assert chart.spec["layer"][0]["encoding"]["x"]["sort"] == order
+    return found
+
+
 def test_like_labels_and_like_masks_are_correlated_to_minus_one(tmp_path: Path) -> None:
     run = _masks(tmp_path, TWIN_MASKS, TWINS, synthetic=True)
-    found = similarity(run)
-    assert found is not None
-    labels, masks = found
-    assert masks.index.tolist() == [1, 3, 0, 2]
-    alike = np.kron(np.eye(2), np.ones((2, 2)))
-    np.testing.assert_array_equal(labels, alike)
-    np.testing.assert_array_equal(masks, 1 - alike)
+    labels, masks = _cells(run)
+    assert masks.index.tolist() == ["1", "3", "0", "2"]
+    alike, diagonal = np.kron(np.eye(2), np.ones((2, 2))), np.eye(4, dtype=bool)
+    np.testing.assert_array_equal(labels, np.where(diagonal, np.nan, alike))
+    np.testing.assert_array_equal(masks, np.where(diagonal, np.nan, 1 - alike))
     figure = similarity_figure(run)
     assert figure is not None
     assert figure.title.endswith("over 6 pairs of clients: -1.000 (synthetic data)")
     assert figure.table.columns.tolist()[:3] == ["chart", "other client", "client"]
-    order = ["1", "3", "0", "2"]
-    for chart, values in zip(figure.charts, found, strict=True):
-        cells = chart.data.pivot(index="y", columns="x", values="value").loc[order, order]
-        np.testing.assert_array_equal(cells, values.mask(np.eye(4, dtype=bool)))
 
 
 def test_clients_of_one_class_come_by_id(tmp_path: Path) -> None:
     counts = np.array([[3, 4], [5, 5], [9, 1], [0, 8]])
-    found = similarity(_masks(tmp_path, TWIN_MASKS, counts))
-    assert found is not None
-    labels, masks = found
+    labels, masks = _cells(_masks(tmp_path, TWIN_MASKS, counts))
     order = [1, 2, 0, 3]
-    assert masks.index.tolist() == order
+    assert masks.index.tolist() == [*map(str, order)]
     rows = counts[order] / np.linalg.norm(counts[order], axis=1, keepdims=True)
-    np.testing.assert_allclose(labels, rows @ rows.T)
-    np.testing.assert_array_equal(masks.loc[2], [1, 0, 0, 1])
+    expected = np.where(np.eye(4, dtype=bool), np.nan, rows @ rows.T)
+    np.testing.assert_allclose(labels, expected)
+    np.testing.assert_array_equal(masks.loc["2"], [1, np.nan, 0, 1])
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run
     figure = _figure(mixed)
     overall, personal = figure.charts
     assert figure.title == "Digits, Conv: accuracy against model size"
-    assert overall.title == "global accuracy"
+    assert overall.title == "Global accuracy"
     assert drawn(overall) == {
         "widest level a": [(1.0, 0.9), (0.505, 0.8), (0.208, 0.7)],
         "widest level e": [(0.01, 0.5)],
@@ -133,8 +133,8 @@ def test_fixed_and_redrawn_levels_stand_at_one_size(tmp_path: Path) -> None:
     ]
     chart, _ = _figure(runs).charts
     assert drawn(chart) == {
-        "assignment fix, widest level a": [(1.0, 0.9), (0.7, 0.75)],
-        "assignment dynamic, widest level a": [(0.7, 0.5)],
+        "assignment fix": [(1.0, 0.9), (0.7, 0.75)],
+        "assignment dynamic": [(0.7, 0.5)],
     }
 
 
@@ -150,7 +150,7 @@ def test_another_algorithm_and_another_option_are_series_of_their_own(tmp_path: 
     other, usual = data["series"][2], data["series"][0]
     assert data["series"].tolist()[:3] == [usual, usual, other]
     assert ("norm gn" in other, "norm bn" in usual) == (True, True)
-    assert data["series"][3] == "FedAvg, widest level a"
+    assert data["series"][3] == "FedAvg"
 
 
 def test_partitions_have_figures_of_their_own(mixed: list[Run], tmp_path: Path) -> None:

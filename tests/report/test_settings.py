@@ -59,3 +59,16 @@ def test_settings_are_told_apart_by_the_first_that_do() -> None:
     assert told_apart(settings) == ["lr 1", "lr 2", "lr 2"]
     assert told_apart([{"partition": "Iid"}, {"partition": "Classes"}]) == ["Iid", "Classes"]
     assert told_apart(settings[1:]) == ["", ""]
+
+
+def test_the_extent_of_a_run_and_what_readers_know_tell_nothing_apart_that_others_do() -> None:
+    settings = [
+        {"max_epochs": "20", "mu": "1", "condition": "a"},
+        {"max_epochs": "40", "mu": "2", "condition": "a"},
+        {"max_epochs": "40", "mu": "1", "condition": "b"},
+    ]
+    assert told_apart(settings, known="condition") == ["mu 1", "mu 2", "mu 1"]
+    assert told_apart([settings[0], settings[0] | {"max_epochs": "40"}]) == [
+        "max_epochs 20",
+        "max_epochs 40",
+    ]

@@ -38,6 +38,7 @@ def _run(
         f"model:\n  algorithm: {name}\n  seed: {seed}\n"
         f"data:\n  partition:\n    class_path: Dirichlet\n    init_args:\n      alpha: {alpha}\n"
     )
+    stated.setdefault("evaluate_at", "aggregated" if name == "fedavg" else "trained")
     environment = {**ENVIRONMENT, "name": f"{name}-s{seed}", "algorithm": name, "seed": seed}
     folder = write_run(
         root / f"{alpha}-{data}" / f"{name}-s{seed}",
