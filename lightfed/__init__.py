@@ -16,7 +16,7 @@ _NAMES = {
     "engine.federation": "Federation",
     "engine.trainer": "FederatedTrainer",
     "local.client_group": "ClientGroup",
-    "models.client_module": "ClientModule",
+    "models.client_module": "ClientModule Regressor",
     "local.local_work": "Phase",
     "state.rows": "ModelKind Rows",
     "state.server_model": "ServerModel",

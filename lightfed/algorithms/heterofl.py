@@ -30,6 +30,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 
@@ -77,6 +78,8 @@ class HeteroFL(Algorithm):
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        found, fix = "it sets logits of classes, and the samples are named columns", "choose FedAvg"
+        require(data.task != "columns", "model.algorithm", found, fix)
         drop_statistics(module)  # static batch normalisation: no statistics are tracked in training
         if self.mask:
             mask_logits(module, data.num_classes)

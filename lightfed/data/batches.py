@@ -309,6 +309,42 @@ class ResidentConverted(Resident):
         return x, y
 
 
+class ResidentColumns(Resident):
+    """Samples of named columns; a batch is as long as its longest sample, column by column."""
+
+    def __init__(self, samples: Samples, *, device: torch.device, held: bool) -> None:
+        assert samples.columns is not None
+        super().__init__(samples, device=device, sample_bytes=0, held=held)
+        columns = samples.columns
+        self._tensors = {name: t.to(self.home) for name, t in columns.tensors.items()}
+        self._lengths, self._form = columns.lengths, columns.form
+
+    @override
+    def _draw(self, count: int, generator: torch.Generator | None) -> None:
+        return None
+
+    @override
+    def batches(self, plan: Plan) -> Iterator[Any]:
+        index, ends = sent(torch.as_tensor(plan.index), self.home), np.cumsum(plan.sizes)
+        for end, size in zip(ends.tolist(), plan.sizes, strict=True):
+            yield self.take(index[end - size : end], None)
+
+    @override
+    def take(self, index: Tensor, draw: Tensor | None) -> Any:
+        found, places = {}, index.cpu()
+        for name, column in self._tensors.items():
+            part = column.index_select(0, index)
+            if name in self._lengths:
+                part = part[:, : int(self._lengths[name][places].max())].contiguous()
+            found[name] = sent(part, self.device)
+        return self._form(found)
+
+    def longest(self) -> Any:
+        """A batch of the two samples with the longest sequences."""
+        total = sum(self._lengths.values(), torch.zeros(len(self)))
+        return self.batch(total.argsort(descending=True, stable=True)[:2])
+
+
 class PackBatches:
     """The batches of K sessions that train side by side.
 
@@ -361,7 +397,11 @@ def resident(
     which for a data set in the cache folder is mapped from there. `last` gives images in the memory
     format channels_last.
     """
-    held = _fits(samples.x.nbytes, device) if place == "auto" else place == "device"
+    columns = samples.columns
+    size = sum(t.nbytes for t in columns.tensors.values()) if columns else samples.x.nbytes
+    held = _fits(size, device) if place == "auto" else place == "device"
+    if columns is not None:
+        return ResidentColumns(samples, device=device, held=held)
     transform = dataset.transform
     given: dict[str, Any] = {"device": device, "channels_last": last, "held": held}
     if isinstance(transform, Transform):

@@ -24,21 +24,29 @@ def loaded(dataset: Dataset) -> tuple[Samples, Samples]:
 
 
 def _mistake(samples: Any, dataset: Dataset) -> str | None:
-    parts = list(vars(samples).values()) if isinstance(samples, Samples) else [samples]
-    if not all(isinstance(part, Tensor | None) for part in parts) or len(parts) < 3:
+    known = isinstance(samples, Samples)
+    parts = [samples.x, samples.y, samples.groups] if known else [samples]
+    if not all(isinstance(part, Tensor | None) for part in parts) or not known:
         kinds = ", ".join(type(part).__name__ for part in parts)
         return f"load returns {kinds}, not Samples of tensors"
     x, y, groups = parts
     if not 0 < len(x) == len(y) == len(y if groups is None else groups):
         owners = "" if groups is None else f", {len(groups)} natural owners"
         return f"{len(x)} samples, {len(y)} labels{owners}"
+    if dataset.task == "regression":
+        return _not_finite(x) or _not_finite(y)
     if y.dtype != torch.int64 or y.dim() != 1:
         return f"the labels are {y.dtype} of shape {tuple(y.shape)}, not int64 of one axis"
-    bad = ((y < 0) | (y >= len(dataset.classes))).nonzero()
+    columns = samples.columns.tensors if samples.columns else {}
+    if found := next(filter(None, map(_not_finite, columns.values())), None):
+        return found
+    bad = ((y < 0) | (y >= max(1, len(dataset.classes)))).nonzero()
     if len(bad):
         first = int(bad[0])
         return f"sample {first} has class {int(y[first])}, of {len(dataset.classes)} classes"
     transform, shape = dataset.transform, tuple(x.shape[1:])
+    if columns:
+        return None
     if isinstance(transform, Transform | None) and shape != tuple(dataset.input_shape):
         return f"sample 0 has the shape {shape}, not {tuple(dataset.input_shape)}"
     if isinstance(transform, Transform):
@@ -46,8 +54,14 @@ def _mistake(samples: Any, dataset: Dataset) -> str | None:
         fits = {len(mean), len(std)} <= {1, *shape[:1]} and min(std) > 0
         if not fits or not all(map(isfinite, mean + std)):
             return f"for {shape[0]} channels the means are {mean}, the deviations {std}"
+    return _not_finite(x)
+
+
+def _not_finite(x: Tensor) -> str | None:
+    """The first sample with a number that is not finite."""
     for start in range(0, len(x) if x.is_floating_point() else 0, _PART):
-        finite = x[start : start + _PART].isfinite().flatten(1).all(1)
+        part = x[start : start + _PART]
+        finite = part.isfinite().reshape(len(part), -1).all(1)
         if not finite.all():
             return f"sample {start + int(finite.logical_not().nonzero()[0])} is not finite"
     return None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
@@ -20,6 +21,7 @@ from lightfed.data.batches import (
     Place,
     Plan,
     Resident,
+    ResidentColumns,
     batch_sizes,
     resident,
 )
@@ -134,6 +136,11 @@ class FederatedDataModule(Recorded, LightningDataModule):
     def num_classes(self) -> int:
         return self.dataset.num_classes
 
+    def longest(self) -> Any:
+        """A batch of the two longest training samples of named columns, on the CPU."""
+        assert isinstance(self.train, ResidentColumns)
+        return move_data_to_device(self.train.longest(), "cpu")
+
     @override
     def prepare_data(self) -> None:
         # Called on one rank. If it fails, so does `setup` on all ranks, and they exit together.
@@ -192,6 +199,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
         train, test = loaded(self.dataset)
         self.contents = Contents.of(train, test)
         if self.pool == "union":
+            found, fix = "union, and the samples are named columns", "set it to train"
+            require(self.task != "columns", "data.pool", found, fix)
             train = train.and_then(test)
         partition = draw.draw_partition(
             self.dataset,
@@ -318,7 +327,12 @@ class FederatedDataModule(Recorded, LightningDataModule):
         return self.train.plan(own, batch_size=batch_size, last_batch="join")
 
     def labels(self, client: int) -> Tensor:
-        """The classes, or tokens, that a client trains on: int64, ascending, on the CPU."""
+        """The classes, or tokens, that a client trains on: int64, ascending, on the CPU.
+
+        Of a regression all outputs, and of named columns none.
+        """
+        if self.task in ("regression", "columns"):
+            return torch.arange(self.num_classes)
         if self._tokens is None:
             return torch.from_numpy(self.partition_.labels(client))
         own = self._tokens.index_select(0, torch.from_numpy(self.partition_.train(client)))

@@ -22,6 +22,11 @@ class Contents(NamedTuple):
         """Reads all labels, and the samples at both ends of the splits."""
         form = [f"{tuple(s.x.shape[1:])} {s.x.dtype} {s.y.dtype}".encode() for s in (train, test)]
         ends = [part for s in (train, test) for part in (s.y, s.groups, s.x[:_ENDS], s.x[-_ENDS:])]
+        for columns in (s.columns for s in (train, test) if s.columns is not None):
+            parts = columns.tensors.items()
+            form += [f"{name} {t.dtype} {tuple(t.shape[2:])}".encode() for name, t in parts]
+            ends += [end for _, t in parts for end in (t[:_ENDS], t[-_ENDS:])]
+            ends += columns.lengths.values()
         known = [part.contiguous().numpy().tobytes() for part in ends if part is not None]
         return cls(_digest(*form), _digest(*form, *known))
 

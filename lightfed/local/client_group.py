@@ -3,15 +3,22 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
+from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
-from lightfed.models.client_module import ClientModule, MaskedLanguageClient, NetworkClient
+from lightfed.models.client_module import (
+    ClientModule,
+    MaskedLanguageClient,
+    NetworkClient,
+    Regressor,
+)
 from lightfed.state.base import Base
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
@@ -85,8 +92,13 @@ class ClientGroup:
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
+        found = f"{type(module).__name__} is a network, and the samples are named columns"
+        fix = "name a LightningModule whose training_step takes such batches"
+        require(data.task != "columns", key, found, fix)
         if data.task == "masked_lm":
             return MaskedLanguageClient(module).float()
+        if data.task == "regression":
+            return Regressor(module).float()
         return ClientModule(module, num_classes=data.num_classes).float()
 
 
@@ -143,9 +155,49 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
         found = f"its forward returns a {type(outputs[0]).__name__}"
         require(isinstance(outputs[0], Tensor), key, found, "return a tensor of logits")
         found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
-        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each class"
+        of = "target" if data.task == "regression" else "class"
+        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each {of}"
         require(fits, key, found, fix)
     return flops
+
+
+def _step(module: L.LightningModule, batch: Any) -> Any:
+    """The loss of a module's training step, which logs nothing."""
+    vars(module).update(log=_ignore, log_dict=_ignore)
+    try:
+        with seeded(0):
+            output = module.training_step(batch, 0)
+    finally:
+        del module.log, module.log_dict
+    return output["loss"] if isinstance(output, dict) else output
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Replaces `self.log`."""
+
+
+def _step_costs(
+    module: L.LightningModule, data: DataSpec, position: int, frozen: bool
+) -> tuple[float, float]:
+    """Of the two longest samples of named columns: forward FLOPs of one, and as of `passes`.
+
+    0 FLOPs if they are unknown. Rejects a model that cannot train on these samples.
+    """
+    batch = data.longest()
+    given = (partial(_step, module), batch_size(batch))
+    try:
+        flops = forward_flops(module, batch, *given)
+        return flops, passes(module, batch, flops, *given) if frozen else 3.0
+    except NotImplementedError:
+        return 0.0, 3.0
+    except Exception as error:  # of the user's step
+        if "not attached to a `Trainer`" in str(error):
+            return 0.0, 3.0  # what it asks of the Trainer is not there yet
+        named = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in named)
+        found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
+        fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
+        raise UserError(f"model.clients.{position}.model", found, fix) from error
 
 
 @dataclass(frozen=True)
@@ -218,8 +270,13 @@ class GroupState:
         self.layout = ModelLayout.of(module)
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
-        self.flops = _flops(module, data, position)
-        self.passes = passes(module, blank(data, samples=2), self.flops) if live.frozen else 3.0
+        if data.task == "columns":
+            self.flops, self.passes = _step_costs(module, data, position, bool(live.frozen))
+        else:
+            self.flops = _flops(module, data, position)
+            self.passes = 3.0
+            if live.frozen:
+                self.passes = passes(module, blank(data, samples=2), self.flops)
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

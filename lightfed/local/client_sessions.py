@@ -153,7 +153,9 @@ class ClientSessions:
         passes[what] = forward * self._fleet.state(client).flops
 
     def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
-        """Forward FLOPs of a sample under a client's mask; 0 for a module without a forward."""
+        """Forward FLOPs of a sample under a client's mask; 0 without a forward of one tensor."""
+        if self._fleet.data.task == "columns":
+            return 0.0
         if state.flops and state.name not in self._masked:
             sample = blank(self._fleet.data, samples=2).to(self._fleet.device)
             layout = state.layout.floats

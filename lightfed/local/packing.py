@@ -110,6 +110,8 @@ class Packs:
             return Packing(reason=f"{name} does not declare side_by_side for its session hooks")
         auto = self.side_by_side == "auto"
         why = unknown(state.module) or _unprofitable(fleet, state) if auto else ""
+        if fleet.data.task == "columns":
+            why = "its samples are named columns"
         found = why or self._found(fleet, state, make, context)
         if isinstance(found, Packing):
             return found

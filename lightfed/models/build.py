@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightfed.utils.errors import UserError, reason, require
 
-Task = Literal["classification", "masked_lm"]
+Task = Literal["classification", "masked_lm", "regression", "columns"]
 
 
 class DataSpec(Protocol):
@@ -25,9 +25,17 @@ class DataSpec(Protocol):
     @property
     def task(self) -> Task: ...
 
+    def longest(self) -> Any: ...
+
 
 def blank(data: DataSpec, *, samples: int) -> Tensor:
-    """A batch of zeros for a model of these data: (samples, *input_shape)."""
+    """A batch of zeros for a model of these data: (samples, *input_shape).
+
+    A UserError for samples of named columns: what needs such a batch needs one tensor a sample.
+    """
+    found = "it works on networks, and the samples are named columns"
+    fix = "choose another one, such as FedAvg"
+    require(data.task != "columns", "model.algorithm", found, fix)
     dtype = torch.int64 if data.task == "masked_lm" else torch.float32
     return torch.zeros(samples, *data.input_shape, dtype=dtype)
 
@@ -37,10 +45,13 @@ def build_network(
 ) -> nn.Module:
     """Build a configured network; draws from torch's default generator.
 
-    Class number, sample shape and `rate`, the width, are passed if accepted. `key` is for errors. A
-    UserError if the constructor rejects its arguments, or they contradict the data.
+    Class number, sample shape and `rate`, the width, are passed if accepted; of named columns only
+    `rate`. `key` is for errors. A UserError if the constructor rejects its arguments, or they
+    contradict the data.
     """
-    given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
+    given: dict[str, Any] = {"rate": rate}
+    if data.task != "columns":
+        given |= {"num_classes": data.num_classes, "input_shape": data.input_shape}
     taken = _accepted(factory, given, key)
     try:
         built = factory(**taken)

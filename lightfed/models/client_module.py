@@ -1,7 +1,7 @@
 """Networks as clients.
 
-Any LightningModule can be a client. `ClientModule` wraps any classifier and `MaskedLanguageClient`
-any masked language model.
+Any LightningModule can be a client. `ClientModule` wraps any classifier, `Regressor` any network
+that predicts numbers, and `MaskedLanguageClient` any masked language model.
 """
 
 import math
@@ -11,6 +11,7 @@ import lightning.pytorch as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, R2Score
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
@@ -53,8 +54,8 @@ class ClientModule(NetworkClient):
             UserError: it is a LightningModule of the user's, without such a network.
         """
         if not isinstance(module, ClientModule):
-            found = f"{type(module).__name__}, a LightningModule of its own"
-            raise UserError("model.clients", found, f"{method} trains networks; name one")
+            found = f"{type(module).__name__}, which is no network that classifies"
+            raise UserError("model.clients", found, f"{method} trains such networks; name one")
         return module
 
     @override
@@ -75,6 +76,37 @@ class ClientModule(NetworkClient):
         figures = getattr(self.net, "figures", None)
         if figures is not None:
             self.log_dict(figures(x, y))
+
+
+class Regressor(NetworkClient):
+    """A network that predicts numbers, as a client: it trains on the mean squared error.
+
+    Evaluation reports that error as `loss`, the mean absolute error as `mae`, and the coefficient
+    of determination as `r2`, the mean over outputs, if there are two samples. All three are of the
+    whole test set, not means over batches.
+
+    Args:
+        net: maps (B, ...) inputs to (B, outputs) numbers; targets are (B, outputs), or (B,) for a
+            single output.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.mse, self.mae, self.r2 = MeanSquaredError(), MeanAbsoluteError(), R2Score()
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.mse_loss(self.net(x).view_as(y), y)
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        x, y = batch
+        predicted = self.net(x).view_as(y).float()
+        for name, metric in (("loss", self.mse), ("mae", self.mae), ("r2", self.r2)):
+            metric.update(predicted, y)
+            if name != "r2" or self.r2.total > 1:
+                self.log(name, metric)
 
 
 class MaskedLanguageClient(NetworkClient):

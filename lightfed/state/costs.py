@@ -9,6 +9,7 @@ placement and are not counted here.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,8 +75,9 @@ class Ledger:
 
 def forward_flops(
     module: nn.Module,
-    batch: torch.Tensor,
-    call: Callable[[torch.Tensor], object] | None = None,
+    batch: Any,
+    call: Callable[[Any], object] | None = None,
+    samples: int = 2,
 ) -> float:
     """FLOPs of the forward pass of one sample, by torch's own counter.
 
@@ -83,8 +85,10 @@ def forward_flops(
 
     Args:
         module: put into eval mode and back.
-        batch: (2, ...) zeros; two samples, because batch statistics need more than one value.
+        batch: (2, ...) zeros, or a batch of columns; two samples, because batch statistics need
+            more than one value.
         call: the pass; the module's forward by default.
+        samples: in the batch.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -93,10 +97,16 @@ def forward_flops(
     counter = FlopCounterMode(display=False)
     with evaluating(module), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         (call or module)(batch)
-    return counter.get_total_flops() / len(batch)
+    return counter.get_total_flops() / samples
 
 
-def passes(module: nn.Module, batch: torch.Tensor, forward: float) -> float:
+def passes(
+    module: nn.Module,
+    batch: Any,
+    forward: float,
+    call: Callable[[Any], object] | None = None,
+    samples: int = 2,
+) -> float:
     """FLOPs of a step on a sample with frozen layers, in forward passes; 3 if they are unknown.
 
     A frozen layer has no gradient of its weights, and below the first trained one there is no
@@ -104,19 +114,21 @@ def passes(module: nn.Module, batch: torch.Tensor, forward: float) -> float:
 
     Args:
         module: put into eval mode and back.
-        batch: (2, ...) zeros.
+        batch: as of `forward_flops`, like `call` and `samples`.
         forward: FLOPs of a forward pass of a sample.
+        call: the pass.
+        samples: in the batch.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
     with evaluating(module), sdpa_kernel(SDPBackend.MATH), counter, suppress(NotImplementedError):
-        output = module(batch)
+        output = (call or module)(batch)
         if forward and isinstance(output, torch.Tensor) and output.requires_grad:
             trained = [p for p in module.parameters() if p.requires_grad]
             torch.autograd.grad(output.sum(), trained, allow_unused=True)
-            return counter.get_total_flops() / len(batch) / forward
+            return counter.get_total_flops() / samples / forward
     return 3.0
 
 

@@ -3,9 +3,11 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
+import pytest
 from PIL import Image
 
 KINDS = ("cat", "dog")
@@ -62,3 +64,16 @@ def sentences(root: Path, *, authors: int = 4, each: int = 6) -> Path:
         ]
         datasets.Dataset.from_list(rows).to_parquet(str(root / f"{split}.parquet"))
     return root
+
+
+def tokenizer(path: Path, words: list[str], **given: Any) -> None:
+    """A tokenizer of these words and parts of words; skips the test without transformers."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    numbers = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
+    inner = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", **given
+    ).save_pretrained(path)

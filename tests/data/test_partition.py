@@ -9,6 +9,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.digests import Contents
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
 from lightfed.data.partition.schemes import (
     Classes,
@@ -312,7 +313,7 @@ def test_ranks_with_other_samples_or_another_partition_are_refused(key: str) -> 
 
     fleet: Any = SimpleNamespace(ranks=SimpleNamespace(gather=gather))
     partition = SimpleNamespace(digest="own", meta={"labels_digest": "own"})
-    batch = torch.zeros(2, 1), torch.zeros(2)
-    data: Any = SimpleNamespace(pool="train", partition_=partition, train_batch=lambda *_: batch)
+    contents = Contents("own", "own")
+    data: Any = SimpleNamespace(pool="train", partition_=partition, contents=contents)
     with pytest.raises(UserError, match=rf"^data\.{key}: not the same on all ranks"):
         check_built((), fleet, data)

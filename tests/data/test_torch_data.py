@@ -198,7 +198,7 @@ def test_what_is_no_data_set_is_refused() -> None:
     refused("train", [], good)
     assert "sample 1" in refused("train", [good[0], (torch.zeros(3), 0)], good)
     assert "sample 2" in refused("train", [*good, 5][2:], good)
-    assert "0.5" in refused("train", [(torch.zeros(4), 0.5)], good)
+    assert "0.5" in refused("train", [good[0], (torch.zeros(4), 0.5)], good)
     assert "Image" not in refused("test", good, [(Image.new("L", (2, 2)), "cat")])
 
 

@@ -1,10 +1,11 @@
 """The interface of a data set: two splits of compact tensors, and how a batch is transformed."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import floor, log10
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +16,45 @@ from lightfed.utils.recorded import Recorded
 
 KEY = "data.dataset.init_args"
 Split = Literal["train", "test"]
-Task = Literal["classification", "masked_lm"]
+Task = Literal["classification", "masked_lm", "regression", "columns"]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Named columns of samples, and the form of a batch.
+
+    Attributes:
+        tensors: (N, ...) each; sequences of several lengths end in padding.
+        lengths: (N,) int64, of the columns with such sequences.
+        form: makes a batch of its columns, each cut to the longest sequence in the batch.
+    """
+
+    tensors: dict[str, Tensor]
+    lengths: dict[str, Tensor]
+    form: Callable[[dict[str, Tensor]], Any]
+
+    @classmethod
+    def of(
+        cls,
+        samples: Mapping[str, list[Tensor]],
+        padding: Mapping[str, float],
+        form: Callable[[dict[str, Tensor]], Any] = dict,
+    ) -> "Columns":
+        """Of the tensors of each sample, which may differ in the length of their first axis.
+
+        Where `padding` has no number it is 0, and -100 for `labels`, which losses leave out.
+        """
+        tensors, lengths = {}, {}
+        fill = {name: padding.get(name, -100 if name == "labels" else 0) for name in samples}
+        for name, column in samples.items():
+            sizes = torch.tensor([len(part) if part.dim() else 0 for part in column])
+            if (sizes == sizes[0]).all():
+                tensors[name] = torch.stack(column)
+                continue
+            pad = torch.nn.utils.rnn.pad_sequence
+            tensors[name] = pad(column, batch_first=True, padding_value=fill[name])
+            lengths[name] = sizes
+        return cls(tensors, lengths, form)
 
 
 @dataclass(frozen=True)
@@ -25,13 +64,22 @@ class Samples:
     Attributes:
         x: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, (N, length) uint8 for
             characters, float32 for anything else.
-        y: (N,) int64, the class of each sample; partitions depend on it.
+        y: (N,) int64, the class of each sample; partitions depend on it. For a regression (N,) or
+            (N, outputs) float32, the targets.
         groups: (N,) int64, the natural owner of each sample (writer, speaker), if there is one.
+        columns: what batches are made of instead of x and y; x is then the first column, and y is
+            for partitions only, 0 where there are no classes.
     """
 
     x: Tensor
     y: Tensor
     groups: Tensor | None = None
+    columns: Columns | None = None
+
+    @property
+    def classes(self) -> Tensor:
+        """(N,) int64, for partitions: all 0 without classes."""
+        return torch.zeros(len(self.y), dtype=torch.int64) if self.y.is_floating_point() else self.y
 
     def __len__(self) -> int:
         return len(self.y)
@@ -101,10 +149,12 @@ class Dataset(Recorded, ABC):
     """A labelled data set with a training and a test split; constructor arguments are config keys.
 
     Attributes:
-        classes: names of the classes; label c means classes[c].
-        input_shape: of one sample, for example (1, 28, 28).
+        classes: names of the classes; label c means classes[c]. None without classes.
+        input_shape: of one sample, for example (1, 28, 28); () for named columns.
         synthetic: whether the samples are generated; every report then says so.
-        task: what a model predicts: the class, or the tokens of a window.
+        task: what a model predicts: the class, the tokens of a window, or numbers; or samples are
+            named columns, of which a LightningModule makes what it likes.
+        outputs: numbers that a regression predicts for a sample.
         keeps: whether `load` keeps prepared samples in the cache folder, where the other processes
             of a node find them.
     """
@@ -113,6 +163,7 @@ class Dataset(Recorded, ABC):
     input_shape: tuple[int, ...]
     synthetic: bool = False
     task: Task = "classification"
+    outputs: int = 1
     keeps: bool = False
 
     @property
@@ -121,8 +172,13 @@ class Dataset(Recorded, ABC):
 
     @property
     def num_classes(self) -> int:
-        """Logits of a prediction: number of classes, or of words for a language model."""
-        return len(self.classes)
+        """Numbers of a prediction: logits of classes or words, or targets of a regression.
+
+        0 for named columns.
+        """
+        if self.task == "columns":
+            return 0
+        return self.outputs if self.task == "regression" else len(self.classes)
 
     @property
     @abstractmethod

@@ -15,14 +15,17 @@ from typing_extensions import override
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import (
     KEY,
+    Columns,
     Dataset,
     Samples,
     Split,
+    Task,
     Transform,
     moments,
 )
 from lightfed.data.datasets.tables import Table, check_share, coded, column_of, open_splits
 from lightfed.data.datasets.text import encode
+from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.data.datasets.vision import CIFAR10
 from lightfed.utils.errors import UserError, require
 
@@ -38,8 +41,10 @@ _FIXES = {
 class Hub(Dataset):
     """Samples and classes from the columns of a table.
 
-    The samples are images (uint8), texts as characters, or numbers.
-    What is prepared is kept in the cache folder.
+    The samples are images (uint8), texts as characters, or numbers; what is prepared of these is
+    kept in the cache folder. With a tokenizer they are named columns for a LightningModule:
+    `input_ids`, `attention_mask` and `labels`, dicts in which a batch is as long as its longest
+    sample.
     """
 
     keeps = True
@@ -61,6 +66,10 @@ class Hub(Dataset):
         flip: bool = False,
         length: int = 1014,
         shape: list[int] | None = None,
+        tokenizer: str | None = None,
+        columns: str | list[str] | None = None,
+        max_length: int | None = None,
+        by: str | None = None,
     ) -> None:
         """Describe the columns; nothing is loaded yet.
 
@@ -85,6 +94,13 @@ class Hub(Dataset):
             flip: mirror training images at random.
             length: characters of a text; longer ones are cut, shorter ones padded.
             shape: of a sample of numbers, such as [1, 28, 28].
+            tokenizer: of `transformers`: a folder, or a name of the hub. Then `label` may also be a
+                column of floats, or of lists with a whole number for each word; without such a
+                column the labels are the token ids themselves.
+            columns: the column that is tokenized, of texts or lists of words, or two for pairs.
+            max_length: tokens that longer samples are cut to; by default the tokenizer's limit.
+            by: of tokenized samples the column that partitions sort by as classes; by default
+                `label`, if it has classes.
         """
         given: dict[Kind, Any] = {
             "image": image,
@@ -96,6 +112,13 @@ class Hub(Dataset):
             *others, last = self._given
             found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
             raise UserError(f"{KEY}.{last}", found, fix)
+        own = (columns, max_length, by)
+        fits = columns and not self._given if tokenizer else own == (None, None, None)
+        found, fix = f"{tokenizer}, columns {columns}", "give both, without image, text or features"
+        require(bool(fits), f"{KEY}.tokenizer", found, fix)
+        self._tokenizer, self._max_length, self._by = tokenizer, max_length, by
+        self._texts = [columns] if isinstance(columns, str) else columns or []
+        self.task: Task = "classification" if tokenizer is None else "columns"
         check_share(test)
         for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
@@ -115,11 +138,15 @@ class Hub(Dataset):
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        if self.task == "columns":
+            return ()
         return tuple(self._samples("test").shape[1:])
 
     @cached_property
     @override
     def transform(self) -> Transform | None:
+        if self.task == "columns":
+            return None
         kind = self._source[0]
         found = f"given, and the samples are {kind} of the shape {self.input_shape}"
         for key in ("crop_padding", "flip"):
@@ -135,23 +162,60 @@ class Hub(Dataset):
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
             groups = coded(self._tables, column, "group", trained=False)[1][split]
-        return Samples(self._samples(split), self._labels[1][split], groups)
+        y = self._labels[1][split]
+        if self.task == "columns":
+            columns = self._tokens[split]
+            return Samples(columns.tensors["input_ids"], y, groups, columns)
+        return Samples(self._samples(split), y, groups)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
-        return open_splits(
-            self.path, self.train_split, self.test_split, self._label_of, name=self.config
-        )
+        def by(table: Table) -> str:
+            return self._labelled(table) or table.column_names[0]
 
-    def _label_of(self, table: Table) -> str:
-        """The column of the classes."""
-        known = (name for name in _LABELS if name in table.column_names)
-        return column_of(table, self._label or next(known, None), "label")
+        return open_splits(self.path, self.train_split, self.test_split, by, name=self.config)
+
+    def _labelled(self, table: Table) -> str | None:
+        """The column of the classes or labels; None if the labels are token ids."""
+        name = self._label or next((name for name in _LABELS if name in table.column_names), None)
+        if name is None and self.task == "columns":
+            return None
+        return column_of(table, name, "label")
+
+    @cached_property
+    def _tokens(self) -> dict[Split, Columns]:
+        """The columns of each split, by the tokenizer."""
+        fits, fix = len(self._texts) in (1, 2), "name one, or the two of a pair"
+        require(fits, f"{KEY}.columns", f"{len(self._texts)} columns", fix)
+        return tokenized(
+            self._tables,
+            tokenizer_of(str(self._tokenizer)),
+            columns=self._texts,
+            label=self._labelled(self._tables["train"]),
+            classes=self._coded[1] if self._coded else None,
+            max_length=self._max_length,
+        )
 
     @cached_property
     def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names of the classes, and the class of each sample."""
-        return coded(self._tables, self._label_of(self._tables["train"]), "label", trained=True)
+        """The names of the classes, and the class of each sample, 0 if there are none."""
+        if self._by is not None:
+            column = column_of(self._tables["train"], self._by, "by")
+            return coded(self._tables, column, "by", trained=False)
+        zeros = ((s, torch.zeros(len(t), dtype=torch.int64)) for s, t in self._tables.items())
+        return self._coded or ((), dict(zeros))
+
+    @cached_property
+    def _coded(self) -> tuple[tuple[str, ...], dict[Split, Tensor]] | None:
+        """As `_labels`, of the column of labels; None if it holds no classes."""
+        table = self._tables["train"]
+        label = self._labelled(table)
+        feature = None if label is None else table.features[label]
+        if self.task == "columns" and (
+            feature is None or hasattr(feature, "feature") or "float" in str(feature.dtype)
+        ):
+            return None
+        return coded(self._tables, str(label), "label", trained=True)
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:
@@ -161,7 +225,7 @@ class Hub(Dataset):
             names = [given] if isinstance(given, str) else given
             return kind, [column_of(table, name, kind) for name in names]
         # pandas writes the numbers of rows to a column without a name.
-        others = {self._label_of(table), self._group, "Unnamed: 0"}
+        others = {self._labelled(table), self._group, "Unnamed: 0"}
         kinds = {name: _kind_of(name, table.features[name]) for name in table.column_names}
         kinds = {name: kind for name, kind in kinds.items() if kind and name not in others}
         for known in get_args(Kind):

@@ -1,7 +1,10 @@
 """Data sets of torch: anything with a length and samples by their number."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,16 @@ from torch import Tensor
 from torch.utils import data as torch_data
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, moments
+from lightfed.data.datasets.dataset import (
+    KEY,
+    Columns,
+    Dataset,
+    Samples,
+    Split,
+    Task,
+    Transform,
+    moments,
+)
 from lightfed.data.datasets.transforms import Functions, normalises, transformed
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import is_overridden
@@ -27,8 +39,12 @@ class FromTorch(Dataset):
     """The samples of a training and a test set of torch, read once.
 
     What they draw from global random state meanwhile, as `random_split` does, is always the same.
-    A sample is an image of PIL, an array or a tensor of one shape, with a whole number as its
-    class. Without transforms, images (uint8) are standardised, and other samples stay as they are.
+    A sample is a pair: an image of PIL, an array or a tensor of one shape, and a whole number as
+    its class, or the targets of a regression, a float or a vector of floats. Without transforms,
+    images (uint8) are standardised, and other samples stay as they are.
+
+    Or a sample is a dict, tuple or named tuple of tensors, its columns, and so is a batch. Columns
+    may differ in the length of their first axis; a batch is as long as its longest sample.
     """
 
     def __init__(
@@ -40,6 +56,8 @@ class FromTorch(Dataset):
         test_transform: Callable[[Any], Any] | None = None,
         classes: Sequence[str] | None = None,
         groups: Sequence[int | str] | None = None,
+        by: str | int | None = None,
+        padding: Mapping[str, float] | None = None,
     ) -> None:
         """Describe the data; nothing is read yet.
 
@@ -52,6 +70,10 @@ class FromTorch(Dataset):
             test_transform: of all other samples; give both if samples need one.
             classes: their names; by default those of the training set, or its numbers.
             groups: the natural owner of each training sample, for `Natural`.
+            by: the column of whole numbers, a sample each, that partitions sort by as classes; by
+                default `labels` or `label`, if it is one. Columns of tuples are 0, 1, ...
+            padding: the number that fills the shorter samples of a batch, by column; by default 0,
+                and -100 for `labels`, which losses of torch leave out.
         """
         given = isinstance(train, LightningDataModule)
         fix = "give a test set, unless a data module has it: FromTorch(train, test)"
@@ -62,15 +84,32 @@ class FromTorch(Dataset):
         found, fix = "missing, and train_transform normalises", "normalise the samples of both"
         require(done, f"{KEY}.test_transform", found, fix)
         self._names, self._owners = classes, groups
+        self._by, self._padding = None if by is None else str(by), padding or {}
+        self._values: tuple[str, ...] = ()  # of the column `by`
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        samples = self._samples["train"]
+        if samples.columns is not None:
+            return "columns"
+        return "regression" if samples.y.is_floating_point() else "classification"
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        return self._samples["train"].y.shape[1:].numel()
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        if self.task != "classification":
+            return self._values
         known = self._names or getattr(self._sources["train"], "classes", None)
         top = int(self._samples["train"].y.max()) if known is None else 0
         return tuple(map(str, range(top + 1) if known is None else known))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        if self.task == "columns":
+            return ()
         first = self._samples["test"].x[:1].clone()  # a transform may change it
         if isinstance(self.transform, Transform):
             return tuple(first.shape[1:])
@@ -83,6 +122,8 @@ class FromTorch(Dataset):
     @property
     @override
     def transform(self) -> Transform | Functions:
+        if self.task == "columns":
+            return Functions()
         if self._functions == Functions() and self._samples["train"].x.dtype == torch.uint8:
             return self._standard
         return self._functions
@@ -122,15 +163,55 @@ class FromTorch(Dataset):
 
     @cached_property
     def _samples(self) -> dict[str, Samples]:
-        train, test = (_read(source, split) for split, source in self._sources.items())
+        named = self._names is not None
+        train, test = (
+            _read_columns(source, f"{KEY}.{split}", self._padding)
+            if _is_named(source)
+            else _read(source, split, classes=named)
+            for split, source in self._sources.items()
+        )
+        if isinstance(train, Columns) or isinstance(test, Columns):
+            train, test = self._of_columns(train, test)
+        elif self._by is not None:
+            found = f"{self._by}, and samples are pairs of an input and a target"
+            raise UserError(f"{KEY}.by", found, "leave it out")
+        found = f"targets of {_kind(test)}, and the training set has {_kind(train)}"
+        require(_kind(train) == _kind(test), f"{KEY}.test", found, "give both sets the same kind")
         (whole, places), (other, tested) = map(_places, self._sources.values())
         shared = len({*places} & {*tested}) if whole is other else 0
         found = f"{shared} of its samples are also in the training set"
         require(not shared, f"{KEY}.test", found, "leave them out")
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
-            train = Samples(train.x, train.y, torch.from_numpy(groups))
+            train = replace(train, groups=torch.from_numpy(groups))
         return {"train": train, "test": test}
+
+    def _of_columns(self, *splits: Samples | Columns) -> list[Samples]:
+        """Both splits, with the classes that partitions sort by."""
+        known = [", ".join(s.tensors) if isinstance(s, Columns) else "no columns" for s in splits]
+        found = f"its samples have {known[1]}, and those for training {known[0]}"
+        require(known[0] == known[1], f"{KEY}.test", found, "give both sets the same columns")
+        given = self._functions != Functions()
+        fix = "transform samples in the data set: these have named columns"
+        require(not given, f"{KEY}.train_transform", "given", fix)
+        every = [split for split in splits if isinstance(split, Columns)]
+        whole = [
+            name
+            for name in every[0].tensors
+            if all(s.tensors[name].dim() == 1 for s in every)
+            and not every[0].tensors[name].is_floating_point()
+        ]
+        found = f"{self._by}, the columns of whole numbers are {', '.join(whole) or 'none'}"
+        require(self._by is None or self._by in whole, f"{KEY}.by", found, "name one of these")
+        usual = (name for name in ("labels", "label") if name in whole)
+        by = self._by or next(usual, None)
+        ys = [torch.zeros(len(next(iter(s.tensors.values()))), dtype=torch.int64) for s in every]
+        if by is not None:
+            values, codes = torch.cat([s.tensors[by] for s in every]).unique(return_inverse=True)
+            ys = list(codes.split([len(y) for y in ys]))
+            self._values = tuple(map(str, self._names or values.tolist()))
+        xs = (next(iter(s.tensors.values())) for s in every)
+        return [Samples(x, y, None, s) for x, y, s in zip(xs, ys, every, strict=True)]
 
 
 def _ignored(loader: Any) -> str | None:
@@ -152,23 +233,30 @@ def _places(source: Any) -> tuple[Any, Sequence[int]]:
 
 
 @seeded(0)
-def _read(source: Any, split: str) -> Samples:
-    """All samples of a data set."""
+def _read(source: Any, split: str, *, classes: bool) -> Samples:
+    """All samples of a data set; floats are classes only if `classes` have names."""
     key = f"{KEY}.{split}"
     require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
     samples: list[Tensor] = []
-    labels: list[int] = []
+    labels: list[Any] = []
+    floats = False
     for number in range(len(source)):
         try:
             x, y = source[number]
             x = _tensor(x)
             if samples and x.shape != samples[0].shape:
                 raise ValueError(f"its shape is {tuple(x.shape)}, not {tuple(samples[0].shape)}")
-            if float(y) != int(y):
+            if number == 0:
+                floats = torch.as_tensor(y).is_floating_point() and not classes
+            if floats:
+                y = torch.as_tensor(y, dtype=torch.float32)
+                if number and y.shape != labels[0].shape:
+                    raise ValueError(f"its target has the shape {tuple(y.shape)}")
+            elif float(y) != int(y):
                 raise ValueError(f"its class is {float(y)}")
         except Exception as error:  # of the user's data set
             found = f"sample {number} cannot be used ({reason(error)})"
-            fix = "a sample is a pair of tensors of one shape, and whole numbers"
+            fix = "a sample is a tensor of one shape with a class or floats, or named tensors"
             raise UserError(key, found, fix) from error
         if number < _READ_TWICE:
             same = torch.equal(x.nan_to_num(), _tensor(source[number][0]).nan_to_num())
@@ -176,9 +264,84 @@ def _read(source: Any, split: str) -> Samples:
             fix = f"give random transforms as {split}_transform: the data set is read only once"
             require(same, key, found, fix)
         samples.append(x)
-        labels.append(int(y))
+        labels.append(y if floats else int(y))
     require(bool(samples), key, "it is empty", "give samples")
-    return Samples(torch.stack(samples), torch.tensor(labels))
+    y = torch.stack(labels) if floats else torch.tensor(labels)
+    return Samples(torch.stack(samples), y)
+
+
+@seeded(0)
+def _is_named(source: Any) -> bool:
+    """Whether samples have columns, and are no pairs of an input and its class or target."""
+    with suppress(Exception):  # `_read` refuses what is no sample
+        sample = source[0]
+        if isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields"):
+            target = torch.as_tensor(sample[1])
+            return target.dim() > 1 or (target.numel() != 1 and not target.is_floating_point())
+        return isinstance(sample, Mapping | tuple | list)
+    return False
+
+
+@seeded(0)
+def _read_columns(source: Any, key: str, padding: Mapping[str, float]) -> Columns:
+    """All samples of a data set that have columns."""
+    samples: dict[str, list[Tensor]] = {}
+    require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
+    for number in range(len(source)):
+        try:
+            given = source[number]
+            sample = _columns(given)
+            same = number >= _READ_TWICE or _equal(sample, _columns(source[number]))
+        except Exception as error:  # of the user's data set
+            found = f"sample {number} cannot be used ({reason(error)})"
+            raise UserError(key, found, "a column is a tensor, an array or a number") from error
+        samples = samples or {name: [] for name in sample}
+        has, known = ", ".join(sample), ", ".join(samples)
+        found, fix = f"sample {number} has {has}, and sample 0 {known}", "give all the same columns"
+        require(sample.keys() == samples.keys(), key, found, fix)
+        found = f"sample {number} is another one when it is read again"
+        require(same, key, found, "draw nothing at random: the data set is read only once")
+        for name, column in sample.items():
+            first = samples[name][0] if number else column
+            kinds = [(t.dtype, t.dim(), t.shape[1:]) for t in (column, first)]
+            found = f"sample {number} has {name} {tuple(column.shape)} {column.dtype}"
+            found = f"{found}, and sample 0 {tuple(first.shape)} {first.dtype}"
+            fix = "columns may differ in the length of their first axis only"
+            require(kinds[0] == kinds[1], key, found, fix)
+            samples[name].append(column)
+    kind = type(given)
+    form: Any = dict if isinstance(given, Mapping) else getattr(kind, "_make", tuple)
+    columns = Columns.of(samples, padding, form if form is dict else lambda c: form(c.values()))
+    _check_lengths(columns.lengths, key)
+    return columns
+
+
+def _columns(sample: Any) -> dict[str, Tensor]:
+    """The columns of a sample: names of a dict or a named tuple, or places."""
+    names = getattr(sample, "_fields", range(len(sample)))
+    items = sample.items() if isinstance(sample, Mapping) else zip(names, sample, strict=True)
+    found = {str(name): torch.as_tensor(value) for name, value in items}
+    return {name: t.float() if t.is_floating_point() else t for name, t in found.items()}
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    pairs = ((one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
+    """Reject a sample whose columns differ in length, if those of most samples do not."""
+    for first, name in pairwise(lengths):
+        apart = lengths[first] != lengths[name]
+        at = int(apart.int().argmax())
+        found = f"sample {at} has {lengths[first][at]} of {first} and {lengths[name][at]} of {name}"
+        few = 0 < 2 * int(apart.sum()) < len(apart)
+        require(not few, key, found, "give as many of both: most samples have")
+
+
+def _kind(samples: Samples) -> str:
+    """What the targets of samples are."""
+    return f"floats {tuple(samples.y.shape[1:])}" if samples.y.is_floating_point() else "classes"
 
 
 def _tensor(x: Any) -> Tensor:

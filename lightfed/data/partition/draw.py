@@ -151,8 +151,12 @@ def draw_partition(
     """
     check_personal_test(test, train_fraction)
     require(clients >= 1, "model.clients", f"{clients} clients", "give at least one client")
-    name, num_classes = type(scheme).__name__, len(dataset.classes)
-    labels, test_labels = train.y.numpy(), test_samples.y.numpy()
+    name, num_classes = type(scheme).__name__, max(1, len(dataset.classes))
+    found = f"{name} deals classes, and the samples have none"
+    fix = "choose Iid or Quantity; or name a column of whole numbers in data.dataset.init_args.by"
+    fits = bool(dataset.classes) or not scheme.needs_classes
+    require(fits, "data.partition", found, fix)
+    labels, test_labels = train.classes.numpy(), test_samples.classes.numpy()
     parts = scheme.split(
         labels,
         clients=clients,

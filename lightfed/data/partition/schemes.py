@@ -7,6 +7,7 @@ A scheme is a class whose arguments are config keys. It draws only from the gene
 import heapq
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -20,7 +21,13 @@ _ATTEMPTS = 10  # draws until every client has min_size samples; then the last o
 
 
 class Partitioner(Recorded, ABC):
-    """Deals training samples to clients."""
+    """Deals training samples to clients.
+
+    Attributes:
+        needs_classes: whether it depends on the classes of samples; without classes all have one.
+    """
+
+    needs_classes: ClassVar[bool] = False
 
     @abstractmethod
     def split(
@@ -159,6 +166,8 @@ class Iid(_Shares):
 class Shards(_Shares):
     """The samples, sorted by class, are cut into equal shards; each client gets a few at random."""
 
+    needs_classes = True
+
     per_client: int
     """Shards of a client; it rarely sees more classes than this."""
     _: KW_ONLY
@@ -184,6 +193,8 @@ class Shards(_Shares):
 @dataclass(frozen=True, repr=False)
 class Classes(_Dealer):
     """Each client holds a fixed number of classes; each class has equally many holders (+-1)."""
+
+    needs_classes = True
 
     per_client: int
     """Classes of a client."""
@@ -265,6 +276,8 @@ class Natural(_Dealer):
 class Diversity(_Scheme):
     """Each client draws some classes, then samples of them; clients may share samples (FedBCD)."""
 
+    needs_classes = True
+
     classes: int
     """Classes that a client draws from."""
     samples: int
@@ -317,6 +330,8 @@ class Quantity(_Dealer):
 class Dirichlet(_Dealer):
     """Each class is divided over the clients by its own draw from Dirichlet(alpha)."""
 
+    needs_classes = True
+
     alpha: float
     """Concentration: if small, few clients hold a class; if large, it is spread evenly."""
     _: KW_ONLY
@@ -364,6 +379,8 @@ class DirichletClient(_Dealer):
     divided at random among those who asked. It is then masked, the other proportions are
     renormalised, and clients that need more samples draw again.
     """
+
+    needs_classes = True
 
     alpha: float
     """Concentration: if small, a client sees few classes; if large, it sees all equally."""

@@ -1,0 +1,167 @@
+"""`Hub` with a tokenizer, made here and saved to a folder; and targets from a table."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from torch.optim import Adam
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.data import Dirichlet, FederatedDataModule, Hub, Iid, Partitioner
+from lightfed.data.datasets.tokens import tokenizer_of
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.utils.errors import UserError
+from tests.data import tables
+from tests.small import fit
+
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+
+WORDS = ["a", "bee", "cat", "dog", "saw", "##s"]  # their numbers begin with 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of eight words, at most six a sample, and tables."""
+    root = tmp_path_factory.mktemp("tokens")
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    tables.tokenizer(root / "tiny", WORDS, model_max_length=6, model_input_names=inputs)
+    texts = ["a cat", "a dog saw bees", "cats", "a bee saw a cat saw a dog"] * 4
+    rows = [
+        {
+            "text": text,
+            "words": text.split(),
+            "tags": [len(word) for word in text.split()],
+            "label": ["short", "long"][i % 2],
+            "score": i / 2,
+            "site": i % 4,
+        }
+        for i, text in enumerate(texts)
+    ]
+    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bad = [rows[0], rows[1] | {"tags": [1]}, rows[2] | {"score": None, "text": None}] * 2
+    (root / "bad.jsonl").write_text("\n".join(map(json.dumps, bad)))
+    return root
+
+
+def prepared(root: Path, partition: Partitioner | None = None, **given: Any) -> Any:
+    given = {
+        "path": str(root / "rows.jsonl"),
+        "tokenizer": str(root / "tiny"),
+        "test": 0.25,
+    } | given
+    data = FederatedDataModule(Hub(**given), partition or Iid())
+    data.prepare(clients=2, seed=0, device=torch.device("cpu"), folder=None)
+    return data
+
+
+def samples(data: Any) -> dict[str, torch.Tensor]:
+    return data.train.span(0, len(data.train))
+
+
+def test_texts_have_classes(folder: Path) -> None:
+    data = prepared(folder, Dirichlet(10.0), columns="text")
+    assert data.class_names == ("long", "short")
+    batch = samples(data)
+    assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    assert batch["input_ids"].shape == (12, 6)  # cut to what the tokenizer takes
+    rows = {tuple(row) for row in batch["input_ids"].tolist()}
+    assert rows == {(2, 4, 0, 0, 0, 0), (2, 5, 6, 3, 7, 0), (4, 7, 0, 0, 0, 0), (2, 3, 6, 2, 4, 6)}
+    assert torch.equal(batch["attention_mask"], (batch["input_ids"] != 0).long())
+    assert set(batch["labels"].tolist()) == {0, 1}
+    short = data.train.batch(
+        torch.tensor([i for i in range(12) if batch["attention_mask"][i].sum() == 2])
+    )
+    assert short["input_ids"].shape[1] == 2
+
+
+def test_words_have_labels(folder: Path) -> None:
+    data = prepared(folder, columns="words", label="tags", by="site", max_length=5)
+    assert data.class_names == ("0", "1", "2", "3")
+    batch = samples(data)
+    of = dict(zip(map(tuple, batch["input_ids"].tolist()), batch["labels"].tolist(), strict=True))
+    assert of[2, 5, 6, 3, 7] == [1, 3, 3, 4, -100]
+    assert of[4, 7, 0, 0, 0] == [4, -100, -100, -100, -100]
+    assert of[2, 3, 6, 2, 4] == [1, 3, 3, 1, 3]
+
+
+def test_other_labels(folder: Path) -> None:
+    floats = samples(prepared(folder, columns=["text", "text"], label="score"))
+    assert floats["labels"].dtype == torch.float32
+    assert "token_type_ids" in floats
+    table = folder / "only.jsonl"
+    table.write_text("\n".join(json.dumps({"text": "a cat saw" + " a dog" * n}) for n in range(4)))
+    own = samples(prepared(folder, path=str(table), columns="text"))
+    ids = own["input_ids"]
+    assert torch.equal(own["labels"], ids.masked_fill(own["attention_mask"] == 0, -100))
+
+
+def refused(folder: Path, key: str, **given: Any) -> str:
+    with pytest.raises(UserError) as error:
+        prepared(folder, **{"columns": "text"} | given)
+    assert error.value.key == f"data.dataset.init_args.{key}"
+    return error.value.line
+
+
+def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> None:
+    assert "nowhere" in refused(folder, "tokenizer", tokenizer="./nowhere")
+    refused(folder, "tokenizer", tokenizer=str(folder))
+    refused(folder, "tokenizer", text="text")
+    assert "7" in refused(folder, "max_length", max_length=7)
+    refused(folder, "max_length", max_length=0)
+    refused(folder, "tokenizer", columns=None)
+    refused(folder, "columns", columns=["text"] * 3)
+    refused(folder, "columns", columns="title")
+    refused(folder, "tokenizer", tokenizer=None)
+    assert "rows" not in refused(folder, "by", by="author")
+    refused(folder, "label", label="tags")
+    bad = {"path": str(folder / "bad.jsonl")}
+    assert "1 labels and 4 words" in refused(folder, "label", columns="words", label="tags", **bad)
+    refused(folder, "label", columns="words", label="score", **bad)
+    refused(folder, "columns", **bad)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"init_args\.tokenizer: .*lightfed\[hf\]"):
+        tokenizer_of("bert-base-uncased")
+
+
+class Classifier(L.LightningModule):
+    """A model of transformers, whose loss is its own."""
+
+    def __init__(self, positions: int = 6) -> None:
+        super().__init__()
+        config = transformers.BertConfig(
+            vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=positions,
+        )  # fmt: skip
+        self.model = transformers.BertForSequenceClassification(config)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.model(**batch).loss
+        return loss
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.log("loss", self.model(**batch).loss)
+
+
+def federation(model: Any) -> Federation:
+    return Federation(FedAvg(), [ClientGroup(2, model)], optimizer=partial(Adam, lr=0.02))
+
+
+def test_a_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
+    data = prepared(folder, columns="text")
+    trainer = fit(federation(Classifier), data, tmp_path, rounds=12)
+    assert trainer.callback_metrics["global/loss"] < 0.3  # of two classes, at first 0.69
+
+
+def test_texts_longer_than_the_model_takes_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="max_length") as error:
+        fit(federation(partial(Classifier, 5)), prepared(folder, columns="text"), tmp_path)
+    assert error.value.key == "model.clients.0.model"
+    fit(
+        federation(partial(Classifier, 5)), prepared(folder, columns="text", max_length=5), tmp_path
+    )
