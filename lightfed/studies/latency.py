@@ -25,7 +25,6 @@ from lightfed.results.text import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 from lightfed.utils.memory import require_memory
-from lightfed.utils.rng import numpy_generator
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
 _BATCHES, _ROUNDS = 20, 100  # of consecutive rounds in a run, and in a batch
@@ -78,6 +77,8 @@ def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
 
     These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is that of the last one.
     """
+    from lightfed.utils.rng import numpy_generator
+
     full = cloud.expected(cloud.servers)
     rows = []
     for wait in waits:
