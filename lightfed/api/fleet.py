@@ -29,9 +29,9 @@ from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
-from lightfed.state.base import Base
 from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
+from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import ModelLayout, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of, with_prefix
 from lightfed.utils.errors import UserError, require
@@ -107,7 +107,7 @@ class Fleet:
         self.accumulate = accumulate
         self.rounds, self.max_failed = rounds, max_failed
         data.reserve(algorithm.hold_out)
-        self.base = Base()
+        self.base = FrozenBase()
         build = partial(
             GroupState,
             base=self.base,

@@ -19,8 +19,8 @@ from lightfed.models.client_module import (
     NetworkClient,
     Regressor,
 )
-from lightfed.state.base import Base
 from lightfed.state.costs import forward_flops, passes
+from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, reason, require
@@ -255,7 +255,7 @@ class GroupState:
         group: ClientGroup,
         data: DataSpec,
         *,
-        base: Base,
+        base: FrozenBase,
         name: str,
         position: int,
         seed: int,

@@ -18,7 +18,7 @@ from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, r
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.attributes import attributes, warn_of_changed
 from lightfed.models.image_format import ChannelsLast
-from lightfed.state.base import digest, digests
+from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import require
 from lightfed.utils.rng import seed_default_generators

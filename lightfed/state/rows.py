@@ -2,9 +2,9 @@
 
 A client's float state is one row: the parameters that sessions train, then float buffers. So the
 parameters are the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) have a
-separate int64 row. Frozen parameters are in no row, but in the base (`lightfed.state.base`). There
-is one live module per group and rank. A session binds it to a client's row, which takes
-microseconds; building a module takes a hundred milliseconds.
+separate int64 row. Frozen parameters are in no row (`lightfed.state.frozen_base`). There is one
+live module per group and rank. A session binds it to a client's row, which takes microseconds;
+building a module takes a hundred milliseconds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -29,7 +29,7 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: digest(tensor) for name, tensor in tensors.items()}
 
 
-class Base:
+class FrozenBase:
     """The frozen parameters of a rank's groups.
 
     Attributes:

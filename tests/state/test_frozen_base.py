@@ -17,7 +17,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.state.base import Base, digest
+from lightfed.state.frozen_base import FrozenBase, digest
 from lightfed.state.rows import LiveModule, ModelLayout
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
@@ -54,7 +54,7 @@ def fleet(algorithm: Any = FedAvg, *models: Any, **settings: Any) -> Fleet:
 
 
 def test_groups_share_equal_tensors_of_one_name_only() -> None:
-    base, nets = Base(), [Net(middle=5), Net(middle=7), Net(seed=1)]
+    base, nets = FrozenBase(), [Net(middle=5), Net(middle=7), Net(seed=1)]
     for net in nets:
         base.add_group(live_of(net))
     assert nets[0].body.weight.data_ptr() == nets[1].body.weight.data_ptr()
