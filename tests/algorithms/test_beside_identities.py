@@ -24,7 +24,6 @@ from lightfed.models.composites import mutual
 from lightfed.models.composites.mixture import FixedGate, MixtureClient
 from lightfed.models.composites.split import split
 from lightfed.models.networks.mlp import MLP
-from lightfed.utils.errors import UserError
 from tests.models.client_cases import drawn
 from tests.small import fleet_of, module_of, random_data, run_round
 
@@ -139,9 +138,6 @@ def test_a_gate_of_one_half_is_fixed_and_has_nothing_to_learn() -> None:
     assert not tensors(halved, 0, "net.gate.")
     for client in range(len(SIZES)):
         assert torch.equal(halved.row(client).floats, fixed.row(client).floats)
-    with pytest.raises(UserError) as error:
-        PFedMoE(small, gate="half", gate_lr=0.1)
-    assert error.value.key == "model.algorithm.init_args.gate_lr"
 
 
 class Uncompressed(PersonalShared):
