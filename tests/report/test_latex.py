@@ -9,7 +9,9 @@ from lightfed.report.command import main
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 HARSH = r"[*] a_1 50 % & $x$ #{~^\} <|>"
-DOCUMENT = r"\documentclass{article}\usepackage{booktabs}\begin{document}%s\end{document}"
+# the rules of booktabs, which a small installation of LaTeX lacks
+RULES = r"\let\toprule\hline\let\midrule\hline\let\bottomrule\hline"
+DOCUMENT = r"\documentclass{article}" + RULES + r"\begin{document}%s\end{document}"
 
 
 @pytest.mark.browser
