@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def table_text(table: pd.DataFrame, format: str) -> str:
     )
     sides = "l" + "r" * (len(table.columns) - 1)
     text: str = style.to_latex(hrules=True, column_format=sides)
+    text = re.sub(r"(?m)^([\[*])", r"{}\1", text)  # else an argument of the end of the line before
     return text.replace(" +- ", r" $\pm$ ")
 
 
