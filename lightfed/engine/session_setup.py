@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
@@ -145,11 +145,14 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
 
 
 def _check_parameters(optimizer: Optimizer, key: str, module: nn.Module) -> None:
-    """Reject optimisers of other parameters than the module's."""
+    """Reject optimisers of other parameters than the module's, or that need closures."""
     own = set(map(id, module.parameters()))
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     found = f"an optimizer of {foreign} parameters that are not those of {type(module).__name__}"
     require(not foreign, key, found, "give it the module's own parameters")
+    fits = not isinstance(optimizer, LBFGS | SparseAdam)
+    found = f"{type(optimizer).__name__}, which needs closures or sparse gradients"
+    require(fits, key, found, "use one of dense gradients, such as Adam")
 
 
 def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
