@@ -89,6 +89,11 @@ class ClientGroup:
         with seeded(derive_seed(seed, "init", client=position)):
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
+        first: dict[int, str] = {}  # names by memory: rows would part two that share it
+        for name, p in module.named_parameters():
+            other = first.setdefault(p.data_ptr(), name)
+            fix = "share the parameter itself, as in a.weight = b.weight, or clone its data"
+            require(other == name, key, f"{name} lies in the memory of {other}", fix)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()

@@ -153,7 +153,8 @@ def faults_of(case: Case, runs: dict[Any, Any], data: lf.FederatedDataModule) ->
         if packed and case.draws:
             others = {session: seed + 1 for session, seed in seeds.items()}
             bound = 2 * bare.error(bare.train(case, batches, others), right, start)
-        error = bare.error(found.state, right, start)
+        frozen = {name: start[name] for name in start.keys() - found.state.keys()}  # in no row
+        error = bare.error({**frozen, **found.state}, right, start)
         warned = case.counts is not None and not packed and case.counts in found.notes
         if not error <= bound and not warned:
             faults.append(f"{side} ({found.way}): {error:.1e} off, {bound:.1e} is right")
