@@ -91,7 +91,7 @@ class ClientGroup:
             module = build_network(self.model, data, rate=self.width, key=key)
         first: dict[int, str] = {}  # names by memory: rows would part two that share it
         for name, p in module.named_parameters():
-            other = first.setdefault(p.data_ptr(), name)
+            other = first.setdefault(p.data_ptr(), name) if p.numel() else name
             fix = "share the parameter itself, as in a.weight = b.weight, or clone its data"
             require(other == name, key, f"{name} lies in the memory of {other}", fix)
         if isinstance(module, L.LightningModule):
