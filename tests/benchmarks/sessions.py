@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 from workloads import BATCH_SIZE, LEARNING_RATE
 
+from lightfed.models.image_format import crashing
+
 Tensors = list[Tensor]
 
 
@@ -62,13 +64,13 @@ class OneByOne(Sessions):
         model: as of `Sessions`.
         x: as of `Sessions`.
         y: as of `Sessions`.
-        tuned: convolutions on channels_last, gradients without .grad and an optimiser.
+        tuned: convolutions on channels_last if safe, gradients without .grad and an optimiser.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, *, tuned: bool) -> None:
         super().__init__(model, x, y)
         self._tuned = tuned
-        self._last = tuned and self.convolves
+        self._last = tuned and self.convolves and not crashing(model)
         if self._last:
             model.to(memory_format=torch.channels_last)
             self.x = x.permute(0, 2, 3, 1).contiguous()
