@@ -283,7 +283,7 @@ class Fleet:
         *,
         buffers: bool = True,
         tensors: Collection[str] | None = None,
-        size: int | None = None,
+        size: int | Sequence[int] | None = None,
     ) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
@@ -295,7 +295,7 @@ class Fleet:
             clients: receivers.
             buffers: send BatchNorm statistics and other buffers too.
             tensors: names of the tensors to send; all by default.
-            size: bytes on the wire, if the model is sent in another form.
+            size: bytes on the wire, for all or by client, if the model is sent in another form.
         """
         self._open(clients)
         parts = Parts.of(buffers=buffers, tensors=tensors)
@@ -499,9 +499,15 @@ class Fleet:
             into.copy_(total / sum(shares.values()))
         return valid
 
-    def charge(self, clients: Sequence[int], *, up: float = 0.0, down: float = 0.0) -> None:
+    def charge(
+        self, clients: Sequence[int], *, up: float | Sequence[float] = 0.0, down: float = 0.0
+    ) -> None:
         """Count bytes that each of the clients sends and receives in addition to its row."""
-        self.ledger.sent_up(self._outcomes.sending(clients), up)
+        sizes = dict(
+            zip(clients, [up] * len(clients) if isinstance(up, float | int) else up, strict=True)
+        )
+        sending = self._outcomes.sending(clients)
+        self.ledger.sent_up(sending, [sizes[k] for k in sending])
         self.ledger.sent_down(clients, down)
 
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
@@ -754,6 +760,19 @@ class Fleet:
         """
         every = self.ranks.gather([pickled(dict(mine))])
         return dict(sorted(item for part in every for item in pickle.loads(part).items()))
+
+    def once(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """The results of jobs, each of which runs on one rank; all ranks get copies of them.
+
+        For results whose bits depend on the machine, such as singular values.
+        """
+        if self.ranks.alone:
+            return [job() for job in jobs]
+        world, rank = self.ranks.world, self.ranks.rank
+        own = {i: jobs[i]() for i in range(rank, len(jobs), world)}
+        every = self.ranks.gather([pickled(own)])
+        found = {i: result for part in every for i, result in pickle.loads(part).items()}
+        return [found[i] for i in range(len(jobs))]
 
     def stored_bytes(self, client: int) -> int:
         """Bytes that a client of this rank keeps; 0 for a stateless one."""
