@@ -299,7 +299,7 @@ FEDERATIONS = [
     edit(f"{MODEL}.init_args.num_classes", 7, "7, where the run has 10"),
     edit(f"{MODEL}.init_args.hidden", [-8], "negative dimension", named=MODEL),
     edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"},
-         "num_channels must be divisible by num_groups", named=MODEL),
+         "must be divisible by num_groups", named=MODEL),
     Case("model.clients.0.model", "(1, 8, 8) (RuntimeError: Given input size: (4x1x1)",
          hidden(4, 4, 4, 4, 4)),
     Case("model.clients.0.model", "has the shape (0, 1, 3, 3); give sizes above 0", hidden(0)),
@@ -382,7 +382,7 @@ DATA = [
     edit("data.chunks", 2000, "give at most"),
     edit("data.partition", of_class("Iid", parts=2), "2 parts for 3 clients",
          named=f"{PARTITION}.parts"),
-    Case(f"{PARTITION}.min_size", "needs 3000 samples", {f"{PARTITION}.min_size": 1000},
+    Case(f"{PARTITION}.min_size", "1000 samples for each of 3 clients", {f"{PARTITION}.min_size": 1000},
          command="partition"),
 ]  # fmt: skip
 

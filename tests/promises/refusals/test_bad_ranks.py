@@ -50,7 +50,7 @@ def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == USAGE_ERROR, errors
     assert len(errors.splitlines()) == 1, errors
-    assert errors.startswith(f"lightfed: error: {PARTITION}.min_size: 3 clients x min_size 1000")
+    assert errors.startswith(f"lightfed: error: {PARTITION}.min_size: 1000 samples for each")
     assert gone(process.pid)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
 
