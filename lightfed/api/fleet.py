@@ -152,7 +152,7 @@ class Fleet:
         self.plan = RoundPlan()
         self.session: SessionContext | None = None
         self.training = Training(self)
-        unlike = self.base.unlike([state.name for state in self.groups])
+        unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         algorithm.setup(self)
 

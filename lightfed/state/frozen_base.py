@@ -58,10 +58,19 @@ class FrozenBase:
         """Of the tensors, each counted once."""
         return sum(tensor.nbytes for tensor in self._held.values())
 
-    def unlike(self, names: Sequence[str]) -> str:
-        """What differs in the bases of two groups, which have these names; empty if nothing."""
+    def unlike(self, names: Sequence[str], *, sliced: bool = False) -> str:
+        """What differs in the bases of two groups, which have these names; empty if nothing.
+
+        With `sliced` tensors may differ if their shapes do, as in models of other widths.
+        """
+        first = self._modules[0].frozen
         for group, own in enumerate(self.digests[1:], 1):
-            differ = [name for name, text in self.digests[0].items() if own.get(name) != text]
+            shapes = {name: p.shape for name, p in self._modules[group].frozen.items()}
+            differ = [
+                name
+                for name, text in self.digests[0].items()
+                if own.get(name) != text and not (sliced and first[name].shape != shapes.get(name))
+            ]
             differ += [name for name in own if name not in self.digests[0]]
             if differ:
                 return f"groups {names[0]} and {names[group]} have other values of {differ[0]}"

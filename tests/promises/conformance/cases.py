@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -19,18 +20,26 @@ from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fedsalora import FedSALoRA
+from lightfed.algorithms.ffalora import FFALoRA
 from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
+from lightfed.algorithms.flexlora import FlexLoRA
+from lightfed.algorithms.flora import FLoRA
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.hetlora import HetLoRA
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.rankmean import RankMean
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.zeropadded import ZeroPadded
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.language import Prose
 from lightfed.data.partition.schemes import Natural
@@ -40,6 +49,7 @@ from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
+from tests.algorithms.low_rank import NAMES, Adapted
 
 
 class DeepNet(NormNet):
@@ -64,6 +74,27 @@ class FrozenNet(nn.Module):
             nn.Conv2d(4, width, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
             nn.Linear(4 * width, 16).requires_grad_(False), nn.Linear(16, num_classes),
         )  # fmt: skip
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class AdapterNet(nn.Module):
+    """Adapters of unlike rank on a frozen kernel and a frozen matrix, which all groups share."""
+
+    def __init__(self, num_classes: int = 10, rate: float = 1.0) -> None:
+        super().__init__()
+        draw, rank = torch.Generator().manual_seed(5), int(4 * rate)
+        kernel, weight = (torch.randn(*s, generator=draw) / 4 for s in ((8, 1, 3, 3), (16, 32)))
+        self.layers = nn.Sequential(
+            nn.AdaptiveAvgPool2d(3), Adapted(kernel, rank, 2.0), nn.Tanh(), nn.BatchNorm1d(8),
+            nn.Linear(8, 32).requires_grad_(False), Adapted(weight, rank, 8 / rank), nn.ReLU(),
+            nn.Linear(16, num_classes),
+        )  # fmt: skip
+        with torch.no_grad():
+            self.layers[4].weight.copy_(torch.randn(32, 8, generator=draw) / 3)
+            self.layers[4].bias.zero_()
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -128,6 +159,7 @@ _mlp = partial(MLP, hidden=(16,), dropout=0.3)
 
 # All clients take part; the cosine of the masks ends with the run, also where it was stopped.
 _everyone: dict[str, Any] = {"fraction": 1.0}
+_adapters: dict[str, Any] = {"adapters": NAMES}
 _sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
 
 # Servers have as many devices; K is short, and the seconds of a phase are drawn.
@@ -181,6 +213,19 @@ CASES = {
     ),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
+    "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "fedsalora": Case(partial(FedSALoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "ffalora": Case(partial(FFALoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "flexlora": Case(partial(FlexLoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "flora": Case(partial(FLoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "hetlora": Case(
+        partial(HetLoRA, gamma=0.5, decay=0.1, **_adapters), AdapterNet, "abc", data=joined
+    ),
+    "rankmean": Case(
+        partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
+        federation={"store": "host", "accumulate": "fixed"},
+    ),
+    "zeropadded": Case(partial(ZeroPadded, "uniform", **_adapters), AdapterNet, "abc", data=joined),
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
     "flexifed_clustered": Case(
         ClusteredCommon, DeepNet, "ab",

@@ -1,0 +1,172 @@
+"""Rules of low-rank adapters: what they refuse, and what holds without recordings."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.aggregation.adapters import adapters_of
+from lightfed.aggregation.products import Product
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedexlora import FedExLoRA
+from lightfed.algorithms.flexlora import FlexLoRA
+from lightfed.algorithms.flora import FLoRA
+from lightfed.algorithms.rankmean import RankMean
+from lightfed.local.client_group import ClientGroup
+from lightfed.utils.errors import UserError
+from tests.algorithms.low_rank import NAMES, RULES, Adapted
+from tests.small import fleet_of, random_data, run_round
+
+DRAW = torch.Generator().manual_seed(0)
+BASE = torch.randn(5, 4, generator=DRAW)
+
+
+class Net(nn.Module):
+    """One adapter and a head."""
+
+    def __init__(
+        self, rank: int = 2, *, base: Tensor = BASE, scaling: float = 2.0, **change: Any
+    ) -> None:
+        super().__init__()
+        self.body = Adapted(base, rank, scaling)
+        self.head = nn.Linear(len(base), 3)
+        for name, value in change.items():
+            setattr(self.body, name, value)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__(base=torch.eye(4))
+        self.other = nn.Linear(4, 4)
+        self.other.weight = self.body.weight
+
+
+class Trained(Net):
+    def __init__(self) -> None:
+        super().__init__(up=nn.Parameter(torch.ones(5, 2)))
+
+
+def fleet(*nets: Any, rule: Any = RankMean, **given: Any) -> Any:
+    groups = [ClientGroup(1, net, name=f"g{i}") for i, net in enumerate(nets)]
+    return fleet_of(groups, rule(adapters=NAMES, **given), random_data([9] * len(groups)))
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "no adapters": ([partial(nn.Linear, 4, 3)], {}),
+    "one group without": ([Net, partial(nn.Linear, 4, 3)], {}),
+    "rank 0": ([partial(Net, 0)], {}),
+    "unlike ranks of A and B": ([partial(Net, up=nn.Parameter(torch.zeros(5, 3)))], {}),
+    "unlike shapes": ([Net, partial(Net, base=torch.ones(6, 4))], {}),
+    "no B": ([partial(Net, up=None)], {}),
+    "a magnitude": ([partial(Net, lora_magnitude_vector=nn.Parameter(torch.ones(5)))], {}),
+    "trained already": ([Trained], {}),
+    "a tied base, FLoRA": ([Tied], {"rule": FLoRA}),
+    "a tied base, FedEx": ([Tied], {"rule": FedExLoRA}),
+    "a trained base": ([partial(Net, weight=nn.Parameter(BASE))], {"rule": FLoRA}),
+    "a quantised base": (
+        [partial(Net, weight=nn.Parameter(BASE.to(torch.int8), requires_grad=False))],
+        {"rule": FLoRA},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_adapter_is_refused_in_one_line(case: str) -> None:
+    nets, given = REFUSED[case]
+    with pytest.raises(UserError) as error:
+        fleet(*nets, **given)
+    assert error.value.key.startswith("model.clients")
+
+
+def test_a_server_rank_below_a_clients_is_refused() -> None:
+    with pytest.raises(UserError) as error:
+        fleet(Net, partial(Net, 3), rule=FlexLoRA, server_rank=2)
+    assert error.value.key == "model.algorithm.init_args.server_rank"
+
+
+def test_a_tied_base_may_have_adapters_that_are_averaged() -> None:
+    run_round(fleet(Tied), 0)
+
+
+@pytest.mark.parametrize("rule", ["fedex", "flexlora", "flora", "ffa"])
+def test_exact_rules_apply_the_mean_update(rule: str) -> None:
+    metrics = run_round(fleet(Net, partial(Net, 3, scaling=0.5), rule=RULES[rule]), 0)
+    assert metrics["aggregation_error"] <= 1e-6
+
+
+def test_all_clients_start_from_one_update() -> None:
+    fed = fleet(Net, partial(Net, 3, scaling=0.5), partial(Net, 4))
+    run_round(fed, 0)
+    A, D = fed.algorithm.server_factors()[0]
+    for client, rank in enumerate((2, 3, 4)):
+        with fed.deployed(client).bound(client) as module:
+            body = module.net.body
+            torch.testing.assert_close(body.scaling * body.up @ body.down, D[:, :rank] @ A[:rank])
+
+
+def test_the_mean_of_equal_ranks_and_scales_is_that_of_fedavg() -> None:
+    """Unlike products are another matter: `aggregation_error` is what they differ by."""
+    fed = fleet(*[partial(Net, scaling=1.0)] * 3)
+    start = fed.algorithm.model.row.clone()
+    groups = [ClientGroup(1, partial(Net, scaling=1.0), name=f"g{i}") for i in range(3)]
+    plain = fleet_of(groups, FedAvg(), random_data([9] * 3))
+    plain.algorithm.model.floats.copy_(start.floats)
+    for t in range(2):  # in the first, B = 0, so that A does not move
+        metrics = run_round(fed, t)
+        run_round(plain, t)
+    torch.testing.assert_close(fed.algorithm.model.floats, plain.algorithm.model.floats)
+    assert metrics["aggregation_error"] > 1e-3
+
+
+def test_norms_and_singular_values_of_products_are_those_of_the_matrix() -> None:
+    draw = torch.Generator().manual_seed(1)
+    for out, inner, inputs in ((6, 3, 5), (4, 9, 7), (5, 5, 5)):
+        pairs = [
+            torch.randn(*shape, generator=draw, dtype=torch.float64)
+            for shape in ((out, inner), (inner, inputs))
+        ]
+        product = Product(*pairs)
+        dense = pairs[0] @ pairs[1]
+        assert product.norm() == pytest.approx(float(dense.norm()))
+        U, S, V = product.svd()
+        torch.testing.assert_close(U * S @ V.T, dense)
+        torch.testing.assert_close(S, torch.linalg.svdvals(dense)[: len(S)])
+        assert (V.gather(0, V.abs().argmax(0, keepdim=True)) > 0).all()
+        assert (product - product).norm() == pytest.approx(0, abs=1e-12)
+
+
+def test_adapters_of_peft_are_found() -> None:
+    peft = pytest.importorskip("peft", reason="needs the extra hf")
+    from transformers.pytorch_utils import Conv1D
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.words = nn.Linear(4, 5), nn.Embedding(7, 4)
+            self.image, self.turned = nn.Conv2d(2, 3, 2), Conv1D(6, 4)
+
+    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["line", "words", "image", "turned"])
+    model = peft.get_peft_model(Layers(), config)
+    tensors = dict(model.named_parameters())
+    found = {own.layer.rsplit(".")[-1]: own for own in adapters_of(model, RankMean().names)}
+    shapes = {name: (own.outputs, own.inputs) for name, own in found.items()}
+    assert shapes == {"line": (5, 4), "words": (7, 4), "image": (3, 8), "turned": (6, 4)}
+    draw = torch.Generator().manual_seed(0)
+    for name, own in found.items():
+        A, B = own.factors(tensors)
+        with torch.no_grad():
+            for part in (A, B):
+                part.copy_(torch.randn(part.shape, generator=draw))
+        layer = model.get_submodule(own.layer)
+        update = layer.get_delta_weight("default")
+        update = update.T if name == "turned" else update.flatten(1)
+        torch.testing.assert_close(own.scale * B @ A, update)
+        assert own.weight(tensors).shape == update.shape
+        assert not own.obstacle
