@@ -382,7 +382,7 @@ DATA = [
     edit("data.chunks", 2000, "give at most"),
     edit("data.partition", of_class("Iid", parts=2), "2 parts for 3 clients",
          named=f"{PARTITION}.parts"),
-    Case(f"{PARTITION}.min_size", "1000 samples for each of 3 clients", {f"{PARTITION}.min_size": 1000},
+    Case(f"{PARTITION}.min_size", "1000 samples for each", {f"{PARTITION}.min_size": 1000},
          command="partition"),
 ]  # fmt: skip
 
