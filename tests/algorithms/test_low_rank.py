@@ -122,7 +122,7 @@ def test_the_mean_of_equal_ranks_and_scales_is_that_of_fedavg() -> None:
         metrics = run_round(fed, t)
         run_round(plain, t)
     torch.testing.assert_close(fed.algorithm.model.floats, plain.algorithm.model.floats)
-    assert metrics["aggregation_error"] > 1e-3
+    assert metrics["aggregation_error"] > 1e-4
 
 
 def test_norms_and_singular_values_of_products_are_those_of_the_matrix() -> None:
