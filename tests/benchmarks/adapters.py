@@ -3,8 +3,8 @@
     python tests/benchmarks/adapters.py [--passes 3] [--layers 6] [--steps 2] [--json FILE]
 
 `round`: ten clients fine-tune a BERT of MiniLM's shapes, rank 8 in query and value, batches of 16 x
-64 tokens. The rival is the loop that one writes with peft: load the mean adapter by
-`set_peft_model_state_dict`, train with torch's SGD, take it by `get_peft_model_state_dict`, average.
+64 tokens. The rival is the loop that one writes with peft: `set_peft_model_state_dict` of the mean,
+torch's SGD, `get_peft_model_state_dict`, and their mean.
 Both take turns in one process, on one thread; CPU seconds without the first round.
 `svd`: one layer of 768 x 768, a sum of ranks of 80, R = 32, in float64.
 """
@@ -57,7 +57,7 @@ def samples(steps: int) -> list[dict[str, Tensor]]:
     ]
 
 
-def ours(layers: int, steps: int) -> Callable[[int], None]:
+def ours(layers: int, steps: int) -> Callable[[int], object]:
     """A round of RankMean."""
     import lightning.pytorch as L
 
@@ -80,10 +80,10 @@ def ours(layers: int, steps: int) -> Callable[[int], None]:
     data = lf.FederatedDataModule(lf.FromTorch(rows, test), Given(*parts), batch_size=BATCH)
     groups = [lf.ClientGroup(CLIENTS, Client)]
     fleet = fleet_of(groups, lf.RankMean(), data, optimizer=partial(SGD, lr=LR), side_by_side="off")
-    return lambda t: [run_round(fleet, t)] and None
+    return lambda t: run_round(fleet, t)
 
 
-def theirs(layers: int, steps: int) -> Callable[[int], None]:
+def theirs(layers: int, steps: int) -> Callable[[int], object]:
     """A round of the loop that one writes with peft."""
     import peft
 
