@@ -1,11 +1,11 @@
-"""The low-rank adapters of the groups' modules: which tensors are A and B, of what rank and scale.
+"""The low-rank adapters of a module: which tensors are A and B, of what rank and scale.
 
 A layer's update is s B A, with A (r, in) and B (out, r). A convolution's kernel is read as a matrix
 (out, in k k). peft's embedding holds both factors transposed and starts the other way round, so its
 `lora_embedding_B` is read as A.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -23,35 +23,43 @@ class Adapter:
     Attributes:
         layer: name of the module that has it.
         a, b: names of the tensors A and B.
-        base: name of the weight that the update is added to; empty if none was found.
-        scale: s.
         rank, inputs, outputs: r, in and out.
+        scale: s.
         embedding: the factors are stored transposed.
+        base: name of the weight that the update is added to; empty if it cannot be added.
         across: the base is stored as (in, out), as in GPT-2.
-        obstacle: why the update cannot be added to the base; empty if it can.
     """
 
     layer: str
     a: str
     b: str
-    base: str
-    scale: float
     rank: int
     inputs: int
     outputs: int
+    scale: float
     embedding: bool
+    base: str
     across: bool
-    obstacle: str
 
     def factors(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Views (r, in) of A and (out, r) of B, of tensors by name."""
-        a, b = tensors[self.a], tensors[self.b]
-        return (a.T, b.T) if self.embedding else (a.flatten(1), b.flatten(1))
+        return _matrices(tensors[self.a], tensors[self.b], self.embedding)
 
     def weight(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A view (out, in) of the base, of tensors by name."""
         base = tensors[self.base]
         return base.T if self.across else base.flatten(1)
+
+    def shapes(self, tensors: Mapping[str, Tensor], rank: int) -> dict[str, tuple[int, ...]]:
+        """Of A and B by name, but with another rank."""
+        a, b = tensors[self.a].shape, tensors[self.b].shape
+        if self.embedding:
+            return {self.a: (a[0], rank), self.b: (rank, b[1])}
+        return {self.a: (rank, *a[1:]), self.b: (b[0], rank, *b[2:])}
+
+
+def _matrices(a: Tensor, b: Tensor, embedding: bool) -> tuple[Tensor, Tensor]:
+    return (a.T, b.T) if embedding else (a.flatten(1), b.flatten(1))
 
 
 def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
@@ -65,116 +73,59 @@ def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
         UserError: there are none, or one is not s B A.
     """
     parameters = dict(module.named_parameters())
-    uses = [id(p) for part in module.modules() for p in part._parameters.values() if p is not None]
     found = []
     for name in parameters:
         path = name.split(".")
-        for place, part in enumerate(path):
-            if part in names:
-                b = ".".join([*path[:place], names[part], *path[place + 1 :]])
-                layer, kind = ".".join(path[:place]), path[place + 1 : place + 2]
-                found.append(_adapter(module, layer, name, b, kind, uses))
+        for place in (i for i, part in enumerate(path) if part in names):
+            b = ".".join([*path[:place], names[path[place]], *path[place + 1 :]])
+            fix = "give every A (r, in) a B (out, r) of the same rank r"
+            require(b in parameters, _KEY, f"{name}, and no {b}", fix)
+            embedding = path[place] == "lora_embedding_B"
+            A, B = _matrices(parameters[name], parameters[b], embedding)
+            require(len(A) == B.shape[1], _KEY, f"{len(A)} ranks in {name}, not in {b}", fix)
+            layer = ".".join(path[:place])
+            owner = module.get_submodule(layer)
+            magnitude = any("lora_magnitude" in own for own, _ in owner.named_parameters())
+            unlike = f"{layer} has a magnitude: its update is not s B A"
+            require(not magnitude, _KEY, unlike, "set use_dora: false")
+            scale = getattr(owner, "scaling", 1.0)
+            if isinstance(scale, Mapping):  # by the names of peft's adapters
+                scale = scale[path[place + 1]]
+            across = bool(getattr(owner, "fan_in_fan_out", False))
+            base = _base(module, layer, (*B.shape[:1], *A.shape[1:]), across)
+            rank, inputs = A.shape
+            found.append(
+                Adapter(layer, name, b, rank, inputs, len(B), float(scale), embedding, base, across)
+            )
     marks, fix = ", ".join(names), "add adapters to the model, or name theirs in `adapters`"
     require(bool(found), _KEY, f"{type(module).__name__} has no parameter named {marks}", fix)
     return found
 
 
-def _adapter(
-    module: nn.Module, layer: str, a: str, b: str, kind: Sequence[str], uses: Sequence[int]
-) -> Adapter:
-    parameters, owner = dict(module.named_parameters()), module.get_submodule(layer)
-    fix = "give every A (r, in) a B (out, r) of the same rank r, at least 1"
-    require(b in parameters, _KEY, f"{a}, and no {b}", fix)
-    embedding = "lora_embedding_B" in a.split(".")
-    first, second = (parameters[name] for name in (a, b))
-    matrices = (first.T, second.T) if embedding else (first.flatten(1), second.flatten(1))
-    (rank, inputs), (outputs, other) = (tuple(matrix.shape) for matrix in matrices)
-    found = f"{a} {[*first.shape]} and {b} {[*second.shape]}"
-    require(rank == other > 0, _KEY, found, fix)
-    magnitude = any("lora_magnitude" in name for name, _ in owner.named_parameters())
-    found, fix = f"{layer} has a magnitude, so that its update is not s B A", "set use_dora: false"
-    require(not magnitude, _KEY, found, fix)
-    scale = getattr(owner, "scaling", 1.0)
-    base, across, obstacle = _base(module, layer, uses, (outputs, inputs))
-    return Adapter(
-        layer,
-        a,
-        b,
-        base,
-        float(scale[kind[0]] if isinstance(scale, Mapping) else scale),
-        rank,
-        inputs,
-        outputs,
-        embedding,
-        across,
-        obstacle,
-    )
+def _base(module: nn.Module, layer: str, shape: Sequence[int], across: bool) -> str:
+    """The name of a layer's weight; empty unless it is a frozen matrix of this layer alone."""
+    weights = dict(module.named_parameters(remove_duplicate=False))
+    for name in (f"{layer}.base_layer.weight", f"{layer}.base.weight", f"{layer}.weight"):
+        if name in weights:
+            weight = weights[name]
+            layers = [own for part in module.modules() for own in part._parameters.values()]
+            alone = sum(own is weight for own in layers) == 1
+            plain = weight.is_floating_point() and not weight.requires_grad
+            matrix = weight.T if across else weight.flatten(1)
+            return name if alone and plain and matrix.shape == (*shape,) else ""
+    return ""
 
 
-def _base(
-    module: nn.Module, layer: str, uses: Sequence[int], shape: tuple[int, int]
-) -> tuple[str, bool, str]:
-    """Of a layer: the name of its weight, whether it is (in, out), why it cannot be added to."""
-    for name in ("base_layer", "base", ""):
-        path = f"{layer}.{name}".strip(".")
-        part: nn.Module | None
-        try:
-            part = module.get_submodule(path)
-        except AttributeError:
-            continue
-        weight = getattr(part, "weight", None)
-        if not isinstance(weight, Tensor):
-            continue
-        across = type(part).__name__ == "Conv1D"  # transformers' linear layer
-        whole = (*weight.shape[::-1],) if across else tuple(weight.flatten(1).shape)
-        obstacle = ""
-        if not weight.is_floating_point() or whole != shape:
-            obstacle = f"{path}.weight {weight.dtype} {[*weight.shape]} takes no dense {[*shape]}"
-        elif uses.count(id(weight)) > 1:
-            obstacle = f"{path}.weight is the weight of another layer too"
-        elif weight.requires_grad:
-            obstacle = f"{path}.weight is trained"
-        return f"{path}.weight", across, obstacle
-    return "", False, f"{layer} has no weight"
-
-
-class Adapters:
-    """One layer's adapters in all groups.
-
-    Attributes:
-        each: the group's own, by group.
-        rank: the greatest of a group.
-    """
-
-    def __init__(self, each: Sequence[Adapter]) -> None:
-        self.each = each
-        self.rank = max(own.rank for own in each)
-
-    def shapes(self, module: nn.Module, rank: int) -> dict[str, tuple[int, ...]]:
-        """Of A and B by name, in the first group's module, but with another rank."""
-        own = self.each[0]
-        a, b = (module.get_parameter(name).shape for name in (own.a, own.b))
-        if own.embedding:
-            return {own.a: (a[0], rank), own.b: (rank, b[1])}
-        return {own.a: (rank, *a[1:]), own.b: (b[0], rank, *b[2:])}
-
-
-def matched(groups: Sequence[tuple[str, Sequence[Adapter]]]) -> Iterator[Adapters]:
-    """The adapters of named groups, by layer.
+def matched(groups: Sequence[tuple[str, Sequence[Adapter]]]) -> list[list[Adapter]]:
+    """The adapters of named groups, by layer and group.
 
     Raises:
         UserError: groups adapt unlike layers, or their shapes differ in more than rank.
     """
     first, mine = groups[0]
     for name, theirs in groups:
-        layers = [{(own.layer, own.a) for own in some} for some in (mine, theirs)]
-        unlike = sorted(layer for layer, _ in layers[0] ^ layers[1])
-        found = f"{unlike[:1]} has adapters in one of the groups {first} and {name}"
-        require(not unlike, _KEY, found, "adapt the same layers in all groups")
-    for place, own in enumerate(mine):
-        each = [theirs[place] for _, theirs in groups]
-        for (name, _), other in zip(groups, each, strict=True):
-            sizes, others = (own.outputs, own.inputs), (other.outputs, other.inputs)
-            found = f"{own.layer} is {sizes} in group {first} and {others} in {name}"
-            require(sizes == others, _KEY, found, "groups may differ in rank only")
-        yield Adapters(each)
+        sizes = [{f"{a.layer} {a.outputs, a.inputs}" for a in some} for some in (mine, theirs)]
+        unlike = sorted(sizes[0] ^ sizes[1])
+        found = f"groups {first} and {name} differ in the adapters of {', '.join(unlike[:2])}"
+        require(not unlike, _KEY, found, "adapt the same layers; groups may differ in rank")
+    return [[*layer] for layer in zip(*(own for _, own in groups), strict=True)]

@@ -47,7 +47,7 @@ class FedSALoRA(LowRank):
         super().setup(fed)
         if self.head == "personal":
             self.others = []
-        self.shared = [*self.others, *(layer.each[0].a for layer in self.layers)]
+        self.shared = [*self.others, *(layer[0].a for layer in self.layers)]
 
     @override
     def send(self, fed: Fleet, clients: Sequence[int]) -> None:

@@ -28,7 +28,7 @@ class FLoRA(LowRank):
     def session_start(self, s: SessionContext) -> None:
         every, group = self.factors(s.fed, s.client, s.row.floats), s.fed.home_group(s.client)
         for layer, (A, _) in zip(self.layers, every, strict=True):
-            A.copy_(self.fresh(s, layer.each[group]))  # and B = 0
+            A.copy_(self.fresh(s, layer[group]))  # and B = 0
 
     def fresh(self, s: SessionContext, own: Adapter) -> torch.Tensor:
         """(r_k, in) the A with which a session starts."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.adapters import Adapters
+from lightfed.aggregation.adapters import Adapter
 from lightfed.aggregation.products import Product
 from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
 from lightfed.api.algorithm import require_argument
@@ -46,17 +46,16 @@ class HetLoRA(LowRank):
         require_argument(0 < gamma <= 1, "gamma", gamma, "give a share in (0, 1]")
         require_argument(decay >= 0, "decay", decay, "give 0 or more")
         self.gamma, self.decay = gamma, decay
-        self.personal = gamma < 1
 
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        ranks = [max(layer.each[g].rank for layer in self.layers) for g in range(len(fed.groups))]
+        ranks = [max(layer[g].rank for layer in self.layers) for g in range(len(fed.groups))]
         own = [ranks[fed.home_group(k)] for k in range(fed.clients)]
         self.register_buffer("kept", torch.tensor(own))
 
     @override
-    def rank(self, fed: Fleet, client: int, layer: Adapters) -> int:
+    def rank(self, fed: Fleet, client: int, layer: Sequence[Adapter]) -> int:
         return min(super().rank(fed, client, layer), int(self.kept[client]))
 
     def pruned(self, client: int) -> int:
@@ -80,7 +79,7 @@ class HetLoRA(LowRank):
     def merge_adapters(self, fed: Fleet, clients: Sequence[int]) -> None:
         # r_k <- q if sum ||A[q:]|| ||B[:, q:]|| is less than in what the client received
         shrunk = {}
-        for client in fed.mine(clients) if self.personal else ():
+        for client in fed.mine(clients) if self.gamma < 1 else ():
             received = fed.deployed(client).row(client)
             before = self.tail(fed, client, received.floats)
             shrunk[client] = self.tail(fed, client, fed.row(client).floats) < before

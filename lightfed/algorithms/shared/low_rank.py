@@ -18,7 +18,7 @@ from lightfed_kernels import Layout
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.adapters import PEFT, Adapter, Adapters, adapters_of, matched
+from lightfed.aggregation.adapters import PEFT, Adapter, adapters_of, matched
 from lightfed.aggregation.products import Product
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
@@ -100,12 +100,6 @@ class Merged:
     base: Tensor | None = None
     ranks: int = 0
 
-    def on_host(self) -> "Merged":
-        """In host memory, in the precision of rows."""
-        parts = {name: getattr(self, name) for name in ("A", "D", "base")}
-        host = {name: part.float().cpu() for name, part in parts.items() if part is not None}
-        return replace(self, applied=None, **host)
-
     def error(self, mean: Product) -> tuple[float, float]:
         """||applied - M|| and ||M||, of what is added, in the precision of rows."""
         if self.base is None:
@@ -124,7 +118,6 @@ class LowRank(Algorithm):
         up: the factors that clients send.
         down: those that the server sends.
         changes_base: the rule adds to the weights W of all clients.
-        personal: the clients of a group may start from unlike adapters.
         model: A and D, and all other trained tensors.
         base: the weights W, if the rule changes them.
     """
@@ -133,7 +126,6 @@ class LowRank(Algorithm):
     holds = "the server's adapters, cut to its rank"
     up = down = "AB"
     changes_base = False
-    personal = False
     model: ServerModel
     base: ServerModel
     added: Tensor  # (L,) ranks of all that was added to W, by layer
@@ -162,8 +154,9 @@ class LowRank(Algorithm):
             A, B = own.factors(tensors)
             found, fix = f"{own.b} has been trained already", "merge it into the base"
             require(not B.any(), "model.clients", found, fix)
-            fix = f"{type(self).__name__} adds to such weights; freeze it, or choose RankMean"
-            require(not (self.changes_base and own.obstacle), "model.clients", own.obstacle, fix)
+            fits, found = own.base or not self.changes_base, f"{own.layer} has no such weight"
+            fix = "freeze a plain weight of the layer's own, which the method adds to"
+            require(bool(fits), "model.clients", found, fix)
             A.copy_(self.initial(own, len(A)))
 
     def initial(self, own: Adapter, rank: int) -> Tensor:
@@ -173,12 +166,12 @@ class LowRank(Algorithm):
     @override
     def setup(self, fed: Fleet) -> None:
         each = [(state.name, adapters_of(state.module, self.names)) for state in fed.groups]
-        self.layers = list(matched(each))
+        self.layers = matched(each)
         self.starts = [
-            self.initial(layer.each[0], rank).to(fed.device)
+            self.initial(layer[0], rank).to(fed.device)
             for layer, rank in zip(self.layers, self.server_ranks(), strict=True)
         ]
-        factors = {name for layer in self.layers for name in (layer.each[0].a, layer.each[0].b)}
+        factors = {name for layer in self.layers for name in (layer[0].a, layer[0].b)}
         layout = fed.groups[0].layout.floats
         self.others = [entry.name for entry in layout if entry.name not in factors]
         self.model = self._server_model(fed)
@@ -193,14 +186,14 @@ class LowRank(Algorithm):
 
     def server_ranks(self) -> list[int]:
         """The server's rank R of every layer: the greatest of a group."""
-        return [layer.rank for layer in self.layers]
+        return [max(own.rank for own in layer) for layer in self.layers]
 
     def _server_model(self, fed: Fleet) -> ServerModel:
         """The first group's initial values, but A and D with R ranks."""
         state = fed.groups[0]
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, start in zip(self.layers, self.starts, strict=True):
-            shapes |= layer.shapes(state.module, len(start))
+            shapes |= layer[0].shapes(dict(state.module.named_parameters()), len(start))
         floats = Layout.build((e.name, shapes.get(e.name, e.shape)) for e in state.layout.floats)
         row = Row(floats.new_row(device=fed.device), state.initial.integers.to(fed.device))
         values, places = state.layout.floats.views(state.initial.floats), floats.views(row.floats)
@@ -224,35 +217,32 @@ class LowRank(Algorithm):
 
     def send(self, fed: Fleet, clients: Sequence[int]) -> None:
         """A[:r_k], D[:, :r_k], the other tensors, and what was added to W since the last time."""
-        sizes = [self.size(fed, k, self.down) + self._base_size(k) for k in clients]
-        fed.send(self.model, clients, size=sizes)
+        sizes = [self.size(fed, k, self.down) for k in clients]
         if self.changes_base:
+            sizes = [size + self._base_size(k) for k, size in zip(clients, sizes, strict=True)]
             self.seen[clients] = self.added
+        fed.send(self.model, clients, size=sizes)
 
-    def rank(self, fed: Fleet, client: int, layer: Adapters) -> int:
+    def rank(self, fed: Fleet, client: int, layer: Sequence[Adapter]) -> int:
         """r_k."""
-        return layer.each[fed.home_group(client)].rank
+        return layer[fed.home_group(client)].rank
 
     def size(self, fed: Fleet, client: int, factors: str) -> int:
         """Bytes of some factors of a client, and of the other tensors."""
         layout, number = fed.state(client).layout, 0
         for layer in self.layers:
-            own = layer.each[0]
-            width = own.inputs * ("A" in factors) + own.outputs * ("B" in factors)
+            width = layer[0].inputs * ("A" in factors) + layer[0].outputs * ("B" in factors)
             number += self.rank(fed, client, layer) * width
         others = layout.floats.only(self.others).numel
         return 4 * (number + others) + 8 * layout.integers.numel
 
     def _base_size(self, client: int) -> int:
         """Bytes of what was added to W since a client was served: factors, or dense if smaller."""
-        if not self.changes_base:
-            return 0
-        missed = (self.added - self.seen[client]).tolist()
-        each = [layer.each[0] for layer in self.layers]
-        return 4 * sum(
-            min(own.inputs * own.outputs, ranks * (own.inputs + own.outputs))
-            for own, ranks in zip(each, missed, strict=True)
-        )
+        number = 0
+        for (own, *_), ranks in zip(self.layers, self.added - self.seen[client], strict=True):
+            factors = int(ranks) * (own.inputs + own.outputs)
+            number += min(own.inputs * own.outputs, factors)
+        return 4 * number
 
     @override
     def session_start(self, s: SessionContext) -> None:
@@ -263,7 +253,7 @@ class LowRank(Algorithm):
         for layer, (A, B) in zip(self.layers, self.factors(fed, client, row), strict=True):
             rank = self.rank(fed, client, layer)
             A[rank:], B[:, rank:] = 0, 0
-            B.div_(layer.each[fed.home_group(client)].scale)
+            B.div_(layer[fed.home_group(client)].scale)
 
     def factors(self, fed: Fleet, client: int, row: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Views (r, in) of A and (out, r) of B, by layer, in a client's row or a gradient (P,)."""
@@ -271,11 +261,11 @@ class LowRank(Algorithm):
         floats, trained = state.layout.floats, state.layout.parameters
         tensors = {e.name: floats.view(row, e) for e in floats.entries[:trained]}
         tensors |= state.live.frozen  # FFA-LoRA's A
-        return [layer.each[group].factors(tensors) for layer in self.layers]
+        return [layer[group].factors(tensors) for layer in self.layers]
 
     def server_factors(self) -> list[tuple[Tensor, Tensor]]:
         """Views (R, in) of the server's A and (out, R) of its D, by layer."""
-        first = [layer.each[0] for layer in self.layers]
+        first = [layer[0] for layer in self.layers]
         frozen = zip(first, self.starts, strict=True)  # FFA-LoRA's A
         tensors = {own.a: A.T if own.embedding else A for own, A in frozen}
         tensors |= self.model.layout.floats.views(self.model.floats)
@@ -292,7 +282,7 @@ class LowRank(Algorithm):
                 D.copy_(merged.D)
             if merged.base is not None:
                 weights = self.base.layout.floats.views(self.base.floats)
-                self.layers[i].each[0].weight(weights).add_(merged.base.to(fed.device))
+                self.layers[i][0].weight(weights).add_(merged.base.to(fed.device))
                 self.added[i] += merged.ranks
         wrong, right = (torch.tensor([error[j] for _, error in every]) for j in (0, 1))
         each = torch.where(right > 0, wrong / right, torch.zeros(()))
@@ -301,7 +291,9 @@ class LowRank(Algorithm):
 
     def _job(self, sent: Sent) -> tuple[Merged, tuple[float, float]]:
         merged = self.merge_layer(sent)
-        return merged.on_host(), merged.error(sent.mean)
+        parts = {name: getattr(merged, name) for name in ("A", "D", "base")}
+        host = {name: part.float().cpu() for name, part in parts.items() if part is not None}
+        return Merged(None, ranks=merged.ranks, **host), merged.error(sent.mean)
 
     @abstractmethod
     def merge_layer(self, sent: Sent) -> Merged:
@@ -314,7 +306,7 @@ class LowRank(Algorithm):
         found = []
         for i, (layer, (A, D)) in enumerate(zip(self.layers, self.server_factors(), strict=True)):
             own = [tuple(part.to(A).double() for part in every[k][i]) for k in clients]
-            scales = [layer.each[fed.home_group(k)].scale for k in clients]
+            scales = [layer[fed.home_group(k)].scale for k in clients]
             found.append(
                 Sent(
                     p=[number / sum(numbers) for number in numbers],
@@ -336,22 +328,23 @@ class LowRank(Algorithm):
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        """The server's adapters, cut to a client's rank, or of the widest group for "global"."""
+        """The server's adapters, cut to a client's rank; "global" in the module of the widest."""
         if kind in ("trained", "local"):
             return fed.rows(clients) if kind == "trained" else None
-        groups = [sum(layer.each[g].rank for layer in self.layers) for g in range(len(fed.groups))]
-        widest = groups.index(max(groups))
-        whose = clients or [next(k for k in range(fed.clients) if fed.home_group(k) == widest)]
+        ranks = [
+            sum(own[fed.home_group(k)].rank for own in self.layers) for k in range(fed.clients)
+        ]
+        whose = clients or [ranks.index(max(ranks))]
         rows = fed.server_rows(self.model, whose)
-        alike = rows.shared and not self.personal
 
         def read(some: Sequence[int]) -> Row:
-            each = [rows.read([k]).clone() for k in (whose[:1] if alike or not clients else some)]
-            for client, row in zip(some if clients else whose, each, strict=False):
-                self.take(fed, client, row.floats[0])
+            each = []
+            for client in some if clients else whose:
+                each.append(rows.read([client]).clone())
+                self.take(fed, client, each[-1].floats[0])
             return Row(torch.cat([r.floats for r in each]), torch.cat([r.integers for r in each]))
 
-        return replace(rows, read=read, clients=clients or range(1), shared=alike)
+        return replace(rows, read=read, clients=clients or range(1), shared=False)
 
 
 def drawn(own: Adapter, rank: int, generator: torch.Generator) -> Tensor:
