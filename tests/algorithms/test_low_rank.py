@@ -169,4 +169,4 @@ def test_adapters_of_peft_are_found() -> None:
         update = update.T if name == "turned" else update.flatten(1)
         torch.testing.assert_close(own.scale * B @ A, update)
         assert own.weight(tensors).shape == update.shape
-        assert not own.obstacle
+        assert own.base

@@ -331,10 +331,9 @@ class LowRank(Algorithm):
         """The server's adapters, cut to a client's rank; "global" in the module of the widest."""
         if kind in ("trained", "local"):
             return fed.rows(clients) if kind == "trained" else None
-        ranks = [
-            sum(own[fed.home_group(k)].rank for own in self.layers) for k in range(fed.clients)
-        ]
-        whose = clients or [ranks.index(max(ranks))]
+        groups = [sum(own[g].rank for own in self.layers) for g in range(len(fed.groups))]
+        widest = fed.places.home_groups.index(groups.index(max(groups)))
+        whose = clients or [widest]
         rows = fed.server_rows(self.model, whose)
 
         def read(some: Sequence[int]) -> Row:
