@@ -111,6 +111,8 @@ def test_floats_are_targets_of_a_regression() -> None:
     assert torch.equal(got[0], x[:4])
     assert torch.equal(got[1], y[:4])
     assert torch.equal(data.labels(0), torch.tensor([0]))
+    mixed = prepared(FromTorch(Rows([(x[0], 0.5), (x[1], 2)]), Rows([(x[2], 1.0)])))
+    assert sorted(mixed.train.y.tolist()) == [0.5, 2.0]
     both = TensorDataset(x, torch.stack((y, -y), 1))
     assert prepared(FromTorch(both, TensorDataset(*both[:4]))).num_classes == 2
     named = FromTorch(TensorDataset(x, y % 2), TensorDataset(x[:4], y[:4] % 2), classes=["a", "b"])
@@ -144,7 +146,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     lacks = sentences(6)
     del lacks[3]["labels"]
     assert "sample 3" in refused(f"{INIT}.train", lacks)
-    assert "ids, topic" in refused(f"{INIT}.test", sentences(6), Rows(lacks[3:4]))
+    assert "labels" in refused(f"{INIT}.test", sentences(6), Rows(lacks[3:4]))
     short = sentences(6)
     short[4]["labels"] = torch.tensor([1])
     assert "sample 4 has 6 of ids and 1 of labels" in refused(f"{INIT}.train", short)

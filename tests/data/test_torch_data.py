@@ -198,7 +198,9 @@ def test_what_is_no_data_set_is_refused() -> None:
     refused("train", [], good)
     assert "sample 1" in refused("train", [good[0], (torch.zeros(3), 0)], good)
     assert "sample 2" in refused("train", [*good, 5][2:], good)
-    assert "0.5" in refused("train", [good[0], (torch.zeros(4), 0.5)], good)
+    assert "sample 1" in refused("train", [good[0], (torch.zeros(4), 0.5)], good)
+    half = [(torch.zeros(4), 0.0), (torch.zeros(4), 0.5)]
+    assert "sample 1 has the class 0.5" in refused("train", half, good, classes=["a", "b"])
     assert "Image" not in refused("test", good, [(Image.new("L", (2, 2)), "cat")])
 
 

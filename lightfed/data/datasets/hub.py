@@ -13,17 +13,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import (
-    KEY,
-    Columns,
-    Dataset,
-    Samples,
-    Split,
-    Task,
-    Transform,
-    moments,
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, Transform, moments
+from lightfed.data.datasets.tables import (
+    Table,
+    check_share,
+    coded,
+    column_of,
+    open_splits,
+    texts_of,
 )
-from lightfed.data.datasets.tables import Table, check_share, coded, column_of, open_splits
 from lightfed.data.datasets.text import encode
 from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.data.datasets.vision import CIFAR10
@@ -42,9 +40,9 @@ class Hub(Dataset):
     """Samples and classes from the columns of a table.
 
     The samples are images (uint8), texts as characters, or numbers; what is prepared of these is
-    kept in the cache folder. With a tokenizer they are named columns for a LightningModule:
-    `input_ids`, `attention_mask` and `labels`, dicts in which a batch is as long as its longest
-    sample.
+    kept in the cache folder. With a tokenizer, batches of texts are dicts for a LightningModule:
+    `input_ids`, `attention_mask` and `labels`, as long as the longest text of the batch. The labels
+    are the classes, or without a column of labels the token ids themselves.
     """
 
     keeps = True
@@ -67,9 +65,7 @@ class Hub(Dataset):
         length: int = 1014,
         shape: list[int] | None = None,
         tokenizer: str | None = None,
-        columns: str | list[str] | None = None,
         max_length: int | None = None,
-        by: str | None = None,
     ) -> None:
         """Describe the columns; nothing is loaded yet.
 
@@ -82,7 +78,7 @@ class Hub(Dataset):
             test: the test split, or a share of the training split such as 0.2, drawn once; the
                 same share of every class up to rounding, if each has two samples.
             image: the column of images.
-            text: the column of texts, classified by their characters.
+            text: the column of texts, given as their characters, or as tokens.
             features: the column or columns of numbers. By default the samples are the only column
                 of images; or all columns but `label` and `group`, if they are one text or all
                 numbers.
@@ -94,30 +90,18 @@ class Hub(Dataset):
             flip: mirror training images at random.
             length: characters of a text; longer ones are cut, shorter ones padded.
             shape: of a sample of numbers, such as [1, 28, 28].
-            tokenizer: of `transformers`: a folder, or a name of the hub. Then `label` may also be a
-                column of floats, or of lists with a whole number for each word; without such a
-                column the labels are the token ids themselves.
-            columns: the column that is tokenized, of texts or lists of words, or two for pairs.
-            max_length: tokens that longer samples are cut to; by default the tokenizer's limit.
-            by: of tokenized samples the column that partitions sort by as classes; by default
-                `label`, if it has classes.
+            tokenizer: of `transformers`: a folder, or a name of the hub.
+            max_length: tokens that longer texts are cut to; by default the tokenizer's limit.
         """
-        given: dict[Kind, Any] = {
-            "image": image,
-            "text": text,
-            "features": features,
-        }
+        given: dict[Kind, Any] = {"image": image, "text": text, "features": features}
         self._given = {kind: column for kind, column in given.items() if column is not None}
         if len(self._given) > 1:
             *others, last = self._given
             found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
             raise UserError(f"{KEY}.{last}", found, fix)
-        own = (columns, max_length, by)
-        fits = columns and not self._given if tokenizer else own == (None, None, None)
-        found, fix = f"{tokenizer}, columns {columns}", "give both, without image, text or features"
-        require(bool(fits), f"{KEY}.tokenizer", found, fix)
-        self._tokenizer, self._max_length, self._by = tokenizer, max_length, by
-        self._texts = [columns] if isinstance(columns, str) else columns or []
+        self._tokenizer, self._max_length = tokenizer, max_length
+        fits = tokenizer is not None or max_length is None
+        require(fits, f"{KEY}.max_length", max_length, "give a tokenizer, too")
         self.task: Task = "classification" if tokenizer is None else "columns"
         check_share(test)
         for key, number in (("image_size", image_size), ("length", length)):
@@ -162,11 +146,20 @@ class Hub(Dataset):
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
             groups = coded(self._tables, column, "group", trained=False)[1][split]
-        y = self._labels[1][split]
-        if self.task == "columns":
-            columns = self._tokens[split]
-            return Samples(columns.tensors["input_ids"], y, groups, columns)
-        return Samples(self._samples(split), y, groups)
+        table = self._tables[split]
+        y = self._labels[1].get(split, torch.zeros(len(table), dtype=torch.int64))
+        if self._tokenizer is None:
+            return Samples(self._samples(split), y, groups)
+        kind, (name, *_) = self._source
+        found = f"given, and the samples are {kind} in {name}"
+        require(kind == "text", f"{KEY}.tokenizer", found, "name the column of texts: text")
+        columns = tokenized(
+            texts_of(table, name, split),
+            tokenizer_of(self._tokenizer),
+            classes=y if self.classes else None,
+            max_length=self._max_length,
+        )
+        return Samples(columns.tensors["input_ids"], y, groups, columns)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
@@ -176,46 +169,17 @@ class Hub(Dataset):
         return open_splits(self.path, self.train_split, self.test_split, by, name=self.config)
 
     def _labelled(self, table: Table) -> str | None:
-        """The column of the classes or labels; None if the labels are token ids."""
+        """The column of the classes; None if the labels are token ids."""
         name = self._label or next((name for name in _LABELS if name in table.column_names), None)
-        if name is None and self.task == "columns":
+        if name is None and self._tokenizer is not None:
             return None
         return column_of(table, name, "label")
 
     @cached_property
-    def _tokens(self) -> dict[Split, Columns]:
-        """The columns of each split, by the tokenizer."""
-        fits, fix = len(self._texts) in (1, 2), "name one, or the two of a pair"
-        require(fits, f"{KEY}.columns", f"{len(self._texts)} columns", fix)
-        return tokenized(
-            self._tables,
-            tokenizer_of(str(self._tokenizer)),
-            columns=self._texts,
-            label=self._labelled(self._tables["train"]),
-            classes=self._coded[1] if self._coded else None,
-            max_length=self._max_length,
-        )
-
-    @cached_property
     def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names of the classes, and the class of each sample, 0 if there are none."""
-        if self._by is not None:
-            column = column_of(self._tables["train"], self._by, "by")
-            return coded(self._tables, column, "by", trained=False)
-        zeros = ((s, torch.zeros(len(t), dtype=torch.int64)) for s, t in self._tables.items())
-        return self._coded or ((), dict(zeros))
-
-    @cached_property
-    def _coded(self) -> tuple[tuple[str, ...], dict[Split, Tensor]] | None:
-        """As `_labels`, of the column of labels; None if it holds no classes."""
-        table = self._tables["train"]
-        label = self._labelled(table)
-        feature = None if label is None else table.features[label]
-        if self.task == "columns" and (
-            feature is None or hasattr(feature, "feature") or "float" in str(feature.dtype)
-        ):
-            return None
-        return coded(self._tables, str(label), "label", trained=True)
+        """The names of the classes, and the class of each sample; empty if there are none."""
+        column = self._labelled(self._tables["train"])
+        return coded(self._tables, column, "label", trained=True) if column else ((), {})
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:

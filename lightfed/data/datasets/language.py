@@ -26,6 +26,7 @@ from lightfed.data.datasets.tables import (
     coded,
     column_of,
     open_splits,
+    texts_of,
 )
 from lightfed.utils.errors import require
 
@@ -250,11 +251,7 @@ class Sentences(Text):
     @override
     def _lines(self, split: Split) -> list[str]:
         table = self._tables[split]
-        lines = table[column_of(table, self._text, "text")][:]
-        bad = next((i for i, line in enumerate(lines) if not isinstance(line, str)), None)
-        found = "" if bad is None else f"{split}: sample {bad} has {lines[bad]!r}"
-        require(bad is None, f"{KEY}.text", found, "give a sentence")
-        return lines
+        return texts_of(table, column_of(table, self._text, "text"), split)
 
     @override
     def _words(self, line: str) -> list[str]:

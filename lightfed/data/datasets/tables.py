@@ -87,6 +87,15 @@ def column_of(table: Table, name: str | None, key: str) -> str:
     return str(name)
 
 
+def texts_of(table: Table, column: str, split: Split) -> list[str]:
+    """The texts in a column; a UserError names the first sample that has none."""
+    texts: list[str] = table[column][:]
+    bad = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    found = "" if bad is None else f"{split}: sample {bad} has {texts[bad]!r}"
+    require(bad is None, f"{KEY}.text", found, "give a text")
+    return texts
+
+
 def coded(
     tables: Mapping[Split, Table], column: str, key: str, *, trained: bool
 ) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
@@ -105,7 +114,8 @@ def coded(
         names += sorted(known - set(names))
     numbers = {name: number for number, name in enumerate(names)}
     for split, own in values.items():
-        bad = next((i for i, value in enumerate(own) if value not in numbers), None)
+        strange = (isinstance(value, list | dict) or value not in numbers for value in own)
+        bad = next((i for i, found in enumerate(strange) if found), None)
         if bad is not None:
             found = f"{split}: sample {bad} has {own[bad]!r}, no name that training samples have"
             fix = "give whole numbers or words, and train on samples of every class"

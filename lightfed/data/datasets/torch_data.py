@@ -1,7 +1,6 @@
 """Data sets of torch: anything with a length and samples by their number."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -163,55 +162,55 @@ class FromTorch(Dataset):
 
     @cached_property
     def _samples(self) -> dict[str, Samples]:
-        named = self._names is not None
-        train, test = (
-            _read_columns(source, f"{KEY}.{split}", self._padding)
-            if _is_named(source)
-            else _read(source, split, classes=named)
-            for split, source in self._sources.items()
-        )
-        if isinstance(train, Columns) or isinstance(test, Columns):
-            train, test = self._of_columns(train, test)
-        elif self._by is not None:
-            found = f"{self._by}, and samples are pairs of an input and a target"
-            raise UserError(f"{KEY}.by", found, "leave it out")
-        found = f"targets of {_kind(test)}, and the training set has {_kind(train)}"
+        sources = self._sources
+        train, test = (self._read(f"{KEY}.{split}", s) for split, s in sources.items())
+        found = f"samples of {_kind(test)}, and the training set of {_kind(train)}"
         require(_kind(train) == _kind(test), f"{KEY}.test", found, "give both sets the same kind")
-        (whole, places), (other, tested) = map(_places, self._sources.values())
+        (whole, places), (other, tested) = map(_places, sources.values())
         shared = len({*places} & {*tested}) if whole is other else 0
         found = f"{shared} of its samples are also in the training set"
         require(not shared, f"{KEY}.test", found, "leave them out")
+        train, test = self._with_classes(train, test)
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
             train = replace(train, groups=torch.from_numpy(groups))
         return {"train": train, "test": test}
 
-    def _of_columns(self, *splits: Samples | Columns) -> list[Samples]:
-        """Both splits, with the classes that partitions sort by."""
-        known = [", ".join(s.tensors) if isinstance(s, Columns) else "no columns" for s in splits]
-        found = f"its samples have {known[1]}, and those for training {known[0]}"
-        require(known[0] == known[1], f"{KEY}.test", found, "give both sets the same columns")
-        given = self._functions != Functions()
-        fix = "transform samples in the data set: these have named columns"
-        require(not given, f"{KEY}.train_transform", "given", fix)
-        every = [split for split in splits if isinstance(split, Columns)]
-        whole = [
-            name
-            for name in every[0].tensors
-            if all(s.tensors[name].dim() == 1 for s in every)
-            and not every[0].tensors[name].is_floating_point()
-        ]
+    def _read(self, key: str, source: Any) -> Samples:
+        columns, paired = _read(source, key, self._padding)
+        x, *others = columns.tensors.values()
+        if not paired:
+            return Samples(x, torch.zeros(len(x), dtype=torch.int64), columns=columns)
+        for sizes in columns.lengths.values():
+            at = int((sizes != sizes[0]).int().argmax())
+            found = f"sample {at} has {sizes[at]} entries, and sample 0 {sizes[0]}"
+            raise UserError(key, found, "give pairs of one shape, or name the parts of a sample")
+        (y,), x = others, x if x.dtype == torch.uint8 else x.float()
+        x = x if x.dim() > 1 else x.unsqueeze(1)
+        if y.is_floating_point() and not self._names:
+            return Samples(x, y)
+        given, y = y.flatten(), y.flatten().long()
+        at = int((given != y).int().argmax())
+        require(bool(given[at] == y[at]), key, f"sample {at} has the class {given[at]}", "round it")
+        return Samples(x, y)
+
+    def _with_classes(self, *splits: Samples) -> list[Samples]:
+        """Both splits, named columns with the classes that partitions sort by."""
+        columns = [split.columns.tensors for split in splits if split.columns is not None]
+        own = columns[0].items() if columns else ()
+        whole = [name for name, t in own if t.dim() == 1 and not t.is_floating_point()]
         found = f"{self._by}, the columns of whole numbers are {', '.join(whole) or 'none'}"
-        require(self._by is None or self._by in whole, f"{KEY}.by", found, "name one of these")
-        usual = (name for name in ("labels", "label") if name in whole)
-        by = self._by or next(usual, None)
-        ys = [torch.zeros(len(next(iter(s.tensors.values()))), dtype=torch.int64) for s in every]
-        if by is not None:
-            values, codes = torch.cat([s.tensors[by] for s in every]).unique(return_inverse=True)
-            ys = list(codes.split([len(y) for y in ys]))
-            self._values = tuple(map(str, self._names or values.tolist()))
-        xs = (next(iter(s.tensors.values())) for s in every)
-        return [Samples(x, y, None, s) for x, y, s in zip(xs, ys, every, strict=True)]
+        require(self._by in (None, *whole), f"{KEY}.by", found, "name one of these")
+        fits = not columns or self._functions == Functions()
+        fix = "transform samples in the data set: these have named columns"
+        require(fits, f"{KEY}.train_transform", "given", fix)
+        by = self._by or next((name for name in ("labels", "label") if name in whole), None)
+        if by is None:
+            return list(splits)
+        values, codes = torch.cat([tensors[by] for tensors in columns]).unique(return_inverse=True)
+        self._values = tuple(map(str, self._names or values.tolist()))
+        ys = codes.split([len(split) for split in splits])
+        return [replace(split, y=y) for split, y in zip(splits, ys, strict=True)]
 
 
 def _ignored(loader: Any) -> str | None:
@@ -233,100 +232,65 @@ def _places(source: Any) -> tuple[Any, Sequence[int]]:
 
 
 @seeded(0)
-def _read(source: Any, split: str, *, classes: bool) -> Samples:
-    """All samples of a data set; floats are classes only if `classes` have names."""
-    key = f"{KEY}.{split}"
+def _read(source: Any, key: str, padding: Mapping[str, float]) -> tuple[Columns, bool]:
+    """All samples of a data set as columns, and whether they are pairs of an input and a target."""
     require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
-    samples: list[Tensor] = []
-    labels: list[Any] = []
-    floats = False
-    for number in range(len(source)):
-        try:
-            x, y = source[number]
-            x = _tensor(x)
-            if samples and x.shape != samples[0].shape:
-                raise ValueError(f"its shape is {tuple(x.shape)}, not {tuple(samples[0].shape)}")
-            if number == 0:
-                floats = torch.as_tensor(y).is_floating_point() and not classes
-            if floats:
-                y = torch.as_tensor(y, dtype=torch.float32)
-                if number and y.shape != labels[0].shape:
-                    raise ValueError(f"its target has the shape {tuple(y.shape)}")
-            elif float(y) != int(y):
-                raise ValueError(f"its class is {float(y)}")
-        except Exception as error:  # of the user's data set
-            found = f"sample {number} cannot be used ({reason(error)})"
-            fix = "a sample is a tensor of one shape with a class or floats, or named tensors"
-            raise UserError(key, found, fix) from error
-        if number < _READ_TWICE:
-            same = torch.equal(x.nan_to_num(), _tensor(source[number][0]).nan_to_num())
-            found = f"sample {number} is another one when it is read again"
-            fix = f"give random transforms as {split}_transform: the data set is read only once"
-            require(same, key, found, fix)
-        samples.append(x)
-        labels.append(y if floats else int(y))
-    require(bool(samples), key, "it is empty", "give samples")
-    y = torch.stack(labels) if floats else torch.tensor(labels)
-    return Samples(torch.stack(samples), y)
-
-
-@seeded(0)
-def _is_named(source: Any) -> bool:
-    """Whether samples have columns, and are no pairs of an input and its class or target."""
-    with suppress(Exception):  # `_read` refuses what is no sample
-        sample = source[0]
-        if isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields"):
-            target = torch.as_tensor(sample[1])
-            return target.dim() > 1 or (target.numel() != 1 and not target.is_floating_point())
-        return isinstance(sample, Mapping | tuple | list)
-    return False
-
-
-@seeded(0)
-def _read_columns(source: Any, key: str, padding: Mapping[str, float]) -> Columns:
-    """All samples of a data set that have columns."""
-    samples: dict[str, list[Tensor]] = {}
-    require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
+    require(len(source) > 0, key, "it is empty", "give samples")
+    samples: list[dict[str, Tensor]] = []
     for number in range(len(source)):
         try:
             given = source[number]
             sample = _columns(given)
-            same = number >= _READ_TWICE or _equal(sample, _columns(source[number]))
+            again = _columns(source[number]) if number < _READ_TWICE else sample
         except Exception as error:  # of the user's data set
             found = f"sample {number} cannot be used ({reason(error)})"
-            raise UserError(key, found, "a column is a tensor, an array or a number") from error
-        samples = samples or {name: [] for name in sample}
-        has, known = ", ".join(sample), ", ".join(samples)
-        found, fix = f"sample {number} has {has}, and sample 0 {known}", "give all the same columns"
-        require(sample.keys() == samples.keys(), key, found, fix)
+            fix = "a sample is a pair of an input and a class or floats, or named tensors"
+            raise UserError(key, found, fix) from error
+        same = all(
+            torch.equal(t.nan_to_num(), again[name].nan_to_num()) for name, t in sample.items()
+        )
         found = f"sample {number} is another one when it is read again"
-        require(same, key, found, "draw nothing at random: the data set is read only once")
-        for name, column in sample.items():
-            first = samples[name][0] if number else column
-            kinds = [(t.dtype, t.dim(), t.shape[1:]) for t in (column, first)]
-            found = f"sample {number} has {name} {tuple(column.shape)} {column.dtype}"
-            found = f"{found}, and sample 0 {tuple(first.shape)} {first.dtype}"
-            fix = "columns may differ in the length of their first axis only"
-            require(kinds[0] == kinds[1], key, found, fix)
-            samples[name].append(column)
-    kind = type(given)
-    form: Any = dict if isinstance(given, Mapping) else getattr(kind, "_make", tuple)
-    columns = Columns.of(samples, padding, form if form is dict else lambda c: form(c.values()))
+        fix = "give random transforms as train_transform: the data set is read only once"
+        require(same, key, found, fix)
+        first = samples[0] if samples else sample
+        floats = [name for name, t in first.items() if t.is_floating_point() and name in sample]
+        samples.append(sample | {name: sample[name].float() for name in floats})
+        if _forms(samples[-1]) != _forms(first):
+            found = f"sample {number} has {_listed(sample)}, and sample 0 {_listed(first)}"
+            fix = "they may differ in the length of their first axis only"
+            raise UserError(key, found, fix)
+    form: Any = dict if isinstance(given, Mapping) else getattr(type(given), "_make", tuple)
+    every = {name: [sample[name] for sample in samples] for name in samples[0]}
+    columns = Columns.of(every, padding, form if form is dict else lambda c: form(c.values()))
     _check_lengths(columns.lengths, key)
-    return columns
+    *_, y = columns.tensors.values()
+    a_target = y.dim() < 3 and (y.is_floating_point() or y.shape[1:].numel() == 1)
+    return columns, form is tuple and len(every) == 2 and a_target
 
 
 def _columns(sample: Any) -> dict[str, Tensor]:
     """The columns of a sample: names of a dict or a named tuple, or places."""
     names = getattr(sample, "_fields", range(len(sample)))
     items = sample.items() if isinstance(sample, Mapping) else zip(names, sample, strict=True)
-    found = {str(name): torch.as_tensor(value) for name, value in items}
+    found = {str(name): _tensor(value) for name, value in items}
     return {name: t.float() if t.is_floating_point() else t for name, t in found.items()}
 
 
-def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    pairs = ((one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
-    return all(torch.equal(*pair) for pair in pairs)
+def _tensor(value: Any) -> Tensor:
+    if hasattr(value, "getbands"):  # an image of PIL
+        from torchvision.transforms.functional import pil_to_tensor
+
+        return pil_to_tensor(value)
+    return torch.as_tensor(value)
+
+
+def _forms(sample: dict[str, Tensor]) -> dict[str, Any]:
+    """What all samples of a data set share."""
+    return {name: (t.dtype, t.dim(), t.shape[1:]) for name, t in sample.items()}
+
+
+def _listed(sample: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in sample.items())
 
 
 def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
@@ -340,15 +304,8 @@ def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
 
 
 def _kind(samples: Samples) -> str:
-    """What the targets of samples are."""
+    """What the samples of both splits have in common."""
+    if samples.columns is not None:
+        tensors = samples.columns.tensors.items()
+        return ", ".join(f"{name} ({t.dim() - 1} axes of {t.dtype})" for name, t in tensors)
     return f"floats {tuple(samples.y.shape[1:])}" if samples.y.is_floating_point() else "classes"
-
-
-def _tensor(x: Any) -> Tensor:
-    if hasattr(x, "getbands"):  # an image of PIL
-        from torchvision.transforms.functional import pil_to_tensor
-
-        return pil_to_tensor(x)
-    x = torch.as_tensor(x)
-    x = x if x.dtype == torch.uint8 else x.float()
-    return x if x.dim() else x[None]
