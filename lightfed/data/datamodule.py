@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -101,7 +101,11 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 auto takes the device if they fit in half of its free memory.
         """
         super().__init__()
-        draw.check_personal_test(personal_test, train_fraction)
+        known = get_args(draw.PersonalTest)
+        fix = f"choose one of {', '.join(known)}"
+        require(personal_test in known, "data.personal_test", repr(personal_test), fix)
+        fix = "give a number between 0 and 1, as 0.8"
+        require(0.0 < train_fraction < 1.0, "data.train_fraction", train_fraction, fix)
         found = f"union, whose test samples personal_test: {personal_test} tests on"
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
@@ -123,10 +127,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
     @property
     def task(self) -> Task:
         return self.dataset.task
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.dataset.classes
 
     @property
     def input_shape(self) -> tuple[int, ...]:

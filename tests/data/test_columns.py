@@ -51,7 +51,7 @@ def prepared(dataset: FromTorch, partition: Partitioner | None = None, **given: 
 def test_a_batch_of_dicts_is_as_long_as_its_longest_sample() -> None:
     train, test = sentences(20), sentences(5, seed=1)
     data = prepared(FromTorch(train, test, padding={"ids": 7}), batch_size=4)
-    assert (data.task, data.class_names, data.num_classes, data.input_shape) == (
+    assert (data.task, data.dataset.classes, data.num_classes, data.input_shape) == (
         "columns", (), 0, ()
     )  # fmt: skip
     plan = data.train_plan(0, order=torch.Generator().manual_seed(0), augment=torch.Generator())
@@ -91,12 +91,16 @@ def test_batches_have_the_form_of_samples() -> None:
 def test_partitions_sort_by_a_column() -> None:
     dataset = FromTorch(sentences(20), sentences(10, seed=1), by="topic")
     data = prepared(dataset, Shards(per_client=1))
-    assert data.class_names == ("0", "10")
+    assert data.dataset.classes == ("0", "10")
     assert sorted(data.partition_.train_counts.max(1).tolist()) == [10, 10]
     topics = {int(t) for batch in data.test_batches(0) for t in batch["topic"]}
     assert len(topics) == 1
     rows = Rows({"x": torch.zeros(2), "labels": i % 3} for i in range(12))
-    assert prepared(FromTorch(rows, Rows(rows[:3])), Dirichlet(1.0)).class_names == ("0", "1", "2")
+    assert prepared(FromTorch(rows, Rows(rows[:3])), Dirichlet(1.0)).dataset.classes == (
+        "0",
+        "1",
+        "2",
+    )
     places = TensorDataset(torch.zeros(9, 2), torch.zeros(9), torch.arange(9) % 3)
     again = FromTorch(places, TensorDataset(*places[:3]), by=2, groups=[0, 1, 1] * 3)
     assert sorted(prepared(again, Natural()).num_samples(k) for k in range(2)) == [3, 6]
@@ -106,7 +110,7 @@ def test_partitions_sort_by_a_column() -> None:
 def test_floats_are_targets_of_a_regression() -> None:
     x, y = torch.randn(12, 4), torch.arange(12.0)
     data = prepared(FromTorch(TensorDataset(x, y), TensorDataset(x[:4], y[:4])))
-    assert (data.task, data.num_classes, data.class_names) == ("regression", 1, ())
+    assert (data.task, data.num_classes, data.dataset.classes) == ("regression", 1, ())
     got = data.global_test_batch(0)
     assert torch.equal(got[0], x[:4])
     assert torch.equal(got[1], y[:4])

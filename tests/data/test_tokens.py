@@ -65,7 +65,7 @@ def samples(data: Any) -> dict[str, torch.Tensor]:
 
 def test_texts_have_classes(folder: Path) -> None:
     data = prepared(folder, Dirichlet(10.0), text="text")
-    assert data.class_names == ("long", "short")
+    assert data.dataset.classes == ("long", "short")
     batch = samples(data)
     assert list(batch) == ["input_ids", "attention_mask", "labels"]
     assert batch["input_ids"].shape == (12, 6)  # cut to what the tokenizer takes
@@ -83,7 +83,7 @@ def test_token_ids_are_labels_without_classes(folder: Path) -> None:
     table = folder / "only.jsonl"
     table.write_text("\n".join(json.dumps({"text": "a cat saw" + " a dog" * n}) for n in range(4)))
     data = prepared(folder, path=str(table), max_length=5)  # its only column
-    assert data.class_names == ()
+    assert data.dataset.classes == ()
     own = samples(data)
     ids = own["input_ids"]
     assert ids.shape[1] == 5

@@ -63,7 +63,7 @@ def test_images_of_torchvision_are_standardised() -> None:
     assert (loaded.x.dtype, loaded.x.shape) == (torch.uint8, (20, 3, 10, 8))
     np.testing.assert_array_equal(loaded.x[3].permute(1, 2, 0), np.asarray(train[3][0]))
     assert data.transform == Transform(*moments(loaded.x))
-    assert prepared(data, Dirichlet(1.0)).class_names == ("ant", "bee", "cow")
+    assert prepared(data, Dirichlet(1.0)).dataset.classes == ("ant", "bee", "cow")
 
 
 def test_a_fixed_transform_is_that_of_every_sample() -> None:

@@ -305,11 +305,6 @@ def _file(value: Any) -> str | None:
     return value["path"] if isinstance(value, dict) and value["bytes"] is None else None
 
 
-def _content(value: Any, base: Path) -> Any:
-    path = _file(value)
-    return io.BytesIO(value["bytes"]) if path is None else base / path
-
-
 def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:
     """(1 or 3, H, W) uint8, for a struct of bytes and path.
 
@@ -317,7 +312,8 @@ def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> n
     """
     from PIL import Image
 
-    with Image.open(_content(value, base)) as image:
+    path = _file(value)
+    with Image.open(io.BytesIO(value["bytes"]) if path is None else base / path) as image:
         if image.mode.startswith(("I", "F")):
             raise ValueError(f"its levels have more than 8 bits (mode {image.mode})")
         if grey and image.mode not in ("1", "L", "LA"):

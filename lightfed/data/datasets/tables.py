@@ -14,14 +14,7 @@ from torch import Tensor
 from lightfed.data.datasets.dataset import KEY, Split
 from lightfed.utils.errors import UserError, reason, require
 
-_FORMATS = {
-    ".arrow": "arrow",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-    ".tsv": "csv",
-}
+_FORMATS = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv")
 
 Table = Any  # datasets.Dataset: the package takes two seconds to import
 
@@ -142,16 +135,14 @@ def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
     if local.is_file():
         options = {"sep": "\t"} if local.suffix == ".tsv" else {}
         files = {"train": str(local)}
-        kind = _FORMATS.get(local.suffix, local.suffix)
+        kind = {".jsonl": "json", ".tsv": "csv"}.get(local.suffix, local.suffix[1:])
         return datasets.load_dataset(kind, data_files=files, split=split, **options)
     if (local / "dataset_dict.json").is_file():
         return _only(dict(datasets.load_from_disk(local)), split)
     if (local / "state.json").is_file():
         return _only({"train": datasets.load_from_disk(local)}, split)
-    files_below = (path for path in local.rglob("[!.]*") if path.suffix)
-    top = {path.suffix for path in local.iterdir()}
-    first = None if top & set(_FORMATS) else next(files_below, None)
-    if first is not None and first.suffix == ".json" and b'"users"' in first.read_bytes()[:64]:
+    leaf = next(local.glob("[!.]*/*.json"), None)
+    if leaf is not None and b'"users"' in leaf.read_bytes()[:64]:
         splits = {path.name: path for path in local.iterdir() if path.is_dir()}
         return datasets.Dataset.from_dict(_leaf(sorted(_only(splits, split).glob("*.json"))))
     return datasets.load_dataset(str(local), name, split=split)
