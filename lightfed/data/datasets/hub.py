@@ -14,14 +14,7 @@ from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, Transform, moments
-from lightfed.data.datasets.tables import (
-    Table,
-    check_share,
-    coded,
-    column_of,
-    open_splits,
-    texts_of,
-)
+from lightfed.data.datasets.tables import Table, coded, column_of, open_splits, texts_of
 from lightfed.data.datasets.text import encode
 from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.data.datasets.vision import CIFAR10
@@ -103,7 +96,6 @@ class Hub(Dataset):
         fits = tokenizer is not None or max_length is None
         require(fits, f"{KEY}.max_length", max_length, "give a tokenizer, too")
         self.task: Task = "classification" if tokenizer is None else "columns"
-        check_share(test)
         for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
         self.path, self.config, self.train_split, self.test_split = path, name, train, test

@@ -59,17 +59,13 @@ def open_splits(
         require(not shared, f"{KEY}.test", found, fix)
         splits = {"train": whole, "test": open_table(path, test, key="test", name=name)}
     else:
+        fix = "name a split, or give a share such as 0.2"
+        require(0 < test < 1, f"{KEY}.test", test, fix)
         require(len(whole) > 1, f"{KEY}.train", f"{len(whole)} samples", "give at least two")
         splits = dict(zip(("train", "test"), _held_out(whole, test, by(whole)), strict=True))
     for split, table in splits.items():
         require(len(table) > 0, f"{KEY}.{split}", "no samples", "name a split that has some")
     return splits  # type: ignore[return-value]
-
-
-def check_share(test: float | str) -> None:
-    """Refuse a share of test samples that is none."""
-    fits = isinstance(test, str) or 0 < test < 1
-    require(fits, f"{KEY}.test", test, "name a split, or give a share such as 0.2")
 
 
 def column_of(table: Table, name: str | None, key: str) -> str:
