@@ -50,7 +50,7 @@ def prepared(dataset: FromTorch, partition: Partitioner | None = None, **given: 
 
 def test_a_batch_of_dicts_is_as_long_as_its_longest_sample() -> None:
     train, test = sentences(20), sentences(5, seed=1)
-    data = prepared(FromTorch(train, test, padding={"ids": 7}), batch_size=4)
+    data = prepared(FromTorch(train, test), batch_size=4)
     assert (data.task, data.dataset.classes, data.num_classes, data.input_shape) == (
         "columns", (), 0, ()
     )  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_batch_of_dicts_is_as_long_as_its_longest_sample() -> None:
         for i, row in enumerate(own):
             n = len(row["ids"])
             assert torch.equal(batch["ids"][i, :n], row["ids"])
-            assert (batch["ids"][i, n:] == 7).all()
+            assert (batch["ids"][i, n:] == 0).all()
             assert (batch["labels"][i, n:] == -100).all()
             assert batch["topic"][i] == row["topic"]
             seen += 1

@@ -1,9 +1,10 @@
 """What Hugging Face `datasets` loads: data sets of its hub, local tables and folders; CINIC-10."""
 
 import io
+import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,12 +14,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, Transform, moments
+from lightfed.data.datasets.dataset import (
+    KEY,
+    Columns,
+    Dataset,
+    Samples,
+    Split,
+    Task,
+    Transform,
+    moments,
+)
 from lightfed.data.datasets.tables import Table, coded, column_of, open_splits, texts_of
 from lightfed.data.datasets.text import encode
-from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.data.datasets.vision import CIFAR10
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 
 Kind = Literal["image", "text", "features"]
 _LABELS = ("label", "labels", "y", "target", "class")
@@ -98,15 +107,11 @@ class Hub(Dataset):
         self.task: Task = "classification" if tokenizer is None else "columns"
         for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
-        self.path, self.config, self.train_split, self.test_split = path, name, train, test
+        self.path, self.name, self.config = path, Path(path).name, name
+        self.train_split, self.test_split = train, test
         self._label, self._group = label, group
         self.image_size, self.crop_padding, self.flip = image_size, crop_padding, flip
         self.length, self.shape = length, shape
-
-    @property
-    @override
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -138,20 +143,31 @@ class Hub(Dataset):
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
             groups = coded(self._tables, column, "group", trained=False)[1][split]
-        table = self._tables[split]
-        y = self._labels[1].get(split, torch.zeros(len(table), dtype=torch.int64))
-        if self._tokenizer is None:
+        none = torch.zeros(len(self._tables[split]), dtype=torch.int64)
+        y = self._labels[1].get(split, none)
+        if self.task == "classification":
             return Samples(self._samples(split), y, groups)
+        columns = self._tokens(split, y)
+        return Samples(columns.tensors["input_ids"], y, groups, columns)
+
+    def _tokens(self, split: Split, classes: Tensor) -> Columns:
+        """The columns `input_ids`, `attention_mask` and `labels`, by the tokenizer."""
         kind, (name, *_) = self._source
         found = f"given, and the samples are {kind} in {name}"
         require(kind == "text", f"{KEY}.tokenizer", found, "name the column of texts: text")
-        columns = tokenized(
-            texts_of(table, name, split),
-            tokenizer_of(self._tokenizer),
-            classes=y if self.classes else None,
-            max_length=self._max_length,
-        )
-        return Samples(columns.tensors["input_ids"], y, groups, columns)
+        tokenizer = tokenizer_of(str(self._tokenizer))
+        most, own = self._max_length, tokenizer.model_max_length
+        found = f"{most}, and the tokenizer takes {own}"
+        fits = most is None or 1 <= most <= own
+        require(fits, f"{KEY}.max_length", found, "give 1 to that many")
+        most = most or (own if own < 1 << 30 else None)  # a huge one means none
+        texts = texts_of(self._tables[split], name, split)
+        rows = tokenizer(texts, truncation=most is not None, max_length=most)["input_ids"]
+        ids = [torch.tensor(row, dtype=torch.int64) for row in rows]
+        masks = [torch.ones_like(row) for row in ids]
+        labels = list(classes) if self.classes else ids
+        samples = {"input_ids": ids, "attention_mask": masks, "labels": labels}
+        return Columns.of(samples, input_ids=tokenizer.pad_token_id or 0)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
@@ -163,7 +179,7 @@ class Hub(Dataset):
     def _labelled(self, table: Table) -> str | None:
         """The column of the classes; None if the labels are token ids."""
         name = self._label or next((name for name in _LABELS if name in table.column_names), None)
-        if name is None and self._tokenizer is not None:
+        if name is None and self.task == "columns":
             return None
         return column_of(table, name, "label")
 
@@ -225,7 +241,6 @@ class CINIC10(Hub):
 
     classes = CIFAR10.classes
     input_shape = (3, 32, 32)
-    name = "CINIC10"
 
     def __init__(self, root: str, *, augment: bool = True) -> None:
         """Read CINIC-10.
@@ -235,7 +250,7 @@ class CINIC10(Hub):
             augment: crop and flip at random in training, as FlexiFed does.
         """
         super().__init__(str(Path(root).expanduser()), image="image", label="label")
-        self.augment = augment
+        self.name, self.augment = "CINIC10", augment
 
     @cached_property
     @override
@@ -320,3 +335,23 @@ def _numbers(value: Any, *, shape: list[int] | None) -> np.ndarray:
     """Float32; a missing number is NaN."""
     sample = np.asarray(value if isinstance(value, list) else [value], dtype=np.float32)
     return sample if shape is None else sample.reshape(shape)
+
+
+@cache
+def tokenizer_of(path: str) -> Any:
+    """The tokenizer in a folder, or of a name of the hub; a UserError if there is none."""
+    key = f"{KEY}.tokenizer"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        found = f"{path}, and transformers is not installed"
+        raise UserError(key, found, "pip install lightfed[hf]") from error
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what fails is raised, too
+    local = Path(path).expanduser()
+    fix = "give the folder of a tokenizer, or a name of the hub that is in the cache"
+    there = local.exists() or not path.startswith(("/", ".", "~"))
+    require(there, key, f"{path} is not there", fix)
+    try:
+        return AutoTokenizer.from_pretrained(str(local) if local.exists() else path)
+    except Exception as error:  # of a file, or of the hub
+        raise UserError(key, f"{path} cannot be loaded ({reason(error)})", fix) from error

@@ -215,13 +215,9 @@ class Sentences(Text):
         """
         super().__init__(window=window)
         require(words >= 1, f"{KEY}.words", words, "give at least 1")
-        self.path, self._text, self._group = path, text, group
+        self.path, self.name = path, Path(path).name
+        self._text, self._group = text, group
         self._frequent, self._splits = {"most": words}, (train, test)
-
-    @property
-    @override
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:

@@ -101,7 +101,7 @@ def coded(
         whole = [value for value in own if isinstance(value, float) and value % 1 == 0]
         known = {*whole, *(value for value in own if isinstance(value, (str, int)))}
         names += sorted(known - set(names))
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers, codes = {name: number for number, name in enumerate(names)}, {}
     for split, own in values.items():
         strange = (isinstance(value, list | dict) or value not in numbers for value in own)
         bad = next((i for i, found in enumerate(strange) if found), None)
@@ -109,9 +109,7 @@ def coded(
             found = f"{split}: sample {bad} has {own[bad]!r}, no name that training samples have"
             fix = "give whole numbers or words, and train on samples of every class"
             raise UserError(f"{KEY}.{key}", found, fix)
-    codes = {
-        split: torch.tensor([numbers[value] for value in own]) for split, own in values.items()
-    }
+        codes[split] = torch.tensor([numbers[value] for value in own])
     return tuple(map(str, names)), codes
 
 
@@ -152,13 +150,9 @@ def _only(splits: dict[str, Any], split: str) -> Any:
 
 def _leaf(files: Iterable[Path]) -> dict[str, list[Any]]:
     """The columns x, y and user of files of the LEAF benchmark (Caldas et al. 2018)."""
-    columns: dict[str, list[Any]] = {"x": [], "y": [], "user": []}
-    for file in files:
-        for user, samples in json.loads(file.read_bytes())["user_data"].items():
-            columns["x"] += samples["x"]
-            columns["y"] += samples["y"]
-            columns["user"] += [user] * len(samples["y"])
-    return columns
+    users = [pair for file in files for pair in json.loads(file.read_bytes())["user_data"].items()]
+    columns = {key: [value for _, own in users for value in own[key]] for key in ("x", "y")}
+    return columns | {"user": [user for user, own in users for _ in own["y"]]}
 
 
 def _held_out(table: Table, share: float, by: str) -> tuple[Table, Table]:

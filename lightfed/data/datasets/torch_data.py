@@ -43,7 +43,8 @@ class FromTorch(Dataset):
     images (uint8) are standardised, and other samples stay as they are.
 
     Or a sample is a dict, tuple or named tuple of tensors, its columns, and so is a batch. Columns
-    may differ in the length of their first axis; a batch is as long as its longest sample.
+    may differ in the length of their first axis; a batch is as long as its longest sample. Shorter
+    ones are filled with 0, and `labels` with -100, which losses of torch leave out.
     """
 
     def __init__(
@@ -56,7 +57,6 @@ class FromTorch(Dataset):
         classes: Sequence[str] | None = None,
         groups: Sequence[int | str] | None = None,
         by: str | int | None = None,
-        padding: Mapping[str, float] | None = None,
     ) -> None:
         """Describe the data; nothing is read yet.
 
@@ -71,8 +71,6 @@ class FromTorch(Dataset):
             groups: the natural owner of each training sample, for `Natural`.
             by: the column of whole numbers, a sample each, that partitions sort by as classes; by
                 default `labels` or `label`, if it is one. Columns of tuples are 0, 1, ...
-            padding: the number that fills the shorter samples of a batch, by column; by default 0,
-                and -100 for `labels`, which losses of torch leave out.
         """
         given = isinstance(train, LightningDataModule)
         fix = "give a test set, unless a data module has it: FromTorch(train, test)"
@@ -83,7 +81,7 @@ class FromTorch(Dataset):
         found, fix = "missing, and train_transform normalises", "normalise the samples of both"
         require(done, f"{KEY}.test_transform", found, fix)
         self._names, self._owners = classes, groups
-        self._by, self._padding = None if by is None else str(by), padding or {}
+        self._by = None if by is None else str(by)
         self._values: tuple[str, ...] = ()  # of the column `by`
 
     @property
@@ -121,11 +119,9 @@ class FromTorch(Dataset):
     @property
     @override
     def transform(self) -> Transform | Functions:
-        if self.task == "columns":
-            return Functions()
-        if self._functions == Functions() and self._samples["train"].x.dtype == torch.uint8:
-            return self._standard
-        return self._functions
+        train, given = self._samples["train"], self._functions != Functions()
+        images = train.columns is None and train.x.dtype == torch.uint8
+        return self._standard if images and not given else self._functions
 
     @cached_property
     def _standard(self) -> Transform:
@@ -177,7 +173,7 @@ class FromTorch(Dataset):
         return {"train": train, "test": test}
 
     def _read(self, key: str, source: Any) -> Samples:
-        columns, paired = _read(source, key, self._padding)
+        columns, paired = _read(source, key)
         x, *others = columns.tensors.values()
         if not paired:
             return Samples(x, torch.zeros(len(x), dtype=torch.int64), columns=columns)
@@ -232,40 +228,38 @@ def _places(source: Any) -> tuple[Any, Sequence[int]]:
 
 
 @seeded(0)
-def _read(source: Any, key: str, padding: Mapping[str, float]) -> tuple[Columns, bool]:
+def _read(source: Any, key: str) -> tuple[Columns, bool]:
     """All samples of a data set as columns, and whether they are pairs of an input and a target."""
     require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
     require(len(source) > 0, key, "it is empty", "give samples")
     samples: list[dict[str, Tensor]] = []
+    known: dict[str, Any] = {}
     for number in range(len(source)):
         try:
             given = source[number]
             sample = _columns(given)
-            again = _columns(source[number]) if number < _READ_TWICE else sample
+            same = number >= _READ_TWICE or _equal(sample, _columns(source[number]))
         except Exception as error:  # of the user's data set
             found = f"sample {number} cannot be used ({reason(error)})"
             fix = "a sample is a pair of an input and a class or floats, or named tensors"
             raise UserError(key, found, fix) from error
-        same = all(
-            torch.equal(t.nan_to_num(), again[name].nan_to_num()) for name, t in sample.items()
-        )
         found = f"sample {number} is another one when it is read again"
         fix = "give random transforms as train_transform: the data set is read only once"
         require(same, key, found, fix)
-        first = samples[0] if samples else sample
-        floats = [name for name, t in first.items() if t.is_floating_point() and name in sample]
-        samples.append(sample | {name: sample[name].float() for name in floats})
-        if _forms(samples[-1]) != _forms(first):
-            found = f"sample {number} has {_listed(sample)}, and sample 0 {_listed(first)}"
-            fix = "they may differ in the length of their first axis only"
-            raise UserError(key, found, fix)
-    form: Any = dict if isinstance(given, Mapping) else getattr(type(given), "_make", tuple)
+        whole = [name for name, (kind, *_) in known.items() if kind.is_floating_point]
+        sample |= {name: sample[name].float() for name in whole if name in sample}
+        form = _form(sample)
+        known = known or form
+        found, fix = f"sample {number} has {form}, and sample 0 {known}", "give all the same form"
+        require(form == known, key, found, fix)
+        samples.append(sample)
+    make: Any = dict if isinstance(given, Mapping) else getattr(type(given), "_make", tuple)
     every = {name: [sample[name] for sample in samples] for name in samples[0]}
-    columns = Columns.of(every, padding, form if form is dict else lambda c: form(c.values()))
+    columns = Columns.of(every, make if make is dict else lambda c: make(c.values()))
     _check_lengths(columns.lengths, key)
     *_, y = columns.tensors.values()
     a_target = y.dim() < 3 and (y.is_floating_point() or y.shape[1:].numel() == 1)
-    return columns, form is tuple and len(every) == 2 and a_target
+    return columns, make is tuple and len(every) == 2 and a_target
 
 
 def _columns(sample: Any) -> dict[str, Tensor]:
@@ -284,13 +278,14 @@ def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(value)
 
 
-def _forms(sample: dict[str, Tensor]) -> dict[str, Any]:
-    """What all samples of a data set share."""
-    return {name: (t.dtype, t.dim(), t.shape[1:]) for name, t in sample.items()}
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    pairs = ((one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
+    return all(torch.equal(*pair) for pair in pairs)
 
 
-def _listed(sample: dict[str, Tensor]) -> str:
-    return ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in sample.items())
+def _form(sample: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What all samples of a data set share: types and axes, of which the first has any length."""
+    return {name: (t.dtype, "*" if t.dim() else "", *t.shape[1:]) for name, t in sample.items()}
 
 
 def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
@@ -306,6 +301,5 @@ def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
 def _kind(samples: Samples) -> str:
     """What the samples of both splits have in common."""
     if samples.columns is not None:
-        tensors = samples.columns.tensors.items()
-        return ", ".join(f"{name} ({t.dim() - 1} axes of {t.dtype})" for name, t in tensors)
+        return str(_form({name: t[0] for name, t in samples.columns.tensors.items()}))
     return f"floats {tuple(samples.y.shape[1:])}" if samples.y.is_floating_point() else "classes"

@@ -159,12 +159,10 @@ def _unverified(reader: Any) -> Any:
     """A class of torchvision that reads CIFAR files of any md5."""
     if not hasattr(reader, "tgz_md5"):
         return reader
-    parts = {
-        part: [(name, None) for name, _ in getattr(reader, part)]
-        for part in ("train_list", "test_list")
-    }
-    unknown = {"meta": reader.meta | {"md5": None}, "tgz_md5": None}
-    return type(reader.__name__, (reader,), parts | unknown)
+    parts: dict[str, Any] = {"meta": reader.meta | {"md5": None}, "tgz_md5": None}
+    for part in ("train_list", "test_list"):
+        parts[part] = [(name, None) for name, _ in getattr(reader, part)]
+    return type(reader.__name__, (reader,), parts)
 
 
 class MNIST(OfficialFiles):

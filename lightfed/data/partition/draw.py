@@ -154,7 +154,11 @@ def draw_partition(
     fix = "choose Iid or Quantity; or name a column of whole numbers in data.dataset.init_args.by"
     fits = bool(dataset.classes) or not scheme.needs_classes
     require(fits, "data.partition", found, fix)
-    labels, test_labels = train.classes.numpy(), test_samples.classes.numpy()
+    # A regression has no classes: all samples are of one.
+    labels, test_labels = (
+        np.zeros(len(s), np.int64) if s.y.is_floating_point() else s.y.numpy()
+        for s in (train, test_samples)
+    )
     parts = scheme.split(
         labels,
         clients=clients,
