@@ -196,6 +196,7 @@ def test_what_is_no_data_set_is_refused() -> None:
     refused("train", Given([DataLoader(good)]))
     refused("test", good, (i for i in range(3)))
     refused("train", [], good)
+    refused("train", torch.zeros(4, 3), good)
     assert "sample 1" in refused("train", [good[0], (torch.zeros(3), 0)], good)
     assert "sample 2" in refused("train", [*good, 5][2:], good)
     assert "sample 1" in refused("train", [good[0], (torch.zeros(4), 0.5)], good)

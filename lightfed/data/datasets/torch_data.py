@@ -246,8 +246,8 @@ def _read(source: Any, key: str) -> tuple[Columns, bool]:
         found = f"sample {number} is another one when it is read again"
         fix = "give random transforms as train_transform: the data set is read only once"
         require(same, key, found, fix)
-        whole = [name for name, (kind, *_) in known.items() if kind.is_floating_point]
-        sample |= {name: sample[name].float() for name in whole if name in sample}
+        floats = [name for name, (kind, *_) in known.items() if kind.is_floating_point]
+        sample |= {name: sample[name].float() for name in floats if name in sample}
         form = _form(sample)
         known = known or form
         found, fix = f"sample {number} has {form}, and sample 0 {known}", "give all the same form"
@@ -256,7 +256,12 @@ def _read(source: Any, key: str) -> tuple[Columns, bool]:
     make: Any = dict if isinstance(given, Mapping) else getattr(type(given), "_make", tuple)
     every = {name: [sample[name] for sample in samples] for name in samples[0]}
     columns = Columns.of(every, make if make is dict else lambda c: make(c.values()))
-    _check_lengths(columns.lengths, key)
+    for (one, sizes), (other, others) in pairwise(columns.lengths.items()):
+        apart = sizes != others
+        at = int(apart.int().argmax())
+        found = f"sample {at} has {sizes[at]} of {one} and {others[at]} of {other}"
+        few = 0 < 2 * int(apart.sum()) < len(apart)
+        require(not few, key, found, "give as many of both: most samples have")
     *_, y = columns.tensors.values()
     a_target = y.dim() < 3 and (y.is_floating_point() or y.shape[1:].numel() == 1)
     return columns, make is tuple and len(every) == 2 and a_target
@@ -264,6 +269,8 @@ def _read(source: Any, key: str) -> tuple[Columns, bool]:
 
 def _columns(sample: Any) -> dict[str, Tensor]:
     """The columns of a sample: names of a dict or a named tuple, or places."""
+    if not isinstance(sample, Mapping | tuple | list):
+        raise TypeError(f"it is a {type(sample).__name__}")
     names = getattr(sample, "_fields", range(len(sample)))
     items = sample.items() if isinstance(sample, Mapping) else zip(names, sample, strict=True)
     found = {str(name): _tensor(value) for name, value in items}
@@ -286,16 +293,6 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def _form(sample: Mapping[str, Tensor]) -> dict[str, Any]:
     """What all samples of a data set share: types and axes, of which the first has any length."""
     return {name: (t.dtype, "*" if t.dim() else "", *t.shape[1:]) for name, t in sample.items()}
-
-
-def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
-    """Reject a sample whose columns differ in length, if those of most samples do not."""
-    for first, name in pairwise(lengths):
-        apart = lengths[first] != lengths[name]
-        at = int(apart.int().argmax())
-        found = f"sample {at} has {lengths[first][at]} of {first} and {lengths[name][at]} of {name}"
-        few = 0 < 2 * int(apart.sum()) < len(apart)
-        require(not few, key, found, "give as many of both: most samples have")
 
 
 def _kind(samples: Samples) -> str:

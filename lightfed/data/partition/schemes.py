@@ -209,10 +209,21 @@ class Classes(_Dealer):
         if self.strict_paper:
             return _heterofl(task, self.per_client)
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
-        self._check(task.clients, pools)
-        chosen = _least_used(task, self.per_client, len(pools)).ravel()
-        holder = np.argsort(chosen, kind="stable") // self.per_client
-        ends = np.cumsum(np.bincount(chosen))
+        classes, fewest, slots = len(pools), min(map(len, pools)), task.clients * self.per_client
+        found = (
+            f"{self.per_client} classes for each of {task.clients} clients, "
+            f"the training set has {classes}, the smallest of {fewest} samples"
+        )
+        fits = self.per_client <= classes <= slots <= classes * fewest
+        fix = "give every class a client, and every client of a class a sample"
+        require(fits, f"{KEY}.per_client", found, fix)
+        chosen = np.empty((task.clients, self.per_client), dtype=np.int64)
+        uses = np.zeros(len(pools), dtype=np.int64)
+        for own in chosen:  # the classes used least so far, ties at random
+            own[:] = np.lexsort((task.rng.random(len(pools)), uses))[: self.per_client]
+            uses[own] += 1
+        holder = np.argsort(chosen.ravel(), kind="stable") // self.per_client
+        ends = np.cumsum(uses)
         owner = np.empty(len(task), dtype=np.int64)
         for pool, holders in zip(pools, np.split(holder, ends[:-1]), strict=True):
             shares = np.ones(len(holders))
@@ -223,17 +234,6 @@ class Classes(_Dealer):
             counts = 1 + largest_remainder(shares, len(pool) - len(holders))
             owner[pool] = np.repeat(task.rng.permutation(holders), counts)
         return owner
-
-    def _check(self, clients: int, pools: list[np.ndarray]) -> None:
-        """Refuse settings that leave a class without a holder or a holder without a sample."""
-        classes, fewest, slots = len(pools), min(map(len, pools)), clients * self.per_client
-        found = (
-            f"{self.per_client} classes for each of {clients} clients, "
-            f"the training set has {classes}, the smallest of {fewest} samples"
-        )
-        fits = self.per_client <= classes <= slots <= classes * fewest
-        fix = "give every class a client, and every client of a class a sample"
-        require(fits, f"{KEY}.per_client", found, fix)
 
 
 @dataclass(frozen=True, repr=False)
@@ -387,16 +387,6 @@ class DirichletClient(_Dealer):
             needed -= drawn.sum(axis=1)
             left -= drawn.sum(axis=0)
         return _deal(counts, task)
-
-
-def _least_used(task: Task, per_client: int, classes: int) -> np.ndarray:
-    """(clients, per_client) for each client the classes used least so far, ties at random."""
-    chosen = np.empty((task.clients, per_client), dtype=np.int64)
-    uses = np.zeros(classes, dtype=np.int64)
-    for client in range(task.clients):
-        chosen[client] = np.lexsort((task.rng.random(classes), uses))[:per_client]
-        uses[chosen[client]] += 1
-    return chosen
 
 
 def _heterofl(task: Task, per_client: int) -> np.ndarray:
