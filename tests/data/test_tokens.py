@@ -144,6 +144,27 @@ def test_a_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
     assert trainer.callback_metrics["global/loss"] < 0.3  # of two classes, at first 0.69
 
 
+class Writer(Classifier):
+    """Writes the next token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.GPT2Config(
+            vocab_size=8, n_positions=6, n_embd=8, n_layer=1, n_head=2, bos_token_id=0,
+            eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        self.model = transformers.GPT2LMHeadModel(config)
+
+
+def test_a_causal_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
+    table = folder / "cycle.jsonl"
+    rows = [{"text": " ".join((["a", "bee", "cat"] * 2)[n % 3 : 4])} for n in range(24)]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    data = prepared(folder, path=str(table))
+    trainer = fit(federation(Writer), data, tmp_path, rounds=50)
+    assert trainer.callback_metrics["global/loss"] < 0.5  # of eight words, at first 2.1
+
+
 def test_texts_longer_than_the_model_takes_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="max_length") as error:
         fit(federation(partial(Classifier, 5)), prepared(folder, text="text"), tmp_path)

@@ -151,7 +151,7 @@ def draw_partition(
     require(clients >= 1, "model.clients", f"{clients} clients", "give at least one client")
     name, num_classes = type(scheme).__name__, max(1, len(dataset.classes))
     found = f"{name} deals classes, and the samples have none"
-    fix = "choose Iid or Quantity; or name a column of whole numbers in data.dataset.init_args.by"
+    fix = "choose Iid or Quantity; or name a column of classes: label of Hub, by of FromTorch"
     fits = bool(dataset.classes) or not scheme.needs_classes
     require(fits, "data.partition", found, fix)
     # A regression has no classes: all samples are of one.
