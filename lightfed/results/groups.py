@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from lightfed.results import text
-from lightfed.results.run import Run, base_name, primary_metric, traffic
+from lightfed.results.run import TIME, Run, base_name, primary_metric, traffic
 from lightfed.utils.keys import LEVELS, column_of, long_name
 
 if TYPE_CHECKING:
@@ -299,14 +299,14 @@ def reached_by_all(runs: Iterable[Run], column: str) -> float:
 
 
 def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
-    """Rounds, bytes and FLOPs of all clients until a column first reached a target.
+    """Rounds, bytes, FLOPs and virtual seconds until a column first reached a target.
 
-    Means over the runs; NaN unless all reached it.
+    Bytes and FLOPs are those of all clients. Means over the runs; NaN unless all reached it.
     """
     found = []
     for run in runs:
         flops = run.series("flops").fillna(0.0).cumsum()
-        spent = (run.rounds.index.to_series(), traffic(run), flops)
+        spent = (run.rounds.index.to_series(), traffic(run), flops, run.series(TIME))
         found.append([when_reached(target, run.series(column), at, column) for at in spent])
     return [float(mean) for mean in np.mean(found, axis=0)]
 

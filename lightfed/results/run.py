@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,18 +37,8 @@ OF_CLIENTS = {
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
+TIME = "virtual_time"  # column of the seconds of a simulated clock since the start
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
-
-
-class Gates(NamedTuple):
-    """Gate outputs of pFedMoE's clients at the last evaluation, after `round` finished rounds.
-
-    `personal` is (clients, classes): the mean weight of a client's private expert over its test
-    samples of a class; the shared expert has the rest. NaN without such samples.
-    """
-
-    round: int
-    personal: np.ndarray
 
 
 class Run:
@@ -83,16 +73,11 @@ class Run:
         """Training samples of each class (column) and client (row)."""
         import pandas as pd
 
-        if not (arrays := self._arrays("partition")):
+        if not (arrays := self.arrays("partition")):
             return None
         counts = pd.DataFrame(arrays["train_counts"].astype(int))
         classes = pd.Index(json.loads(str(arrays["meta"]))["classes"] or counts.columns)
         return counts.set_axis(classes.astype(str), axis=1)
-
-    @cached_property
-    def gates(self) -> Gates | None:
-        arrays = self._arrays("gate")
-        return Gates(int(arrays["round"]), arrays["personal"].astype(float)) if arrays else None
 
     @cached_property
     def costs(self) -> dict[str, np.ndarray]:
@@ -100,7 +85,7 @@ class Run:
 
         Empty without costs.npz, and if a later round has added to them.
         """
-        arrays = self._arrays("costs")
+        arrays = self.arrays("costs")
         current = arrays and int(arrays["round"]) == self.last_round
         return dict(zip(self.group_sizes, arrays["sums"], strict=True)) if current else {}
 
@@ -223,7 +208,7 @@ class Run:
         """clients.csv, and whether its last line is incomplete."""
         return read_csv(self.folder / "clients.csv")
 
-    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of an npz file; none without it."""
         path = self.folder / f"{name}.npz"
         if not path.is_file():
