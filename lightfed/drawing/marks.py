@@ -34,6 +34,7 @@ SHARE = ".4~%"  # on axes, and precise enough for the numbers at a mark
 MARGIN = 0.04  # of an axis, beside its values
 MOST_ROUNDS = 150  # points of a line; of more, evenly spaced ones are drawn
 MOST_SHOWN = 300  # members of a group that are drawn as points
+MOST_CELLS = 40  # rows and columns of a heat map
 FEW = 15  # points of a line that are marked, or that have names
 LONG = 22  # characters of a name that has no room beside a point
 HEIGHT, ROW = 250, 24  # pixels of a chart, and of a row of cells
@@ -191,22 +192,30 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str 
     return _chart(title or x.heading, data, [box, dot], places, {"y": y, "x": x}, height)
 
 
-def heat(table: pd.DataFrame, x: Axis, y: Axis, value: Axis, *, title: str = "") -> Chart:
-    """A cell for each row, in the order of the table; x and y are names or numbers of cells."""
+def heat(
+    values: pd.DataFrame, across: str, value: Axis, *, title: str = "", most: int = MOST_CELLS
+) -> Chart:
+    """A cell for each value of a table; its index has a name, and `across` is that of its columns.
+
+    Of more than `most` rows or columns evenly spaced ones are drawn.
+    """
+    rows, columns = (evenly_spaced(count, most=most) for count in values.shape)
+    values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
+    x, y = Axis(across), Axis(str(values.index.name))
+    table = values.reset_index().melt(y.column, var_name=across, value_name=value.column)
     data = _by_role(table, x=x, y=y, value=value)
     scale = alt.Scale(range="ramp", interpolate="rgb", domain=value.ends or UNSET)
     legend = alt.Legend(title=value.heading, gradientLength=180, format=value.format or UNSET)
     look: Any = {"labelAngle": 0, "ticks": False, "domain": False, "grid": False}
     cells = alt.Axis(labelOverlap="parity", labelSeparation=4, **look)
-    across, down = (table[axis.column].drop_duplicates().tolist() for axis in (x, y))
     cell = alt.Chart().encode(
-        alt.X("x:O", title=x.heading, sort=across, axis=cells),
-        alt.Y("y:O", title=y.heading, sort=down, axis=cells),
+        alt.X("x:O", title=x.heading, sort=[*values], axis=cells),
+        alt.Y("y:O", title=y.heading, sort=[*values.index], axis=cells),
         alt.Color("value:Q", scale=scale, legend=legend),
     )
-    height = min(max(60, 20 + ROW * data["y"].nunique()), 420)
-    columns = {"x": x, "y": y, "value": value}
-    return _chart(title or value.heading, data, [cell.mark_rect()], {}, columns, height)
+    height = min(max(60, 20 + ROW * len(values)), 420)
+    named = {"x": x, "y": y, "value": value}
+    return _chart(title or value.heading, data, [cell.mark_rect()], {}, named, height)
 
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
@@ -313,14 +322,18 @@ def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> 
     if data[role].dtype.kind not in "iufb":
         # in the order of the table: Vega would take that of the first layer, which may lack rows
         names = data[role].drop_duplicates().tolist()
-        # a line for each part of `FedBCD, gamma 1.0, wait 5`
-        look: Any = {"domain": False, "ticks": False, "labelExpr": "split(datum.label, ', ')"}
+        # a line for each part of `FedBCD, gamma 1.0, wait 5`, the middle one beside its row
+        parts = "split(datum.label, ', ')"
+        look: Any = {"labelExpr": parts, "labelOffset": alt.expr(f"7 - 7 * length({parts})")}
+        look |= {"domain": False, "ticks": False}
         return channel(f"{role}:N", title=title, sort=names, axis=alt.Axis(**look))
     scale: Any = {"type": "log", "nice": False} if axis.log else {"zero": axis.zero}
     scale |= {"domain": axis.ends, "padding": 0} if axis.ends else {}
     look = {"format": axis.format or UNSET, "grid": role == "y"}
-    if data[role].dtype.kind in "iu":  # such as rounds and clients
-        scale, look = scale | {"nice": False}, look | {"tickMinStep": 1}
+    if role == "x" and (data["x"] % 1 == 0).all():  # such as rounds and clients
+        scale |= {"nice": False}
+        look |= {"format": ",d", "labelExpr": "datum.value % 1 ? '' : datum.label"}
+        look |= {"tickOpacity": alt.expr("datum.value % 1 ? 0 : 1")}
     shown = {"title": title, "scale": alt.Scale(**scale), "axis": alt.Axis(**look)}
     return channel(f"{field or role}:Q", **shown)
 

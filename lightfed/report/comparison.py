@@ -73,8 +73,8 @@ def compare(
         fits = 0 < target <= 1 if share else math.isfinite(target)
         require(fits, "--target", f"{target:g}", fix if share else "give a finite number")
     finals = comparison_table(rows, column, target=target)
-    several = len({row.condition for row in rows}) > 1
-    names = [f"{row.condition}: " * several + row.label for row in rows]
+    labels = [row.label for row in rows]
+    names = [f"{row.condition}: " * (labels.count(row.label) > 1) + row.label for row in rows]
     stated = DataFrame([options(row.runs[0].settings) for row in rows], names).fillna(NOTHING)
     differ = stated.loc[:, stated.nunique() > 1].drop(columns="algorithm", errors="ignore")
     tall = differ.T if differ.shape[1] > differ.shape[0] else differ

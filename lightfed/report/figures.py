@@ -80,20 +80,12 @@ def partition(run: Run) -> Figure | None:
     if (counts := run.partition) is None:
         return None
     held, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
-    most = max(2, min(200, CELLS // counts.shape[1]))
-    shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
-    shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
-    cells = shown.rename_axis(index="client").reset_index()
-    heat = marks.heat(
-        cells.melt("client", var_name="label", value_name="samples"),
-        Axis("client"),
-        Axis("label", "class"),
-        Axis("samples"),
-        title="Training samples by class and client",
-    )
+    most = min(len(counts), max(marks.MOST_CELLS, min(200, CELLS // counts.shape[1])))
+    by_class, title = counts.T.rename_axis("class"), "Training samples by class and client"
+    heat = marks.heat(by_class, "client", Axis("samples"), title=title, most=most)
     caption = (
         f"{len(counts):,} clients hold {held.min():,} to {held.max():,} samples (median "
-        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes; {len(shown)} of them are "
+        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes; {most} of them are "
         "drawn."
     )
     return Figure("partition", "Partition", (heat,), caption)

@@ -37,7 +37,7 @@ DIFFERENCES = (
 GATES = (
     "Dark: samples of that class go through the client's private expert; light: through the shared "
     "one. Blank: no test samples. The last column is the mean over a client's classes. "
-    f"At most {shared.MOST_DRAWN} clients are drawn."
+    f"At most {marks.MOST_CELLS} clients are drawn."
 )
 
 
@@ -110,6 +110,6 @@ def gates_figure(run: Run) -> Figure | None:
     weights = pd.DataFrame(gates["personal"].astype(float), columns=classes).dropna(how="all")
     weights = weights.assign(**{MEAN: weights.mean(axis=1)}).rename_axis("client")
     shade = Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f")
-    chart = shared.heat_of(weights, "class", shade, "By class")
+    chart = marks.heat(weights, "class", shade, title="By class")
     title = f"Weight of the private expert after round {gates['round']}{run.note}"
     return Figure("gates", title, (chart,), GATES)

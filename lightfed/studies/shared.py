@@ -42,7 +42,6 @@ FREE = re.compile(
     r"|data\.(dataset|partition)\b"
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
-MOST_DRAWN = 40  # rows and columns of a heat map
 Panels = Mapping[str, Mapping[Group, str]]
 Scale = tuple[Axis, Along]
 READ = (
@@ -147,12 +146,3 @@ def figure_of(
     """A figure whose title begins with its protocol, and says if the runs used synthetic data."""
     heading = f"{name}: {title}{synthetic_note(groups)}"
     return Figure(file_name(kind, name), heading, tuple(charts), caption)
-
-
-def heat_of(values: DataFrame, across: str, shade: Axis, title: str) -> Chart:
-    """A heat map of a table with a named index; at most MOST_DRAWN rows and columns, `across`."""
-    rows, columns = (marks.evenly_spaced(count, most=MOST_DRAWN) for count in values.shape)
-    values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
-    down = str(values.index.name)
-    table = values.reset_index().melt(down, var_name=across, value_name=shade.column)
-    return marks.heat(table, Axis(across), Axis(down), shade, title=title)
