@@ -14,9 +14,9 @@ from lightfed.results.text import readable
 from lightfed.studies.shared import Scale, course_figures
 
 BYTES = "server_bytes"
-SECONDS: Scale = Axis("at", "virtual seconds", zero=True), lambda run: run.series(TIME)
+SECONDS: Scale = Axis("at", "virtual seconds"), lambda run: run.series(TIME)
 SENT: Scale = (
-    Axis("at", "bytes between servers and coordinator so far", format="~s", zero=True),
+    Axis("at", "bytes between servers and coordinator so far", format="~s"),
     lambda run: run.series(BYTES).fillna(0.0).cumsum(),
 )
 CAPTION = (
