@@ -332,7 +332,8 @@ def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> 
     look = {"format": axis.format or UNSET, "grid": role == "y"}
     if role == "x" and (data["x"] % 1 == 0).all():  # such as rounds and clients
         scale |= {"nice": False}
-        look |= {"format": ",d", "labelExpr": "datum.value % 1 ? '' : datum.label"}
+        look |= {"format": axis.format or ",d"}
+        look |= {"labelExpr": "datum.value % 1 ? '' : datum.label"}
         look |= {"tickOpacity": alt.expr("datum.value % 1 ? 0 : 1")}
     shown = {"title": title, "scale": alt.Scale(**scale), "axis": alt.Axis(**look)}
     return channel(f"{field or role}:Q", **shown)

@@ -83,10 +83,10 @@ def partition(run: Run) -> Figure | None:
     most = min(len(counts), max(marks.MOST_CELLS, min(200, CELLS // counts.shape[1])))
     by_class, title = counts.T.rename_axis("class"), "Training samples by class and client"
     heat = marks.heat(by_class, "client", Axis("samples"), title=title, most=most)
+    part = f"; {most} of them are drawn" * (most < len(counts))
     caption = (
         f"{len(counts):,} clients hold {held.min():,} to {held.max():,} samples (median "
-        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes; {most} of them are "
-        "drawn."
+        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes{part}."
     )
     return Figure("partition", "Partition", (heat,), caption)
 

@@ -10,6 +10,7 @@ from lightfed.results.groups import (
     Group,
     costs_to,
     final_text,
+    interval_head,
     reached_by_all,
     resolution_text,
     runs_of,
@@ -76,8 +77,8 @@ def comparison_table(
     `target` is the value of the metric up to which rounds, bytes, FLOPs and virtual time are
     counted; by default virtual time alone, up to what all runs that have it reached.
     """
-    metric, interval = base_name(column), " (95 % interval)"
-    name, interval = readable(metric), interval * any(len(row.runs) > 1 for row in rows)
+    metric, interval = base_name(column), interval_head(rows)
+    name = readable(metric)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     timed = [run for run in runs_of(rows) if run.has(TIME)]
     goal = reached_by_all(timed, column) if target is None else target

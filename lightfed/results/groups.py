@@ -262,6 +262,11 @@ def final_text(group: Group, column: str) -> str:
     return text.metric_text(column, *group.score(column)) + seeds
 
 
+def interval_head(rows: Iterable[Group]) -> str:
+    """For the end of a column's head: what follows the sign +- in its cells."""
+    return " (95 % interval)" * any(len(row.runs) > 1 for row in rows)
+
+
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Of the finite values; the sample deviation is NaN below two of them."""
     known = np.array([value for value in values if math.isfinite(value)])

@@ -29,7 +29,7 @@ from lightfed.studies import shared
 OURS = "PFedMoE"
 METHODS = (OURS, "FML", "FedKD", "FedAPEN", "FD", "FedProto", "LGFedAvg", "Standalone")
 GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
-MEAN = "mean of the classes"
+MEAN = "mean"
 DIFFERENCES = (
     "Each client's model on its own test samples at the last evaluation, in runs with the same "
     "seed. A point is the mean over the seeds, a line their range."
@@ -46,7 +46,8 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
     for name, groups in _protocols(runs):
         column = f"personal/{usual_metric(groups)}"
         goal = reached_by_all(runs_of(groups), column) if target is None else target
-        further = {"over the best other": [_gain(group, groups, column) for group in groups]}
+        over = "over the best other" + f" ({INTERVAL})" * any(len(g.runs) > 1 for g in groups)
+        further = {over: [_gain(group, groups, column) for group in groups]}
         columns = {readable(column): column}
         yield shared.table_of("methods", name, groups, columns, goal, further, GAINS)
 

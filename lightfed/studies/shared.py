@@ -25,6 +25,7 @@ from lightfed.results.groups import (
     final_text,
     gathered,
     grouped,
+    interval_head,
     options,
     resolution_text,
     runs_of,
@@ -106,7 +107,8 @@ def table_of(
     for heading, column in columns.items():
         first = best(groups, column)
         top = first.score(column)[0] if first and len(groups) > 1 else math.nan
-        cells[heading] = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
+        texts = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
+        cells[heading + interval_head(groups)] = texts
     metric = next(iter(columns.values()))
     goal = f"{goal_text(metric, target)}, resolution {resolution_text(runs_of(groups), metric)}"
     costs = [costs_to(target, group.runs, metric) for group in groups]
