@@ -27,8 +27,7 @@ from lightfed.utils.errors import require
 
 FOLDER, VERDICTS = "comparison", "comparison-verdicts"  # beside the runs, and a file in it
 SHARED = ("n", "seed", "data", "clients", "rounds")  # said once if all rows share them
-# columns on the page alone
-DETAILS = ("train loss", "between servers", "compute", "stored / client", "time / round")
+DETAILS = ["between servers", "compute", "stored / client", "time / round"]  # on the page alone
 MOST_NAMED = 12  # runs in a sentence
 
 
@@ -116,7 +115,7 @@ def compare(
         clients = concat(tested, names=owners).reset_index(owners).reset_index(drop=True)
         write_files([], {"clients": clients}, folder, (), ["csv"])
     console = new_console()
-    print_table(console, finals.loc[:, ~finals.columns.str.startswith(DETAILS)])
+    print_table(console, finals.drop(columns=DETAILS, errors="ignore"))
     for line in (*said, *(f"{one.title}: {one.verdicts()[0]}" for one in met), CHOSEN * bool(met)):
         print_line(console, line)
     for study in studies:

@@ -26,7 +26,7 @@ CAPTION = (
     "samples, before and after local training in a round. Bands: 95 % t intervals over seeds."
 )
 SIMILARITY = (
-    f"At most {MOST_READ} clients with a mask, of which {marks.MOST_CELLS} are drawn, by their "
+    f"At most {MOST_READ} clients with a mask, at most {marks.MOST_CELLS} of them drawn, by their "
     "most frequent class; a distance is a share of the elements that are not in every mask. A "
     "negative correlation means that clients with similar data have similar masks."
 )
