@@ -6,9 +6,9 @@ The epoch of a small client is a single gather, cut into views.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -18,13 +18,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
-from lightfed.data.datasets.transforms import transformed
+from lightfed.data.datasets.transforms import Functions, transformed
 
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
 Place = Literal["auto", "device", "host"]
-Convert = Callable[[Tensor, Tensor | None], Tensor]
-"""Of stored samples, and of the seeds of each, (B,) int64 on the CPU, if they draw."""
 
 _AREA = (0.04, 0.2)
 _RATIO = (0.5, 2.0)
@@ -146,9 +144,9 @@ class Resident(ABC):
             yield from zip(cut(x, group), cut(y, group), strict=True)
             start = part.stop
 
-    @abstractmethod
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """The draws for `count` samples, (..., count) on the CPU; None if nothing is random."""
+        return None
 
     @abstractmethod
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
@@ -278,31 +276,38 @@ class ResidentConverted(Resident):
     def __init__(
         self,
         samples: Samples,
-        plain: Convert,
-        augmented: Convert,
+        functions: Functions | None,
         *,
         device: torch.device,
+        train: bool,
         windows: bool = False,
         channels_last: bool = False,
         held: bool = True,
     ) -> None:
-        """`augmented` is for batches with a seed for each sample, (B,) int64."""
-        self._plain, self._augmented, self._windows = plain, augmented, windows
-        size = plain(samples.x[:1].clone(), None).nbytes
+        """`functions` for training apply if `train`."""
+        self._functions, self._windows, self._last = functions, windows, channels_last
+        self._augments = train and functions is not None and functions.augments
+        size = self._converted(samples.x[:1].clone(), None).nbytes
         super().__init__(samples, device=device, sample_bytes=size, held=held)
-        self._last = channels_last
+
+    def _converted(self, x: Tensor, seeds: Tensor | None) -> Tensor:
+        if self._functions is None:
+            return x.long() if self._windows else x.float()
+        return transformed(
+            self._functions.test if seeds is None else self._functions.train, x, seeds
+        )
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """(1, count) on the CPU: the seed of each sample."""
-        if generator is None or self._augmented is self._plain:
+        if generator is None or not self._augments:
             return None
         return torch.randint(0, 2**62, (1, count), generator=generator)
 
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         x = sent(self._x.index_select(0, index), self.device)
-        x = self._plain(x, None) if draw is None else self._augmented(x, draw[0])
+        x = self._converted(x, None if draw is None else draw[0])
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         y = x.clone() if self._windows else sent(self.y.index_select(0, index), self.device)
@@ -320,14 +325,10 @@ class ResidentColumns(Resident):
         self._lengths, self._form = columns.lengths, columns.form
 
     @override
-    def _draw(self, count: int, generator: torch.Generator | None) -> None:
-        return None
-
-    @override
     def batches(self, plan: Plan) -> Iterator[Any]:
-        index, ends = sent(torch.as_tensor(plan.index), self.home), np.cumsum(plan.sizes)
-        for end, size in zip(ends.tolist(), plan.sizes, strict=True):
-            yield self.take(index[end - size : end], None)
+        index = sent(torch.as_tensor(plan.index), self.home)
+        for part in torch.split_with_sizes(index, plan.sizes):
+            yield self.take(part, None)
 
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Any:
@@ -403,16 +404,11 @@ def resident(
     if columns is not None:
         return ResidentColumns(samples, device=device, held=held)
     transform = dataset.transform
-    given: dict[str, Any] = {"device": device, "channels_last": last, "held": held}
+    given: dict[str, Any] = {"device": device, "channels_last": last, "held": held, "train": train}
     if isinstance(transform, Transform):
-        return ResidentSplit(samples, transform, train=train, **given)
-    if transform is None:
-        windows = dataset.task == "masked_lm"
-        plain: Convert = (lambda x, _: x.long()) if windows else (lambda x, _: x.float())
-        return ResidentConverted(samples, plain, plain, windows=windows, **given)
-    plain = partial(transformed, transform.test)
-    augmented = partial(transformed, transform.train) if train and transform.augments else plain
-    return ResidentConverted(samples, plain, augmented, **given)
+        return ResidentSplit(samples, transform, **given)
+    windows = dataset.task == "masked_lm"
+    return ResidentConverted(samples, transform, windows=windows, **given)
 
 
 def _fits(size: int, device: torch.device) -> bool:

@@ -37,16 +37,13 @@ def _mistake(samples: Any, dataset: Dataset) -> str | None:
         return _not_finite(x) or _not_finite(y)
     if y.dtype != torch.int64 or y.dim() != 1:
         return f"the labels are {y.dtype} of shape {tuple(y.shape)}, not int64 of one axis"
-    columns = samples.columns.tensors if samples.columns else {}
-    if found := next(filter(None, map(_not_finite, columns.values())), None):
-        return found
     bad = ((y < 0) | (y >= max(1, len(dataset.classes)))).nonzero()
     if len(bad):
         first = int(bad[0])
         return f"sample {first} has class {int(y[first])}, of {len(dataset.classes)} classes"
+    if samples.columns is not None:
+        return next(filter(None, map(_not_finite, samples.columns.tensors.values())), None)
     transform, shape = dataset.transform, tuple(x.shape[1:])
-    if columns:
-        return None
     if isinstance(transform, Transform | None) and shape != tuple(dataset.input_shape):
         return f"sample 0 has the shape {shape}, not {tuple(dataset.input_shape)}"
     if isinstance(transform, Transform):

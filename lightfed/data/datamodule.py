@@ -1,11 +1,11 @@
 """The data of a run: both splits on the device, the partition, and the batches of each client."""
 
 from collections import UserList
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from typing_extensions import override
 from lightfed.data.batches import (
     Batch,
     LastBatch,
-    PackBatches,
     Place,
     Plan,
     Resident,
@@ -101,7 +100,11 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 auto takes the device if they fit in half of its free memory.
         """
         super().__init__()
-        draw.check_personal_test(personal_test, train_fraction)
+        known = get_args(draw.PersonalTest)
+        fix = f"choose one of {', '.join(known)}"
+        require(personal_test in known, "data.personal_test", repr(personal_test), fix)
+        fix = "give a number between 0 and 1, as 0.8"
+        require(0.0 < train_fraction < 1.0, "data.train_fraction", train_fraction, fix)
         found = f"union, whose test samples personal_test: {personal_test} tests on"
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
@@ -123,10 +126,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
     @property
     def task(self) -> Task:
         return self.dataset.task
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.dataset.classes
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -221,6 +220,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self.partition_, self._seed = partition, seed
         self.train = resident(train, self.dataset, train=True, **how)
         self.test = resident(test, self.dataset, train=False, **how)
+        # The split that the test samples of clients are in.
+        self._tested = self.train if partition.meta["test_source"] == "train" else self.test
         self._tokens = train.x if self.task == "masked_lm" else None
         self._union = torch.from_numpy(np.unique(partition.train_index))
         self.reserve(0.0)
@@ -268,25 +269,10 @@ class FederatedDataModule(Recorded, LightningDataModule):
         """Training samples in the hold-out of a client."""
         return len(self.partition_.train(client)) - self.num_samples(client)
 
-    @property
-    def skipped_samples(self) -> int:
-        """Samples that `last_batch` drops, of all clients in one pass over their chunks."""
-        if self.last_batch != "drop":
-            return 0
-        rounds = range(self.chunks)
-        clients = range(self.partition_.clients)
-        used = sum(sum(self.batch_sizes(client, t)) for client in clients for t in rounds)
-        return int(self._trained.sum()) - used
-
     def first_of_each_size(self, clients: slice) -> list[int]:
         """Of consecutive clients, the first with each number of training samples, ascending."""
         _, first = np.unique(self._trained[clients], return_index=True)
         return sorted((first + (clients.start or 0)).tolist())
-
-    def epoch_sizes(self, client: int) -> range:
-        """The possible sizes of a client's local epoch, which are those of its chunks."""
-        least, rest = divmod(self.num_samples(client), self.chunks)
-        return range(least, least + (rest > 0) + 1)
 
     def num_batches(self, client: int, t: int = 0) -> int:
         """Training batches of one local epoch in round t."""
@@ -365,15 +351,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """The training batches of a plan."""
         return self.train.batches(plan)
-
-    def pack_batches(self, sessions: Sequence[Sequence[Plan]]) -> PackBatches:
-        """The training batches of K sessions, of which each has plans of its own; see there."""
-        return PackBatches(self.train, sessions)
-
-    @property
-    def _tested(self) -> Resident:
-        """The split that the test samples of clients are in."""
-        return self.train if self.partition_.meta["test_source"] == "train" else self.test
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """The test samples of a client in a fixed order; no batch if it has none."""

@@ -33,8 +33,8 @@ DECADES = 50  # ratio of largest to smallest value from which a loss has a log a
 SHARE = ".4~%"  # on axes, and precise enough for the numbers at a mark
 MARGIN = 0.04  # of an axis, beside its values
 MOST_ROUNDS = 150  # points of a line; of more, evenly spaced ones are drawn
-MOST_POINTS = 3000  # of all lines of a chart
-MOST_SHOWN = 1200  # members of all groups that are drawn as points
+MOST_SHOWN = 300  # members of a group that are drawn as points
+MOST_CELLS = 40  # rows and columns of a heat map
 FEW = 15  # points of a line that are marked, or that have names
 LONG = 22  # characters of a name that has no room beside a point
 HEIGHT, ROW = 250, 24  # pixels of a chart, and of a row of cells
@@ -43,6 +43,7 @@ BOXES = (
     "as far as 1.5 times the box."
 )
 Along = Callable[[Run], "pd.Series[float]"]
+Places = Mapping[str, int]  # of series: which colour and dash they have wherever they are drawn
 UNSET: Any = alt.Undefined
 
 
@@ -56,7 +57,6 @@ class Axis:
         format: of numbers, in d3's language.
         log: whether the axis is logarithmic.
         zero: whether it begins at zero.
-        names: of a column of names, in their order on the axis; by default that of the table.
         ends: of the axis; chosen from the values by default.
     """
 
@@ -65,7 +65,6 @@ class Axis:
     format: str = ""
     log: bool = False
     zero: bool = False
-    names: tuple[str, ...] = ()
     ends: tuple[float, float] | None = None
 
     @property
@@ -73,23 +72,7 @@ class Axis:
         return self.title or readable(self.column)
 
 
-@dataclass(frozen=True)
-class Series:
-    """A column of names, each with the colour and dash of its place wherever it is drawn."""
-
-    column: str
-    places: Mapping[str, int]
-    title: str = ""
-
-    @classmethod
-    def of(cls, column: str, names: Iterable[str], title: str = "") -> Series:
-        """Colours in the order of the names."""
-        return cls(column, {n: place for place, n in enumerate(dict.fromkeys(names))}, title)
-
-    def drawn(self, data: pd.DataFrame) -> dict[str, int]:
-        """The places of the names that are in `data`."""
-        names = {*data["series"]}
-        return {name: place for name, place in self.places.items() if name in names}
+SERIES = Axis("series")
 
 
 @dataclass(frozen=True)
@@ -101,14 +84,14 @@ class Chart:
         spec: in Vega-Lite, without data, width and configuration; colours by name.
         data: what it shows, with the columns that the specification names.
         columns: of the data those that readers see, in their order, with heading and format.
-        series: the names that can be switched off.
+        places: of the series that it draws, by name; they can be switched off.
     """
 
     title: str
     spec: dict[str, Any]
     data: pd.DataFrame
     columns: Mapping[str, Axis]
-    series: Series | None = None
+    places: Places
 
     @property
     def values(self) -> dict[str, Any]:
@@ -139,8 +122,7 @@ class Figure:
     @property
     def series(self) -> dict[str, int]:
         """Names drawn in any of its charts and their places, for one legend."""
-        drawn = [chart.series.drawn(chart.data) for chart in self.charts if chart.series]
-        return {name: place for one in drawn for name, place in one.items()}
+        return {name: place for one in self.charts for name, place in one.places.items()}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -149,24 +131,24 @@ class Figure:
         return pd.concat(tables, names=["chart"]).reset_index("chart")
 
 
-def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
+def lines(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str = "") -> Chart:
     """A line for each series through its measured points, with a band from `low` to `high`."""
-    data = _by_role(table, x=x, y=y, series=by)
-    data = _thinned(data, "series", MOST_POINTS, most=MOST_ROUNDS)
+    data = _thinned(_by_role(table, x=x, y=y, series=SERIES), "series", MOST_ROUNDS)
     few = len(data) == 0 or data["series"].value_counts().max() <= FEW
-    drawn = alt.Chart().encode(_position("x", data, x), _colour(by, data, line=True))
+    places = _drawn(places, data)
+    drawn = alt.Chart().encode(_position("x", data, x), _colour(places, data, "stroke"))
     line = drawn.mark_line(point=alt.OverlayMarkDef(size=40, opacity=int(few)))
-    dashes = _scale(by, data, dash_of)
+    dashes = _scale(places, dash_of)
     dash = alt.StrokeDash("series:N", scale=dashes, title=None)  # in the legend of the colours
     layers = [line.encode(_position("y", data, y), dash)]
     if "low" in data:
         ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
         layers.insert(0, drawn.mark_area(opacity=0.16).encode(**ends))
-    return _chart(title or y.heading, data, layers, by, {"x": x, "y": y})
+    return _chart(title or y.heading, data, layers, places, {"x": x, "y": y})
 
 
 def points(
-    table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, name: str = "", title: str = ""
+    table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, name: str = "", title: str = ""
 ) -> Chart:
     """A point for each row with an error bar from `low` to `high`.
 
@@ -174,8 +156,9 @@ def points(
     short.
     """
     named = {"name": Axis(name)} if name else {}
-    data = _by_role(table, x=x, y=y, series=by, **named)
-    drawn = alt.Chart().encode(_position("x", data, x), _colour(by, data))
+    data = _by_role(table, x=x, y=y, series=SERIES, **named)
+    places = _drawn(places, data)
+    drawn = alt.Chart().encode(_position("x", data, x), _colour(places, data, "circle"))
     layers = [drawn.mark_point(filled=True, size=70).encode(_position("y", data, y))]
     if "low" in data:
         ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
@@ -187,56 +170,52 @@ def points(
         text = drawn.mark_text(fontSize=11, dy=alt.expr("datum.below ? 13 : -11"), **beside)
         ink, place = alt.value("theme:ink"), _position("y", data, y)
         layers.append(text.encode(place, text="name:N", color=ink))
-    return _chart(title or y.heading, data, layers, by, named | {"x": x, "y": y})
+    return _chart(title or y.heading, data, layers, places, named | {"x": x, "y": y})
 
 
-def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
+def spread(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str = "") -> Chart:
     """The distribution of x in each group of y: its members, and a box from quartile to quartile.
 
     Of more than MOST_SHOWN members those with evenly spaced ranks in their group are drawn.
     """
-    data = _by_role(table, x=x, y=y, series=by)
-    y = replace(y, names=y.names or tuple(data["y"].drop_duplicates()))
+    data = _by_role(table, x=x, y=y, series=SERIES)
+    groups = _position("y", data, y)
     data = _thinned(data.sort_values("x", kind="stable"), "y", MOST_SHOWN)
     # golden-ratio steps spread neighbours without random numbers
     data = data.assign(offset=(np.arange(len(data)) * 0.618034 % 1).round(2))
-    place = _position("x", data, x), _position("y", data, y)
-    drawn = alt.Chart().encode(*place, _colour(by, data))
+    places = _drawn(places, data)
+    drawn = alt.Chart().encode(_position("x", data, x), groups, _colour(places, data, "circle"))
     dot = drawn.mark_point(filled=True, size=14, yOffset=alt.expr("(datum.offset - 0.5) * 22"))
     muted, ink = (alt.MarkConfig(color=f"theme:{name}") for name in ("muted", "ink"))
     box = drawn.mark_boxplot(size=26, opacity=0.4, outliers=False, rule=muted, median=ink)
     height = max(60, 20 + 2 * ROW * data["y"].nunique())
-    return _chart(title or x.heading, data, [box, dot], by, {"y": y, "x": x}, height)
+    return _chart(title or x.heading, data, [box, dot], places, {"y": y, "x": x}, height)
 
 
 def heat(
-    table: pd.DataFrame,
-    x: Axis,
-    y: Axis,
-    value: Axis,
-    *,
-    middle: float | None = None,
-    title: str = "",
+    values: pd.DataFrame, across: str, value: Axis, *, title: str = "", most: int = MOST_CELLS
 ) -> Chart:
-    """A cell for each row; x and y are names or numbers of cells.
+    """A cell for each value of a table; its index has a name, and `across` is that of its columns.
 
-    `value` is the shade, of colours that diverge from `middle` if it is given.
+    Of more than `most` rows or columns evenly spaced ones are drawn.
     """
+    rows, columns = (evenly_spaced(count, most=most) for count in values.shape)
+    values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
+    x, y = Axis(across), Axis(str(values.index.name))
+    table = values.reset_index().melt(y.column, var_name=across, value_name=value.column)
     data = _by_role(table, x=x, y=y, value=value)
-    middle, colours = (UNSET, "ramp") if middle is None else (middle, "diverging")
-    ends: Any = {"domain": value.ends or UNSET, "domainMid": middle}
-    scale = alt.Scale(range=colours, interpolate="rgb", **ends)
+    scale = alt.Scale(range="ramp", interpolate="rgb", domain=value.ends or UNSET)
     legend = alt.Legend(title=value.heading, gradientLength=180, format=value.format or UNSET)
     look: Any = {"labelAngle": 0, "ticks": False, "domain": False, "grid": False}
     cells = alt.Axis(labelOverlap="parity", labelSeparation=4, **look)
     cell = alt.Chart().encode(
-        alt.X("x:O", title=x.heading, sort=list(x.names) or None, axis=cells),
-        alt.Y("y:O", title=y.heading, sort=list(y.names) or None, axis=cells),
+        alt.X("x:O", title=x.heading, sort=[*values], axis=cells),
+        alt.Y("y:O", title=y.heading, sort=[*values.index], axis=cells),
         alt.Color("value:Q", scale=scale, legend=legend),
     )
-    height = min(max(60, 20 + ROW * data["y"].nunique()), 420)
-    columns = {"x": x, "y": y, "value": value}
-    return _chart(title or value.heading, data, [cell.mark_rect()], None, columns, height)
+    height = min(max(60, 20 + ROW * len(values)), 420)
+    named = {"x": x, "y": y, "value": value}
+    return _chart(title or value.heading, data, [cell.mark_rect()], {}, named, height)
 
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
@@ -304,14 +283,13 @@ def coloured(spec: dict[str, Any], scheme: str) -> dict[str, Any]:
     return named
 
 
-def _thinned(data: pd.DataFrame, by: str, total: int, *, most: int = MOST_SHOWN) -> pd.DataFrame:
-    """At most so many rows of each value of a column and in all, evenly spaced."""
+def _thinned(data: pd.DataFrame, by: str, most: int) -> pd.DataFrame:
+    """At most so many rows of each value of a column, evenly spaced."""
     parts = [part for _, part in data.groupby(by, sort=False)]
-    most = min(most, max(30, total // max(1, len(parts))))
     return pd.concat([part.iloc[evenly_spaced(len(part), most=most)] for part in parts] or [data])
 
 
-def _by_role(table: pd.DataFrame, **columns: Axis | Series) -> pd.DataFrame:
+def _by_role(table: pd.DataFrame, **columns: Axis) -> pd.DataFrame:
     """The columns by their role, with `low` and `high`, without rows that have no place."""
     taken = {role: table[axis.column] for role, axis in columns.items()}
     ends = {end: table[end] for end in ("low", "high") if end in table and table[end].notna().any()}
@@ -319,49 +297,61 @@ def _by_role(table: pd.DataFrame, **columns: Axis | Series) -> pd.DataFrame:
     return data.dropna(subset=list(columns), ignore_index=True)
 
 
-def _scale(by: Series, data: pd.DataFrame, look: Callable[[int], Any]) -> alt.Scale:
-    """The colours or dashes of the names that are drawn."""
-    drawn = by.drawn(data)
-    return alt.Scale(domain=[*drawn], range=[*map(look, drawn.values())])
+def _drawn(places: Places, data: pd.DataFrame) -> Places:
+    """The places of the series in `data`."""
+    names = {*data["series"]}
+    return {name: place for name, place in places.items() if name in names}
 
 
-def _colour(by: Series, data: pd.DataFrame, *, line: bool = False) -> alt.Color:
+def _scale(places: Places, look: Callable[[int], Any]) -> alt.Scale:
+    """The colours or dashes of the series."""
+    return alt.Scale(domain=[*places], range=[*map(look, places.values())])
+
+
+def _colour(places: Places, data: pd.DataFrame, symbol: str) -> alt.Color:
     """The channel of colours; its legend is for files, as a page has its own."""
-    alone = len(by.drawn(data)) < 2 or bool((data["y"] == data["series"]).all())
-    legend = None if alone else alt.Legend(symbolType="stroke" if line else "circle")
-    return alt.Color("series:N", scale=_scale(by, data, colour_of), title=None, legend=legend)
+    alone = len(places) < 2 or bool((data["y"] == data["series"]).all())
+    legend = None if alone else alt.Legend(symbolType=symbol)
+    return alt.Color("series:N", scale=_scale(places, colour_of), title=None, legend=legend)
 
 
 def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> Any:
     """The channel of a position: of names or of numbers."""
-    channel = alt.X if role == "x" else alt.Y
+    channel: Any = alt.X if role == "x" else alt.Y
     title = axis.heading if role == "x" else None
     if data[role].dtype.kind not in "iufb":
         # in the order of the table: Vega would take that of the first layer, which may lack rows
-        names = list(axis.names or data[role].drop_duplicates())
-        look: Any = {"labelAngle": 0} if role == "x" else {"domain": False, "ticks": False}
+        names = data[role].drop_duplicates().tolist()
+        # a line for each part of `FedBCD, gamma 1.0, wait 5`, the middle one beside its row
+        parts = "split(datum.label, ', ')"
+        look: Any = {"labelExpr": parts, "labelOffset": alt.expr(f"7 - 7 * length({parts})")}
+        look |= {"domain": False, "ticks": False}
         return channel(f"{role}:N", title=title, sort=names, axis=alt.Axis(**look))
     scale: Any = {"type": "log", "nice": False} if axis.log else {"zero": axis.zero}
     scale |= {"domain": axis.ends, "padding": 0} if axis.ends else {}
-    look = {"tickMinStep": 1} if axis.column in ("round", "rank") else {}
-    look |= {"grid": False} if role == "x" else {}
-    shown = alt.Axis(format=axis.format or UNSET, **look)
-    return channel(f"{field or role}:Q", title=title, scale=alt.Scale(**scale), axis=shown)
+    look = {"format": axis.format or UNSET, "grid": role == "y"}
+    if role == "x" and (data["x"] % 1 == 0).all():  # such as rounds and clients
+        scale |= {"nice": False}
+        look |= {"format": axis.format or ",d"}
+        look |= {"labelExpr": "datum.value % 1 ? '' : datum.label"}
+        look |= {"tickOpacity": alt.expr("datum.value % 1 ? 0 : 1")}
+    shown = {"title": title, "scale": alt.Scale(**scale), "axis": alt.Axis(**look)}
+    return channel(f"{field or role}:Q", **shown)
 
 
 def _chart(
     title: str,
     data: pd.DataFrame,
     layers: Sequence[alt.Chart],
-    by: Series | None,
+    places: Places,
     columns: Mapping[str, Axis],
     height: int = HEIGHT,
 ) -> Chart:
     """The layers as one chart."""
-    if by is not None and not any((data["series"] == data[role]).all() for role in columns):
-        columns = {"series": Axis("series", by.title or by.column), **columns}
+    if places and not any((data["series"] == data[role]).all() for role in columns):
+        columns = {"series": SERIES, **columns}
     columns = {**columns, **{end: Axis(end) for end in ("low", "high") if end in data}}
     drawing: Any = alt.layer(*layers, data=alt.NamedData("rows")).properties(height=height)
     spec = drawing.to_dict(validate=False)
     shown = {key: value for key, value in spec.items() if key not in ("config", "data")}
-    return Chart(title, shown, data, columns, by)
+    return Chart(title, shown, data, columns, places)

@@ -51,7 +51,7 @@ def content(figure: Figure) -> list[dict[str, Any]]:
             "spec": chart.spec,
             "data": chart.values,
             "columns": {name: (axis.heading, axis.format) for name, axis in chart.columns.items()},
-            "series": chart.series is not None,
+            "series": bool(chart.places),
         }
         for chart in figure.charts
     ]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pandas import DataFrame
 from rich import box
 from rich.console import Console, JustifyMethod
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,24 +24,16 @@ def print_line(console: Console, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-def print_table(
-    console: Console, content: DataFrame, *, left: Sequence[int] = (0,), spare: Sequence[str] = ()
-) -> None:
-    """Print a table; if it is too wide, wrap headers and drop columns named in `spare`.
+def print_table(console: Console, content: DataFrame, *, left: Sequence[int] = (0,)) -> None:
+    """Print a table; if it is too wide, wrap headers.
 
-    `left` are positions of left-aligned columns; `spare` names columns in the order in which they
-    are dropped. Brackets in cells are not markup.
+    `left` are positions of left-aligned columns. Brackets in cells are not markup.
     """
-    for further in (*spare, None):
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-        for number, header in enumerate(content.columns):
-            widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
-            side: JustifyMethod = "left" if number in left else "right"
-            table.add_column(Text(header), justify=side, overflow="fold", min_width=widest)
-        for row in content.itertuples(index=False, name=None):
-            table.add_row(*map(Text, row))
-        needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
-        if further is None or needed <= console.width:
-            break
-        content = content.drop(columns=further, errors="ignore")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for number, header in enumerate(content.columns):
+        widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
+        side: JustifyMethod = "left" if number in left else "right"
+        table.add_column(Text(header), justify=side, overflow="fold", min_width=widest)
+    for row in content.itertuples(index=False, name=None):
+        table.add_row(*map(Text, row))
     console.print(table)

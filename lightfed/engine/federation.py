@@ -165,6 +165,7 @@ class Federation(Recorded, L.LightningModule):
         """
         limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
         all_of_them = limit == 1.0 and isinstance(limit, float)
+        data.trainer = trainer  # also in a plan
         fleet = kind(
             self.groups,
             self.algorithm,

@@ -12,7 +12,6 @@ from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from lightfed.api.fleet import Fleet
-from lightfed.data.batches import batch_sizes
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
@@ -134,10 +133,7 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
 
 def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> bool:
     """Whether an epoch of a client has a batch of one sample."""
-    epochs = (
-        batch_sizes(samples, data.batch_size, data.last_batch)
-        for samples in data.epoch_sizes(client)
-    )
+    epochs = (data.batch_sizes(client, t) for t in range(data.chunks))
     return any(1 in sizes[: fleet.work.batches(len(sizes))] for sizes in epochs)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -166,21 +165,6 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     return flops
 
 
-def _step(module: L.LightningModule, batch: Any) -> Any:
-    """The loss of a module's training step, which logs nothing."""
-    vars(module).update(log=_ignore, log_dict=_ignore)
-    try:
-        with seeded(0):
-            output = module.training_step(batch, 0)
-    finally:
-        del module.log, module.log_dict
-    return output["loss"] if isinstance(output, dict) else output
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Replaces `self.log`."""
-
-
 def _step_costs(
     module: L.LightningModule, data: DataSpec, position: int, frozen: bool
 ) -> tuple[float, float]:
@@ -188,21 +172,34 @@ def _step_costs(
 
     0 FLOPs if they are unknown. Rejects a model that cannot train on these samples.
     """
+
+    def step(batch: Any) -> Any:
+        with seeded(0):
+            output = module.training_step(batch, 0)
+        return output["loss"] if isinstance(output, dict) else output
+
     batch = data.longest()
-    given = (partial(_step, module), batch_size(batch))
+    given = (step, batch_size(batch))
+    module.trainer = data.trainer  # a step may ask it
+    vars(module).update(log=_ignore, log_dict=_ignore)
     try:
         flops = forward_flops(module, batch, *given)
         return flops, passes(module, batch, flops, *given) if frozen else 3.0
     except NotImplementedError:
         return 0.0, 3.0
     except Exception as error:  # of the user's step
-        if "not attached to a `Trainer`" in str(error):
-            return 0.0, 3.0  # what it asks of the Trainer is not there yet
         named = batch.items() if isinstance(batch, dict) else enumerate(batch)
         shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in named)
         found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
         fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
         raise UserError(f"model.clients.{position}.model", found, fix) from error
+    finally:
+        del module.log, module.log_dict
+        module.trainer = None
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Replaces `self.log`."""
 
 
 @dataclass(frozen=True)

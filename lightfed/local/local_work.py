@@ -215,4 +215,4 @@ class SessionPlans:
         """The training batches of several sessions, whose numbers of batches are given."""
         with self.timings.part("data"):
             plans = [[*self.epochs(client, t, left)] for client, left in steps.items()]
-            return self._data.pack_batches(plans)
+            return PackBatches(self._data.train, plans)

@@ -27,6 +27,8 @@ class DataSpec(Protocol):
 
     def longest(self) -> Any: ...
 
+    trainer: Any
+
 
 def blank(data: DataSpec, *, samples: int) -> Tensor:
     """A batch of zeros for a model of these data: (samples, *input_shape).

@@ -27,7 +27,7 @@ from lightfed.utils.errors import require
 
 FOLDER, VERDICTS = "comparison", "comparison-verdicts"  # beside the runs, and a file in it
 SHARED = ("n", "seed", "data", "clients", "rounds")  # said once if all rows share them
-SPARE = ("train loss", "time / round", "between servers", "stored / client", "compute", "seed")
+DETAILS = ["between servers", "compute", "stored / client", "time / round"]  # on the page alone
 MOST_NAMED = 12  # runs in a sentence
 
 
@@ -71,10 +71,13 @@ def compare(
         share, fix = is_share(column), "give an accuracy in 0..1, such as 0.8"
         fits = 0 < target <= 1 if share else math.isfinite(target)
         require(fits, "--target", f"{target:g}", fix if share else "give a finite number")
-    finals, labels = comparison_table(rows, column, target=target), [row.label for row in rows]
-    stated = DataFrame([options(row.runs[0].settings) for row in rows], labels).fillna(NOTHING)
+    finals = comparison_table(rows, column, target=target)
+    labels = [row.label for row in rows]
+    names = [f"{row.condition}: " * (labels.count(row.label) > 1) + row.label for row in rows]
+    stated = DataFrame([options(row.runs[0].settings) for row in rows], names).fillna(NOTHING)
     differ = stated.loc[:, stated.nunique() > 1].drop(columns="algorithm", errors="ignore")
-    settings = differ.reset_index(names="settings of")
+    tall = differ.T if differ.shape[1] > differ.shape[0] else differ
+    settings = tall.reset_index(names="settings")
     alike = [name for name in SHARED if name in finals and finals[name].nunique() == 1]
     shared = ", ".join(f"{name} {finals[name][0]}" for name in alike)
     finals = finals.drop(columns=alike)
@@ -111,9 +114,8 @@ def compare(
         }
         clients = concat(tested, names=owners).reset_index(owners).reset_index(drop=True)
         write_files([], {"clients": clients}, folder, (), ["csv"])
-        write_file(folder / "clients.parquet", clients.to_parquet(index=False))
     console = new_console()
-    print_table(console, finals, spare=SPARE)
+    print_table(console, finals.drop(columns=DETAILS, errors="ignore"))
     for line in (*said, *(f"{one.title}: {one.verdicts()[0]}" for one in met), CHOSEN * bool(met)):
         print_line(console, line)
     for study in studies:
@@ -121,8 +123,6 @@ def compare(
         print_table(console, study.cells, left=(0, 1))
         for note in study.notes:
             print_line(console, note)
-    if len(settings.columns) > 1:
-        print_table(console, settings, spare=[*settings.columns[:0:-1]])
     print_line(console, f"page: {folder / 'comparison.html'}")
     return folder / "comparison.html"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.marks import Axis, Chart, Figure, Series, course_table, metric_axis, stacked
+from lightfed.drawing.marks import Axis, Chart, Figure, Places, course_table, metric_axis, stacked
 from lightfed.results.groups import Group, gathered
 from lightfed.results.run import OF_CLIENTS, Run, base_name, primary_metric, traffic, worst_tenth
 from lightfed.results.text import ends_text, metric_text, readable, sentence, unit_of
@@ -36,17 +36,17 @@ def run_figures(run: Run) -> list[Figure]:
 def course(run: Run) -> Figure | None:
     """Metrics, losses and the metric for the bytes sent; None below two evaluations."""
     primary = base_name(primary_metric(run))
-    by = Series.of("series", LINES.values(), "model")
+    places = {text: place for place, text in enumerate(LINES.values())}
     charts: list[Chart] = []
     for name in dict.fromkeys([primary, "loss", *map(base_name, run.metrics)]):
         table = _lines(run, {column.format(name): text for column, text in LINES.items()}, name)
         y = metric_axis("value", name, table["value"])
-        charts += _over_rounds(table, y, by, sentence(name))
+        charts += _over_rounds(table, y, places, sentence(name))
         if name == primary:
             sent = table.drop(columns=["low", "high"]).merge(
                 traffic(run).rename("sent"), on="round"
             )
-            charts += _over_bytes(sent, y, by, sentence(name))
+            charts += _over_bytes(sent, y, places, sentence(name))
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         f"over the clients. Bytes are those the algorithm sends, for all clients. {DRAG}"
@@ -59,14 +59,13 @@ def clients(run: Run) -> Figure | None:
     metric, table = base_name(primary_metric(run)), run.evaluation
     if metric not in table or not np.isfinite(table[metric]).any():
         return None
-    by = Series.of("group", run.client_groups, "client group")
-    axis, title = metric_axis(metric, metric, table[metric]), sentence(metric)
-    group = Axis("group", "client group", names=run.client_groups)
-    charts = [marks.spread(table, axis, group, by, title=f"{title} of each client")]
-    groups = _lines(run, {f"personal/{metric}/{name}": name for name in by.places}, metric)
-    lines = Series("series", by.places, by.title)
+    places = {name: place for place, name in enumerate(run.client_groups)}
+    title, each = sentence(metric), table.rename(columns={"group": "series"})
+    x, y = metric_axis(metric, metric, table[metric]), Axis("series", "client group")
+    charts = [marks.spread(each, x, y, places, title=f"{title} of each client")]
+    groups = _lines(run, {f"personal/{metric}/{name}": name for name in places}, metric)
     y = metric_axis("value", metric, groups["value"])
-    charts += _over_rounds(groups, y, lines, f"{title} by client group")
+    charts += _over_rounds(groups, y, places, f"{title} by client group")
     scores, after = table[metric], f"After round {table['round'].iloc[0]}"
     worst = metric_text(metric, worst_tenth(scores, metric))
     caption = (
@@ -81,28 +80,20 @@ def partition(run: Run) -> Figure | None:
     if (counts := run.partition) is None:
         return None
     held, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
-    most = max(2, min(200, CELLS // counts.shape[1]))
-    shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
-    shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
-    cells = shown.rename_axis(index="client").reset_index()
-    heat = marks.heat(
-        cells.melt("client", var_name="label", value_name="samples"),
-        Axis("client"),
-        Axis("label", "class", names=tuple(shown.columns)),
-        Axis("samples"),
-        title="Training samples by class and client",
-    )
+    most = min(len(counts), max(marks.MOST_CELLS, min(200, CELLS // counts.shape[1])))
+    by_class, title = counts.T.rename_axis("class"), "Training samples by class and client"
+    heat = marks.heat(by_class, "client", Axis("samples"), title=title, most=most)
+    part = f"; {most} of them are drawn" * (most < len(counts))
     caption = (
         f"{len(counts):,} clients hold {held.min():,} to {held.max():,} samples (median "
-        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes; {len(shown)} of them are "
-        "drawn."
+        f"{held.median():,.0f}) of {ends_text(sorted(classes))} classes{part}."
     )
     return Figure("partition", "Partition", (heat,), caption)
 
 
 def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
     """Those that the runs allow; each label has one colour and one dash in all of them."""
-    by = Series("series", {group.label: group.place for group in groups}, "experiment")
+    places = {group.label: group.place for group in groups}
     conditions = gathered(groups, lambda group: group.condition)
     metric = base_name(column)
     courses: list[Chart] = []
@@ -112,8 +103,8 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
         table = stacked([course_table(group, column, group.label) for group in own], column)
         title = f"{begin}{sentence(column)}"
         y = metric_axis("mean", metric, table["mean"])
-        if over_rounds := _over_rounds(table, y, by, title):
-            courses += [*over_rounds, *_over_bytes(table, y, by, title)]
+        if over_rounds := _over_rounds(table, y, places, title):
+            courses += [*over_rounds, *_over_bytes(table, y, places, title)]
         tested = {
             (group.label, run.seed): run.evaluation[[metric]]
             for group in own
@@ -122,9 +113,9 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
         }
         if tested:
             table = pd.concat(tested, names=["series", "seed"]).reset_index("series")
-            x, y = metric_axis(metric, metric, table[metric]), Axis("series", by.title)
+            x, y = metric_axis(metric, metric, table[metric]), Axis("series", "experiment")
             title = f"{begin}{sentence(metric)} over clients"
-            spreads.append(marks.spread(table, x, y, by, title=title))
+            spreads.append(marks.spread(table, x, y, places, title=title))
     lines = f"Lines: {seeds_note(groups) or 'single runs'}. {DRAG}"
     boxes = f"The clients of all runs of an experiment at their last evaluation. {marks.BOXES}"
     figures = (
@@ -155,13 +146,13 @@ def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
     return stacked(parts, metric)
 
 
-def _over_rounds(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
+def _over_rounds(table: pd.DataFrame, y: Axis, places: Places, title: str) -> list[Chart]:
     """A chart of lines; none below two evaluations."""
     drawn = table["round"].nunique() > 1
-    return [marks.lines(table, Axis("round"), y, by, title=title)] if drawn else []
+    return [marks.lines(table, Axis("round"), y, places, title=title)] if drawn else []
 
 
-def _over_bytes(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Chart]:
+def _over_bytes(table: pd.DataFrame, y: Axis, places: Places, title: str) -> list[Chart]:
     """Lines over the column `sent`; none if it does not vary.
 
     The axis has a unit with short numbers, and is logarithmic over decades.
@@ -173,4 +164,4 @@ def _over_bytes(table: pd.DataFrame, y: Axis, by: Series, title: str) -> list[Ch
     log = bool(20 * table["sent"].min() < table["sent"].max())
     x = Axis("sent", f"sent by all clients and the server ({unit}{', log' * log})", log=log)
     sent = table.assign(sent=table["sent"] / factor)
-    return [marks.lines(sent, x, y, by, title=f"{title} for the bytes sent")]
+    return [marks.lines(sent, x, y, places, title=f"{title} for the bytes sent")]

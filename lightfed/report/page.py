@@ -23,7 +23,7 @@ from lightfed.utils.errors import UserError
 from lightfed.utils.keys import flat
 
 PAGE = "index.html"
-SPARE = ("std over clients", "down / client", "compute / client", "stored / client")
+DETAILS = ["std over clients", "down / client", "stored / client"]  # on the page alone
 FILES = "report"  # folder of figures and tables that were asked for
 REFRESH = 10  # seconds after which the page of a running run loads itself
 OURS = "list of lightfed runs"  # in the list
@@ -86,11 +86,11 @@ def print_summary(run: Path) -> None:
     files = read(run)
     console = new_console()
     print_line(console, f"{files.name}: {headline(files)}")
-    print_table(console, key_figures(files), left=(0, 2), spare=("note",))
+    print_table(console, key_figures(files), left=(0, 2))
     if text := measured(files):
         print_line(console, text)
     if len(groups := client_group_table(files)):
-        print_table(console, groups, spare=SPARE)
+        print_table(console, groups.drop(columns=DETAILS, errors="ignore"))
     if (run / PAGE).is_file():
         print_line(console, f"page: {run / PAGE}")
 

@@ -6,11 +6,27 @@ from collections.abc import Sequence
 from pandas import DataFrame
 
 from lightfed.results import text
-from lightfed.results.groups import Group, costs_to, final_text, resolution_text, singles
-from lightfed.results.run import OF_CLIENTS, Run, base_name, primary_metric, totals, worst_tenth
+from lightfed.results.groups import (
+    Group,
+    costs_to,
+    final_text,
+    interval_head,
+    reached_by_all,
+    resolution_text,
+    runs_of,
+    singles,
+)
+from lightfed.results.run import (
+    OF_CLIENTS,
+    TIME,
+    Run,
+    base_name,
+    primary_metric,
+    totals,
+    worst_tenth,
+)
 from lightfed.results.text import NOTHING, metric_text, readable
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
-from lightfed.studies.fedbcd import common_target, time_to
 
 STAGES = (AGGREGATED, TRAINED)
 
@@ -61,10 +77,11 @@ def comparison_table(
     `target` is the value of the metric up to which rounds, bytes, FLOPs and virtual time are
     counted; by default virtual time alone, up to what all runs that have it reached.
     """
-    metric, interval = base_name(column), " (95 % interval)"
-    name, interval = readable(metric), interval * any(len(row.runs) > 1 for row in rows)
+    metric, interval = base_name(column), interval_head(rows)
+    name = readable(metric)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    goal = common_target(rows, column) if target is None else target
+    timed = [run for run in runs_of(rows) if run.has(TIME)]
+    goal = reached_by_all(timed, column) if target is None else target
     aim = text.goal_text(column, goal)
 
     def cells(row: Group) -> dict[str, str]:
@@ -79,9 +96,8 @@ def comparison_table(
             "train loss": "train_loss",
         }
         cost = DataFrame([totals(run) for run in row.runs]).mean()
-        rounds, sent, flops = costs_to(goal, row.runs, column)
-        time, reached = time_to(row, column, goal), target is not None and math.isfinite(rounds)
-        timed = math.isfinite(time[0])
+        rounds, sent, flops, time = costs_to(goal, row.runs, column)
+        reached = math.isfinite(time if target is None else rounds)
         until = {
             f"rounds to {aim}": metric_text("", rounds),
             "sent until then": text.bytes_text(sent),
@@ -101,8 +117,8 @@ def comparison_table(
             "stored / client": text.bytes_text(cost["stored_bytes"] or math.nan),
             "time / round": text.seconds_text(cost["per_round"]),
             **(until if target is not None else {}),
-            f"virtual time to {aim}": f"{metric_text('', *time)} s" if timed else NOTHING,
-            "its resolution": resolution_text(row.runs, column) if timed or reached else NOTHING,
+            f"virtual time to {aim}": text.seconds_text(time),
+            "its resolution": resolution_text(row.runs, column) if reached else NOTHING,
         }
 
     return _without_empty_columns(DataFrame([cells(row) for row in rows], dtype="str"))

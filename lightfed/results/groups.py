@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from lightfed.results import text
-from lightfed.results.run import Run, base_name, primary_metric, traffic
+from lightfed.results.run import TIME, Run, base_name, primary_metric, traffic
 from lightfed.utils.keys import LEVELS, column_of, long_name
 
 if TYPE_CHECKING:
@@ -79,18 +79,16 @@ class Group:
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.
 
-        Columns: `sent` (mean bytes up and down since the start, NaN if unknown), `mean` and `std`
-        (sample) over the runs, `low` and `high` (95 % t interval of the mean), `n` runs. A single
-        run has no std and no interval.
+        Columns: `sent` (mean bytes up and down since the start, NaN if unknown), `mean` over the
+        runs, `low` and `high` (its 95 % t interval, NaN for a single run).
         """
         import pandas as pd
 
         values = pd.concat([run.series(column) for run in self.runs], axis=1, join="inner")
         values = values.dropna()
         sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
-        mean, std, n = values.mean(axis=1), values.std(axis=1), len(self.runs)
-        half = t_half_width(std, n)
-        own = {"mean": mean, "std": std, "low": mean - half, "high": mean + half, "n": n}
+        mean, half = values.mean(axis=1), t_half_width(values.std(axis=1), len(self.runs))
+        own = {"mean": mean, "low": mean - half, "high": mean + half}
         return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
 
 
@@ -264,6 +262,11 @@ def final_text(group: Group, column: str) -> str:
     return text.metric_text(column, *group.score(column)) + seeds
 
 
+def interval_head(rows: Iterable[Group]) -> str:
+    """For the end of a column's head: what follows the sign +- in its cells."""
+    return " (95 % interval)" * any(len(row.runs) > 1 for row in rows)
+
+
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Of the finite values; the sample deviation is NaN below two of them."""
     known = np.array([value for value in values if math.isfinite(value)])
@@ -283,15 +286,6 @@ def best_of(scores: Mapping[Item, float], metric: str) -> Item:
     return max(scores, key=lambda item: text.direction(metric) * scores[item])
 
 
-def when_reached(target: float, values: Series, at: Series, metric: str) -> float:
-    """The entry of `at`, such as seconds by round, when a metric first reaches a target, or NaN.
-
-    `values` are those of the metric by round; its name says whether lower is better.
-    """
-    there = at[text.direction(metric) * (values - target) >= 0]
-    return float(there.iloc[0]) if len(there) else math.nan
-
-
 def reached_by_all(runs: Iterable[Run], column: str) -> float:
     """The value that all runs with this column reach: the worst of their best. NaN without any."""
     reached = [value for run in runs if math.isfinite(value := run.best(column)[0])]
@@ -299,15 +293,16 @@ def reached_by_all(runs: Iterable[Run], column: str) -> float:
 
 
 def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
-    """Rounds, bytes and FLOPs of all clients until a column first reached a target.
+    """Rounds, bytes, FLOPs and virtual seconds until a column first reached a target.
 
-    Means over the runs; NaN unless all reached it.
+    Bytes and FLOPs are those of all clients. Means over the runs; NaN unless all reached it.
     """
     found = []
     for run in runs:
         flops = run.series("flops").fillna(0.0).cumsum()
-        spent = (run.rounds.index.to_series(), traffic(run), flops)
-        found.append([when_reached(target, run.series(column), at, column) for at in spent])
+        spent = (run.rounds.index.to_series(), traffic(run), flops, run.series(TIME))
+        reached = text.direction(column) * (run.series(column) - target) >= 0
+        found.append([at[reached].iloc[0] if reached.any() else math.nan for at in spent])
     return [float(mean) for mean in np.mean(found, axis=0)]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,25 +37,39 @@ OF_CLIENTS = {
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
+TIME = "virtual_time"  # column of the seconds of a simulated clock since the start
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
 
-class Gates(NamedTuple):
-    """Gate outputs of pFedMoE's clients at the last evaluation, after `round` finished rounds.
+class Run:
+    """One run folder, see `read`. Its tables are read on first use: a UserError if damaged.
 
-    `personal` is (clients, classes): the mean weight of a client's private expert over its test
-    samples of a class; the shared expert has the rest. NaN without such samples.
+    Attributes:
+        folder: that of the run.
+        environment: environment.json, which states all the others.
+        name, algorithm, data, seed, num_clients: as recorded; the last two are None without.
+        group_sizes: clients of each group, in the order of the configuration.
+        digest: that of its experiment, see `keys.experiment`; without one it is one by itself.
+        settings: those of its experiment by their dotted keys, all values text.
+        note: for the end of a title: says so if the data are synthetic.
+        planned: number of rounds configured; None if unlimited.
     """
 
-    round: int
-    personal: np.ndarray
-
-
-class Run:
-    """One run folder, see `read`. A file is read on its first use: a UserError if it is damaged."""
-
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        with reading(folder / "environment.json") as path:
+            stated: dict[str, Any] = json.loads(path.read_text("utf-8") if path.is_file() else "{}")
+        experiment, rounds = stated.get("experiment", {}), stated.get("rounds", -1)
+        self.folder, self.environment = folder, stated
+        self.name = str(stated.get("name", folder.name))
+        self.algorithm = str(stated.get("algorithm", "algorithm not known"))
+        self.data = str(stated.get("dataset", "data not known"))
+        self.seed: int | None = stated.get("seed")
+        self.num_clients: int | None = stated.get("clients")
+        self.group_sizes: dict[str, int] = stated.get("groups", {})
+        self.digest = str(experiment.get("digest", folder.absolute()))
+        self.settings: dict[str, str] = experiment.get("settings", {})
+        self.note = " (synthetic data)" if stated.get("synthetic") else ""
+        self.planned: int | None = rounds if rounds > 0 else None
 
     @cached_property
     def rounds(self) -> DataFrame:
@@ -83,16 +97,11 @@ class Run:
         """Training samples of each class (column) and client (row)."""
         import pandas as pd
 
-        if not (arrays := self._arrays("partition")):
+        if not (arrays := self.arrays("partition")):
             return None
         counts = pd.DataFrame(arrays["train_counts"].astype(int))
         classes = pd.Index(json.loads(str(arrays["meta"]))["classes"] or counts.columns)
         return counts.set_axis(classes.astype(str), axis=1)
-
-    @cached_property
-    def gates(self) -> Gates | None:
-        arrays = self._arrays("gate")
-        return Gates(int(arrays["round"]), arrays["personal"].astype(float)) if arrays else None
 
     @cached_property
     def costs(self) -> dict[str, np.ndarray]:
@@ -100,69 +109,15 @@ class Run:
 
         Empty without costs.npz, and if a later round has added to them.
         """
-        arrays = self._arrays("costs")
+        arrays = self.arrays("costs")
         current = arrays and int(arrays["round"]) == self.last_round
         return dict(zip(self.group_sizes, arrays["sums"], strict=True)) if current else {}
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """environment.json."""
-        with reading(self.folder / "environment.json") as path:
-            stated: dict[str, Any] = json.loads(path.read_text("utf-8") if path.is_file() else "{}")
-        return stated
 
     @cached_property
     def config(self) -> str:
         """The text of config.yaml; empty without it."""
         with reading(self.folder / "config.yaml") as path:
             return path.read_text("utf-8") if path.is_file() else ""
-
-    @property
-    def name(self) -> str:
-        return str(self.environment.get("name", self.folder.name))
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.environment.get("algorithm", "algorithm not known"))
-
-    @property
-    def data(self) -> str:
-        return str(self.environment.get("dataset", "data not known"))
-
-    @property
-    def seed(self) -> int | None:
-        return self.environment.get("seed")
-
-    @property
-    def num_clients(self) -> int | None:
-        return self.environment.get("clients")
-
-    @property
-    def group_sizes(self) -> dict[str, int]:
-        """Clients of each group, in the order of the configuration."""
-        return dict(self.environment.get("groups", {}))
-
-    @property
-    def digest(self) -> str:
-        """That of its experiment, see `keys.experiment`; without one it is one by itself."""
-        alone = str(self.folder.absolute())
-        return str(self.environment.get("experiment", {}).get("digest", alone))
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Those of its experiment by their dotted keys, all values text."""
-        return dict(self.environment.get("experiment", {}).get("settings", {}))
-
-    @property
-    def note(self) -> str:
-        """For the end of a title: says so if the data are synthetic."""
-        return " (synthetic data)" if self.environment.get("synthetic") else ""
-
-    @property
-    def planned(self) -> int | None:
-        """Number of rounds configured; None if unlimited."""
-        rounds: int = self.environment.get("rounds", -1)
-        return rounds if rounds > 0 else None
 
     @property
     def last_round(self) -> int:
@@ -223,7 +178,7 @@ class Run:
         """clients.csv, and whether its last line is incomplete."""
         return read_csv(self.folder / "clients.csv")
 
-    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of an npz file; none without it."""
         path = self.folder / f"{name}.npz"
         if not path.is_file():

@@ -40,7 +40,6 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "algorithm": type(fleet.algorithm).__name__,
             "dataset": data.dataset.name,
             "synthetic": data.dataset.synthetic,
-            "skipped_samples": data.skipped_samples,
             "digests": drawn,
             "experiment": experiment(dict(flat(trainer.config)) | named),
             "clients": fleet.clients,

@@ -16,7 +16,7 @@ from lightfed.drawing.marks import Axis, Figure
 from lightfed.results.groups import Group, gathered, grouped, usual_metric
 from lightfed.results.run import Run, reading
 from lightfed.results.text import NOTHING
-from lightfed.studies.shared import MOST_DRAWN, course_figures, heat_of
+from lightfed.studies.shared import course_figures
 
 MOST_READ = 100  # clients
 AGGREGATED, TRAINED = "after aggregation", "after local training"
@@ -26,9 +26,9 @@ CAPTION = (
     "samples, before and after local training in a round. Bands: 95 % t intervals over seeds."
 )
 SIMILARITY = (
-    f"At most {MOST_READ} clients with a mask, of which {MOST_DRAWN} are drawn, by their most "
-    "frequent class; a distance is a share of the elements that are not in every mask. A negative "
-    "correlation means that clients with similar data have similar masks."
+    f"At most {MOST_READ} clients with a mask, at most {marks.MOST_CELLS} of them drawn, by their "
+    "most frequent class; a distance is a share of the elements that are not in every mask. A "
+    "negative correlation means that clients with similar data have similar masks."
 )
 
 
@@ -105,11 +105,10 @@ def similarity_figure(run: Run) -> Figure | None:
     diagonal = np.eye(len(masks), dtype=bool)
     cells = [values.mask(diagonal).rename_axis("client") for values in found]
     cosine = Axis("cosine similarity", ends=(0.0, 1.0), format=".2f")
+    hamming = Axis("Hamming distance", format=".1%")
     charts = (
-        heat_of(cells[0], "other client", cosine, "Training labels of two clients"),
-        heat_of(
-            cells[1], "other client", Axis("Hamming distance", format=".1%"), "Masks of two clients"
-        ),
+        marks.heat(cells[0], "other client", cosine, title="Training labels of two clients"),
+        marks.heat(cells[1], "other client", hamming, title="Masks of two clients"),
     )
     text = f"Pearson correlation over {len(pairs):,} pairs of clients: {said}"
     return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, SIMILARITY)

@@ -1,33 +1,22 @@
-"""Clouds of servers: their metric against rounds, virtual time and bytes, and the time to a target.
+"""Clouds of servers: their metric against rounds, virtual time and bytes.
 
 The figures are those of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global
 and Personalized Models", AAAI 2021, arXiv:2012.13900: figure 3 is against rounds, figure 4 against
 virtual time. A third figure shows bytes between servers and coordinator.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 from lightfed.drawing.marks import Axis, Figure
-from lightfed.results.groups import (
-    Group,
-    gathered,
-    grouped,
-    mean_and_std,
-    reached_by_all,
-    runs_of,
-    t_half_width,
-    usual_metric,
-    when_reached,
-)
-from lightfed.results.run import Run
+from lightfed.results.groups import gathered, grouped, usual_metric
+from lightfed.results.run import TIME, Run
 from lightfed.results.text import readable
 from lightfed.studies.shared import Scale, course_figures
 
-TIME, BYTES = "virtual_time", "server_bytes"
-SECONDS: Scale = Axis("at", "virtual seconds", zero=True), lambda run: run.series(TIME)
+BYTES = "server_bytes"
+SECONDS: Scale = Axis("at", "virtual seconds"), lambda run: run.series(TIME)
 SENT: Scale = (
-    Axis("at", "bytes between servers and coordinator so far", format="~s", zero=True),
+    Axis("at", "bytes between servers and coordinator so far", format="~s"),
     lambda run: run.series(BYTES).fillna(0.0).cumsum(),
 )
 CAPTION = (
@@ -50,15 +39,3 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
             columns = (f"personal/{metric}", f"global/{metric}")
             panels = {readable(column): dict.fromkeys(shown, column) for column in columns}
             yield from course_figures(kind, name, f"against {title}", panels, CAPTION, scale)
-
-
-def common_target(rows: Sequence[Group], column: str) -> float:
-    """The value that all rows with virtual time reached: the worst of their best."""
-    return reached_by_all((run for run in runs_of(rows) if run.has(TIME)), column)
-
-
-def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
-    """Virtual seconds until all seeds reached a target: mean, half its 95 % t interval; or NaN."""
-    times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
-    mean, std = mean_and_std(times if all(map(math.isfinite, times)) else [])
-    return mean, t_half_width(std, len(times))

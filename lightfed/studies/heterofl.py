@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.marks import Axis, Figure, Series, metric_axis, stacked
+from lightfed.drawing.marks import Axis, Figure, metric_axis, stacked
 from lightfed.results.groups import (
     Group,
     combination,
@@ -42,14 +42,16 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         common = set.intersection(*map(set, rows["parts"]))
         series = [", ".join(p for p in own if p not in common) or own[-1] for own in rows["parts"]]
         rows = rows.assign(at=at, series=series)
-        by, charts = Series.of("series", sorted(series)), []
+        places, charts = {name: i for i, name in enumerate(sorted({*series}))}, []
         for column in (f"global/{metric}", f"personal/{metric}"):
             mean, half = pd.DataFrame([g.score(column) for g in rows["group"]]).to_numpy().T
             table = rows.assign(value=mean, low=mean - half, high=mean + half)
             if len(table := table.dropna(subset="value")):
                 y = metric_axis("value", column, table["value"], f"final {readable(column)}")
                 table = stacked([table], column)
-                charts.append(marks.points(table, x, y, by, name="name", title=sentence(column)))
+                charts.append(
+                    marks.points(table, x, y, places, name="name", title=sentence(column))
+                )
         title = f"{readable(metric)} against model size"
         yield figure_of("sizes", name, title, charts, CAPTION, list(rows["group"]))
 

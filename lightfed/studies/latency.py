@@ -12,14 +12,10 @@ with nearly constant delays, and longer with heavy tails, because stragglers acc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lightfed.drawing import marks
-from lightfed.drawing.files import FORMATS, picture, write_file
-from lightfed.drawing.marks import Axis, Figure, Series
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.text import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
@@ -94,7 +90,6 @@ def latency(
     devices: int = 1,
     waits: list[int] | None = None,
     seed: int = 0,
-    plot: Path | None = None,
 ) -> None:
     """Durations of rounds that wait for the first B of N servers, relative to waiting for all.
 
@@ -106,7 +101,6 @@ def latency(
         devices: active devices of a server in a round.
         waits: values of B to analyse, such as [3,5,7,10]; by default every tenth of N.
         seed: of the rounds in which late servers continue.
-        plot: a .png, .svg or .pdf file for the curves.
     """
     for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
@@ -114,8 +108,6 @@ def latency(
 
     waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
-    kind = plot.suffix[1:] if plot else FORMATS[0]
-    require(kind in FORMATS, "--plot", plot, f"end its name with one of {', '.join(FORMATS)}")
     require_memory(8 * servers * devices, "--servers", "delays of a round", "lower it or --devices")
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
@@ -124,20 +116,6 @@ def latency(
     named = {"B": table["wait"].astype("str"), "round lasts": table["seconds"].map(seconds_text)}
     console = new_console()
     print_line(console, cloud.title)
-    print_table(console, pd.DataFrame(named | cells), spare=("round lasts", "asymptotic (8)"))
+    print_table(console, pd.DataFrame(named | cells))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
-    if plot:
-        write_file(plot, picture(latency_figure(cloud, table), kind))
-
-
-def latency_figure(cloud: Cloud, table: pd.DataFrame) -> Figure:
-    """A curve of each kind over the share of servers waited for."""
-    data = table.sort_values("wait").melt("wait", KINDS, "kind", "duration")
-    data["share"] = data["wait"] / cloud.servers
-    x = Axis("share", "servers waited for, B / N (in a run, late servers continue)")
-    y = Axis("duration", "duration of a round relative to waiting for all", format="%", zero=True)
-    chart = marks.lines(
-        data, x, y, Series.of("kind", KINDS), title=f"Duration of a round: {cloud.title}"
-    )
-    return Figure("latency", cloud.title, (chart,))

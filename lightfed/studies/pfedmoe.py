@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lightfed.drawing import marks
-from lightfed.drawing.marks import Axis, Figure, Series
+from lightfed.drawing.marks import Axis, Figure
 from lightfed.results import text
 from lightfed.results.groups import (
     CHOSEN,
@@ -23,29 +23,21 @@ from lightfed.results.groups import (
     usual_metric,
 )
 from lightfed.results.run import Run, finite
-from lightfed.results.text import readable, sentence
+from lightfed.results.text import readable
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
-# as in section 2.1 of the paper, which compares pFedMoE with FedAPEN
-KINDS = {
-    **dict.fromkeys((OURS, "FML", "FedKD", "FedAPEN"), "mutual learning"),
-    **dict.fromkeys(("FD", "FedProto"), "distillation"),
-    "LGFedAvg": "model mixing",
-    "Standalone": text.NOTHING,
-}
-# arguments of pFedMoE that the paper does not have: a run with another value is an ablation
-PARTS = {"gate": "paper", "federate": "true"}
+METHODS = (OURS, "FML", "FedKD", "FedAPEN", "FD", "FedProto", "LGFedAvg", "Standalone")
 GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
-MEAN = "mean of the classes"
+MEAN = "mean"
 DIFFERENCES = (
     "Each client's model on its own test samples at the last evaluation, in runs with the same "
     "seed. A point is the mean over the seeds, a line their range."
 )
 GATES = (
-    "Blue: samples of that class go through the client's private expert; brown: through the "
-    "shared one. Blank: no test samples. The last column is the mean over a client's classes. "
-    f"At most {shared.MOST_DRAWN} clients are drawn."
+    "Dark: samples of that class go through the client's private expert; light: through the shared "
+    "one. Blank: no test samples. The last column is the mean over a client's classes. "
+    f"At most {marks.MOST_CELLS} clients are drawn."
 )
 
 
@@ -54,11 +46,8 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
     for name, groups in _protocols(runs):
         column = f"personal/{usual_metric(groups)}"
         goal = reached_by_all(runs_of(groups), column) if target is None else target
-        further = {
-            "over the best other": [_gain(group, groups, column) for group in groups],
-            "kind": [*map(_kind, groups)],
-            "over the best of its kind": [_gain(g, groups, column, alike=True) for g in groups],
-        }
+        over = "over the best other" + f" ({INTERVAL})" * any(len(g.runs) > 1 for g in groups)
+        further = {over: [_gain(group, groups, column) for group in groups]}
         columns = {readable(column): column}
         yield shared.table_of("methods", name, groups, columns, goal, further, GAINS)
 
@@ -70,41 +59,33 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
         rival = shared.best([g for g in groups if g.algorithm != OURS], f"personal/{metric}")
         if rival is None:
             continue
-        gains = (_by_client(groups[0], metric) - _by_client(rival, metric)).dropna(how="all")
-        share, label = text.is_share(metric), groups[0].label
-        each = text.direction(metric) * (100 if share else 1) * gains.T
-        table = pd.DataFrame({"difference": each.mean(), "low": each.min(), "high": each.max()})
+        share = text.is_share(metric)
         unit = f"difference in {'percentage points' if share else readable(metric)}"
-        y, by = Axis("difference", unit, zero=True), Series("series", {label: groups[0].place})
-        table = table.assign(series=label).reset_index(names="client")
-        chart = marks.points(table, Axis("client"), y, by, title=sentence(unit))
-        title = f"{label} against {rival.label}, the best baseline, by client"
-        if len(table):
-            yield shared.figure_of("differences", name, title, [chart], DIFFERENCES, groups)
+        charts = []
+        for own in (group for group in groups if group.algorithm == OURS):
+            gains = (_by_client(own, metric) - _by_client(rival, metric)).dropna(how="all")
+            each = text.direction(metric) * (100 if share else 1) * gains.T
+            ends = {"difference": each.mean(), "low": each.min(), "high": each.max()}
+            table = pd.DataFrame({**ends, "series": own.label}).reset_index(names="client")
+            x, y = Axis("client"), Axis("difference", unit, zero=True)
+            title = f"{own.label}, {unit}"
+            if len(table):
+                charts.append(marks.points(table, x, y, {own.label: own.place}, title=title))
+        title = f"{OURS} against {rival.label}, the best baseline, by client"
+        if charts:
+            yield shared.figure_of("differences", name, title, charts, DIFFERENCES, groups)
 
 
 def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
-    """Those of pFedMoE and another method; pFedMoE comes first, then its ablations."""
-    for name, groups in shared.protocols(runs, [*KINDS]).items():
+    """Those of pFedMoE, which comes first, and another method."""
+    for name, groups in shared.protocols(runs, METHODS).items():
         if {OURS} < {group.algorithm for group in groups}:
-            yield (
-                name,
-                sorted(groups, key=lambda g: (g.algorithm != OURS, _kind(g) == text.NOTHING)),
-            )
+            yield name, groups
 
 
-def _kind(group: Group) -> str:
-    """That of the paper; an ablation of pFedMoE has none."""
-    settings = group.runs[0].settings
-    stated = {key: settings.get(f"model.algorithm.init_args.{key}", PARTS[key]) for key in PARTS}
-    return text.NOTHING if group.algorithm == OURS and stated != PARTS else KINDS[group.algorithm]
-
-
-def _gain(own: Group, groups: Sequence[Group], column: str, *, alike: bool = False) -> str:
-    """Over the best of other methods, perhaps of its kind alone: `+2.00 (-0.48 to 4.48)`."""
-    kinds = {_kind(own)} - {text.NOTHING} if alike else {*KINDS.values()}
-    others = [g for g in groups if g.algorithm != own.algorithm and _kind(g) in kinds]
-    rival = shared.best(others, column)
+def _gain(own: Group, groups: Sequence[Group], column: str) -> str:
+    """Over the best of other methods: `+2.00 (-0.48 to 4.48)`."""
+    rival = shared.best([g for g in groups if g.algorithm != own.algorithm], column)
     found = paired(own, rival, column, (column, column)) if rival else None
     if found is None or not found.seeds:
         return text.NOTHING
@@ -118,13 +99,18 @@ def _by_client(group: Group, metric: str) -> pd.DataFrame:
 
 
 def gates_figure(run: Run) -> Figure | None:
-    """The private expert's weight by client and class, with the mean; None without gates."""
-    if run.gates is None or not np.isfinite(run.gates.personal).any():
+    """The private expert's weight by client and class, with the mean; None without gates.
+
+    gate.npz has `personal`, (clients, classes): the mean weight of a client's private expert over
+    its test samples of a class, NaN without any; the shared expert has the rest.
+    """
+    gates = run.arrays("gate")
+    if not gates or not np.isfinite(gates["personal"]).any():
         return None
     classes = None if run.partition is None else run.partition.columns
-    weights = pd.DataFrame(run.gates.personal, columns=classes).dropna(how="all")
+    weights = pd.DataFrame(gates["personal"].astype(float), columns=classes).dropna(how="all")
     weights = weights.assign(**{MEAN: weights.mean(axis=1)}).rename_axis("client")
     shade = Axis("weight", "0: shared expert, 1: private expert", ends=(0.0, 1.0), format=".2f")
-    chart = shared.heat_of(weights, "class", shade, "By class", middle=0.5)
-    title = f"Weight of the private expert after round {run.gates.round}{run.note}"
+    chart = marks.heat(weights, "class", shade, title="By class")
+    title = f"Weight of the private expert after round {gates['round']}{run.note}"
     return Figure("gates", title, (chart,), GATES)

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pandas import DataFrame
 
@@ -13,7 +13,6 @@ from lightfed.drawing.marks import (
     Axis,
     Chart,
     Figure,
-    Series,
     common_axis,
     course_table,
     file_name,
@@ -26,6 +25,7 @@ from lightfed.results.groups import (
     final_text,
     gathered,
     grouped,
+    interval_head,
     options,
     resolution_text,
     runs_of,
@@ -43,7 +43,6 @@ FREE = re.compile(
     r"|data\.(dataset|partition)\b"
 )
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
-MOST_DRAWN = 40  # rows and columns of a heat map
 Panels = Mapping[str, Mapping[Group, str]]
 Scale = tuple[Axis, Along]
 READ = (
@@ -108,13 +107,14 @@ def table_of(
     for heading, column in columns.items():
         first = best(groups, column)
         top = first.score(column)[0] if first and len(groups) > 1 else math.nan
-        cells[heading] = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
+        texts = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
+        cells[heading + interval_head(groups)] = texts
     metric = next(iter(columns.values()))
     goal = f"{goal_text(metric, target)}, resolution {resolution_text(runs_of(groups), metric)}"
     costs = [costs_to(target, group.runs, metric) for group in groups]
     cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds, *_ in costs]
-    cells["bytes until then"] = [bytes_text(sent) for _, sent, _ in costs]
-    cells["FLOPs until then"] = [flops_text(flops) for *_, flops in costs]
+    cells["bytes until then"] = [bytes_text(sent) for _, sent, *_ in costs]
+    cells["FLOPs until then"] = [flops_text(flops) for _, _, flops, _ in costs]
     table = DataFrame(cells | dict(further), dtype="str")
     heading = f"{name}: {title}{synthetic_note(groups)}"
     return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, (READ, note))
@@ -137,8 +137,8 @@ def course_figures(
     if tables:
         metric = usual_metric(groups)
         y = common_axis(metric, tables.values(), "mean", readable(metric))
-        by = Series("series", {group.label: group.place for group in groups}, "method")
-        charts = [marks.lines(table, x, y, by, title=panel) for panel, table in tables.items()]
+        places = {group.label: group.place for group in groups}
+        charts = [marks.lines(table, x, y, places, title=panel) for panel, table in tables.items()]
         yield figure_of(kind, name, f"{readable(metric)} {title}", charts, caption, groups)
 
 
@@ -148,13 +148,3 @@ def figure_of(
     """A figure whose title begins with its protocol, and says if the runs used synthetic data."""
     heading = f"{name}: {title}{synthetic_note(groups)}"
     return Figure(file_name(kind, name), heading, tuple(charts), caption)
-
-
-def heat_of(values: DataFrame, across: str, shade: Axis, title: str, **look: Any) -> Chart:
-    """A heat map of a table with a named index; at most MOST_DRAWN rows and columns, `across`."""
-    rows, columns = (marks.evenly_spaced(count, most=MOST_DRAWN) for count in values.shape)
-    values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
-    x = Axis(across, names=tuple(map(str, values)))
-    y = Axis(str(values.index.name), names=tuple(values.index))
-    table = values.reset_index().melt(y.column, var_name=across, value_name=shade.column)
-    return marks.heat(table, x, y, shade, title=title, **look)

@@ -144,7 +144,7 @@ def alive() -> int:
 def run(algorithm: Any, clients: int, layers: int, folder: str) -> tuple[Any, dict[str, Any]]:
     """Two rounds, and what is left after them."""
     import lightfed as lf
-    from lightfed.runs.checkpoint import shard_folder, tags_of
+    from lightfed.runs.checkpoint import shard_folder, tag_of
     from lightfed.runs.run_logger import RunLogger
 
     root, data = federation(algorithm, clients, layers), tokens(clients)
@@ -154,7 +154,7 @@ def run(algorithm: Any, clients: int, layers: int, folder: str) -> tuple[Any, di
     )  # fmt: skip
     trainer.fit(root, datamodule=data)
     fleet, last = root.fleet, Path(folder, "run", "checkpoints", "last.ckpt")
-    shards = [path for tag in tags_of(last) for path in shard_folder(last).glob(f"{tag}/*")]
+    shards = [*shard_folder(last).glob(f"{tag_of(last)}/*")]
     rows = [fleet.groups[fleet.home_group(k)].row_bytes for k in range(clients)]
     server = sum(x.nbytes for x in root.state_dict().values())
     return fleet, {

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +9,8 @@ from hypothesis import strategies as st
 
 from lightfed.cli.command_line import main
 from lightfed.simulation.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
-from lightfed.studies.latency import Cloud, latencies, latency_figure
+from lightfed.studies.latency import Cloud
 from lightfed.utils.rng import numpy_generator
-from tests.report.make_run import drawn
 from tests.small import GOLDEN
 
 REFERENCE = json.loads((GOLDEN / "fedbcd" / "latency_ratio.json").read_text())
@@ -92,21 +90,6 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["1"][1:4] == [f"{first:.2f}", "s", f"{first / full:.4f}"]
 
 
-@pytest.mark.parametrize(("end", "start"), [("png", b"\x89PNG"), ("svg", b"<svg")])
-def test_the_plot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, start: bytes
-) -> None:
-    path = tmp_path / f"latency.{end}"
-    with pytest.raises(SystemExit, match="0"):
-        main([*TABLE, "--waits", "[5,10]", "--plot", str(path)])
-    assert capsys.readouterr().err == ""
-    assert path.read_bytes().startswith(start)
-    cloud = Cloud(Exponential(1.0), 10, 1)
-    (chart,) = latency_figure(cloud, latencies(cloud, [10, 5], seed=0)).charts
-    assert [x for x, _ in drawn(chart)["exact"]] == [0.5, 1.0]
-    assert drawn(chart)["asymptotic (8)"] == [(0.5, round(cloud.asymptotic(5), 6))]
-
-
 MEAN = ["--delay", "Exponential", "--delay.mean"]
 
 
@@ -124,7 +107,6 @@ MEAN = ["--delay", "Exponential", "--delay.mean"]
         ([*MEAN, "1", "--servers", "0"], "--servers"),
         ([*MEAN, "1", "--devices", "0"], "--devices"),
         ([*MEAN, "1", "--seed", "-1"], "--seed"),
-        ([*MEAN, "1", "--plot", "a.gif"], "--plot"),
         ([*MEAN, "1", "--waitz", "3"], "waitz"),
     ],
 )

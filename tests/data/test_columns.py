@@ -50,8 +50,8 @@ def prepared(dataset: FromTorch, partition: Partitioner | None = None, **given: 
 
 def test_a_batch_of_dicts_is_as_long_as_its_longest_sample() -> None:
     train, test = sentences(20), sentences(5, seed=1)
-    data = prepared(FromTorch(train, test, padding={"ids": 7}), batch_size=4)
-    assert (data.task, data.class_names, data.num_classes, data.input_shape) == (
+    data = prepared(FromTorch(train, test), batch_size=4)
+    assert (data.task, data.dataset.classes, data.num_classes, data.input_shape) == (
         "columns", (), 0, ()
     )  # fmt: skip
     plan = data.train_plan(0, order=torch.Generator().manual_seed(0), augment=torch.Generator())
@@ -65,7 +65,7 @@ def test_a_batch_of_dicts_is_as_long_as_its_longest_sample() -> None:
         for i, row in enumerate(own):
             n = len(row["ids"])
             assert torch.equal(batch["ids"][i, :n], row["ids"])
-            assert (batch["ids"][i, n:] == 7).all()
+            assert (batch["ids"][i, n:] == 0).all()
             assert (batch["labels"][i, n:] == -100).all()
             assert batch["topic"][i] == row["topic"]
             seen += 1
@@ -91,12 +91,16 @@ def test_batches_have_the_form_of_samples() -> None:
 def test_partitions_sort_by_a_column() -> None:
     dataset = FromTorch(sentences(20), sentences(10, seed=1), by="topic")
     data = prepared(dataset, Shards(per_client=1))
-    assert data.class_names == ("0", "10")
+    assert data.dataset.classes == ("0", "10")
     assert sorted(data.partition_.train_counts.max(1).tolist()) == [10, 10]
     topics = {int(t) for batch in data.test_batches(0) for t in batch["topic"]}
     assert len(topics) == 1
     rows = Rows({"x": torch.zeros(2), "labels": i % 3} for i in range(12))
-    assert prepared(FromTorch(rows, Rows(rows[:3])), Dirichlet(1.0)).class_names == ("0", "1", "2")
+    assert prepared(FromTorch(rows, Rows(rows[:3])), Dirichlet(1.0)).dataset.classes == (
+        "0",
+        "1",
+        "2",
+    )
     places = TensorDataset(torch.zeros(9, 2), torch.zeros(9), torch.arange(9) % 3)
     again = FromTorch(places, TensorDataset(*places[:3]), by=2, groups=[0, 1, 1] * 3)
     assert sorted(prepared(again, Natural()).num_samples(k) for k in range(2)) == [3, 6]
@@ -106,11 +110,13 @@ def test_partitions_sort_by_a_column() -> None:
 def test_floats_are_targets_of_a_regression() -> None:
     x, y = torch.randn(12, 4), torch.arange(12.0)
     data = prepared(FromTorch(TensorDataset(x, y), TensorDataset(x[:4], y[:4])))
-    assert (data.task, data.num_classes, data.class_names) == ("regression", 1, ())
+    assert (data.task, data.num_classes, data.dataset.classes) == ("regression", 1, ())
     got = data.global_test_batch(0)
     assert torch.equal(got[0], x[:4])
     assert torch.equal(got[1], y[:4])
     assert torch.equal(data.labels(0), torch.tensor([0]))
+    mixed = prepared(FromTorch(Rows([(x[0], 0.5), (x[1], 2)]), Rows([(x[2], 1.0)])))
+    assert sorted(mixed.train.y.tolist()) == [0.5, 2.0]
     both = TensorDataset(x, torch.stack((y, -y), 1))
     assert prepared(FromTorch(both, TensorDataset(*both[:4]))).num_classes == 2
     named = FromTorch(TensorDataset(x, y % 2), TensorDataset(x[:4], y[:4] % 2), classes=["a", "b"])
@@ -144,7 +150,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     lacks = sentences(6)
     del lacks[3]["labels"]
     assert "sample 3" in refused(f"{INIT}.train", lacks)
-    assert "ids, topic" in refused(f"{INIT}.test", sentences(6), Rows(lacks[3:4]))
+    assert "labels" in refused(f"{INIT}.test", sentences(6), Rows(lacks[3:4]))
     short = sentences(6)
     short[4]["labels"] = torch.tensor([1])
     assert "sample 4 has 6 of ids and 1 of labels" in refused(f"{INIT}.train", short)

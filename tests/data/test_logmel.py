@@ -1,5 +1,7 @@
 """The pictures against librosa's formulas, written out with numpy in float64."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
@@ -46,8 +48,8 @@ def clips() -> np.ndarray:
     return np.clip(np.stack(rows), -32768, 32767).astype(np.int16)
 
 
-def pictures_of(*batches: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(list(log_mel(batches))))
+def pictures_of(recordings: Iterable[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(log_mel(recordings))
 
 
 def test_pictures_are_those_of_librosas_formulas() -> None:
@@ -66,6 +68,11 @@ def test_a_picture_does_not_depend_on_other_clips() -> None:
     together = pictures_of(np.stack([clips()[5], quiet]))[1:]
     assert (alone.int() - together.int()).abs().max() <= 1
     assert alone.float().std() > 10
+
+
+def test_a_short_recording_ends_in_zeros() -> None:
+    short = clips()[0, :6000]
+    assert torch.equal(pictures_of([short]), pictures_of([np.pad(short, (0, RATE - 6000))]))
 
 
 def test_digital_silence_is_even() -> None:

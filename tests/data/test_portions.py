@@ -54,7 +54,7 @@ def test_every_sample_is_held_out_or_in_one_chunk(owned: int, share: float, chun
     assert data.num_held_out(0) == len(held(data, 0)) == expected
     assert data.num_samples(0) == owned - expected
     seen = [trained(data, 0, t) for t in range(chunks)]
-    assert {len(part) for part in seen} == set(data.epoch_sizes(0))
+    assert {len(part) for part in seen} == {sum(data.batch_sizes(0, t)) for t in range(data.chunks)}
     assert [data.num_batches(0, t) for t in range(chunks)] == [-(-len(s) // 5) for s in seen]
     assert sorted(chain(held(data, 0), *seen)) == list(range(owned))
 
@@ -129,16 +129,6 @@ def test_chunks_take_turns() -> None:
     assert first != list(range(4))  # not in the order of the samples
     assert first != [number - 16 for number in sorted(trained(data, 1))]
     assert first != sorted(trained(other, 0))
-
-
-def test_what_drop_skips_is_counted() -> None:
-    assert prepared(10, 7, batch_size=3, last_batch="drop").skipped_samples == 1 + 1
-    assert prepared(10, 7, batch_size=3, last_batch="drop", chunks=2).skipped_samples == 4 + 1
-    assert prepared(10, 7, batch_size=3).skipped_samples == 0
-    assert prepared(10, 7, batch_size=3, last_batch="join").skipped_samples == 0
-    data = prepared(10, 7, batch_size=3, last_batch="drop")
-    data.reserve(0.2)
-    assert data.skipped_samples == 2 + 0
 
 
 def test_the_first_client_of_each_size_stands_for_the_others() -> None:

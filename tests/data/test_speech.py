@@ -9,7 +9,7 @@ from scipy.io import wavfile
 
 from lightfed.data.datasets import speech
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.speech import NORMALISE, RATE, SpeechCommands, Tones, read_clip
+from lightfed.data.datasets.speech import NORMALISE, RATE, SpeechCommands, Tones
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.data.tiny import write_recording
@@ -220,10 +220,3 @@ def test_what_is_no_pcm_wave_of_16_khz_is_refused(content: Any, root: Path) -> N
     with pytest.raises(UserError, match=rf"{path} is not PCM16 mono at 16 kHz") as error:
         SpeechCommands(str(root)).load("test")
     assert "\n" not in str(error.value)
-
-
-def test_a_clip_is_a_second_from_its_start_then_zeros(tmp_path: Path) -> None:
-    samples = np.arange(1, 20_001, dtype=np.int16)
-    write_recording(tmp_path / "clip.wav", samples)
-    clip = read_clip(tmp_path / "clip.wav", start=10_000)
-    np.testing.assert_array_equal(clip, np.pad(samples[10_000:], (0, 6_000)))

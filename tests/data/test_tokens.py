@@ -13,7 +13,7 @@ from torch.optim import Adam
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.data import Dirichlet, FederatedDataModule, Hub, Iid, Partitioner
-from lightfed.data.datasets.tokens import tokenizer_of
+from lightfed.data.datasets.hub import tokenizer_of
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
@@ -35,7 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [
         {
             "text": text,
-            "words": text.split(),
             "tags": [len(word) for word in text.split()],
             "label": ["short", "long"][i % 2],
             "score": i / 2,
@@ -44,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i, text in enumerate(texts)
     ]
     (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    bad = [rows[0], rows[1] | {"tags": [1]}, rows[2] | {"score": None, "text": None}] * 2
+    bad = [rows[0], rows[1], rows[2] | {"text": None}] * 2
     (root / "bad.jsonl").write_text("\n".join(map(json.dumps, bad)))
     return root
 
@@ -65,8 +64,8 @@ def samples(data: Any) -> dict[str, torch.Tensor]:
 
 
 def test_texts_have_classes(folder: Path) -> None:
-    data = prepared(folder, Dirichlet(10.0), columns="text")
-    assert data.class_names == ("long", "short")
+    data = prepared(folder, Dirichlet(10.0), text="text")
+    assert data.dataset.classes == ("long", "short")
     batch = samples(data)
     assert list(batch) == ["input_ids", "attention_mask", "labels"]
     assert batch["input_ids"].shape == (12, 6)  # cut to what the tokenizer takes
@@ -80,30 +79,20 @@ def test_texts_have_classes(folder: Path) -> None:
     assert short["input_ids"].shape[1] == 2
 
 
-def test_words_have_labels(folder: Path) -> None:
-    data = prepared(folder, columns="words", label="tags", by="site", max_length=5)
-    assert data.class_names == ("0", "1", "2", "3")
-    batch = samples(data)
-    of = dict(zip(map(tuple, batch["input_ids"].tolist()), batch["labels"].tolist(), strict=True))
-    assert of[2, 5, 6, 3, 7] == [1, 3, 3, 4, -100]
-    assert of[4, 7, 0, 0, 0] == [4, -100, -100, -100, -100]
-    assert of[2, 3, 6, 2, 4] == [1, 3, 3, 1, 3]
-
-
-def test_other_labels(folder: Path) -> None:
-    floats = samples(prepared(folder, columns=["text", "text"], label="score"))
-    assert floats["labels"].dtype == torch.float32
-    assert "token_type_ids" in floats
+def test_token_ids_are_labels_without_classes(folder: Path) -> None:
     table = folder / "only.jsonl"
     table.write_text("\n".join(json.dumps({"text": "a cat saw" + " a dog" * n}) for n in range(4)))
-    own = samples(prepared(folder, path=str(table), columns="text"))
+    data = prepared(folder, path=str(table), max_length=5)  # its only column
+    assert data.dataset.classes == ()
+    own = samples(data)
     ids = own["input_ids"]
+    assert ids.shape[1] == 5
     assert torch.equal(own["labels"], ids.masked_fill(own["attention_mask"] == 0, -100))
 
 
 def refused(folder: Path, key: str, **given: Any) -> str:
     with pytest.raises(UserError) as error:
-        prepared(folder, **{"columns": "text"} | given)
+        prepared(folder, **{"text": "text"} | given)
     assert error.value.key == f"data.dataset.init_args.{key}"
     return error.value.line
 
@@ -111,19 +100,16 @@ def refused(folder: Path, key: str, **given: Any) -> str:
 def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> None:
     assert "nowhere" in refused(folder, "tokenizer", tokenizer="./nowhere")
     refused(folder, "tokenizer", tokenizer=str(folder))
-    refused(folder, "tokenizer", text="text")
     assert "7" in refused(folder, "max_length", max_length=7)
     refused(folder, "max_length", max_length=0)
-    refused(folder, "tokenizer", columns=None)
-    refused(folder, "columns", columns=["text"] * 3)
-    refused(folder, "columns", columns="title")
-    refused(folder, "tokenizer", tokenizer=None)
-    assert "rows" not in refused(folder, "by", by="author")
+    refused(folder, "text", text="title")
+    refused(folder, "tokenizer", text=None, features="site")
+    refused(folder, "max_length", tokenizer=None, max_length=3)
     refused(folder, "label", label="tags")
-    bad = {"path": str(folder / "bad.jsonl")}
-    assert "1 labels and 4 words" in refused(folder, "label", columns="words", label="tags", **bad)
-    refused(folder, "label", columns="words", label="score", **bad)
-    refused(folder, "columns", **bad)
+    refused(folder, "label", label="score")
+    assert "sample 2" in refused(
+        folder, "text", path=str(folder / "bad.jsonl"), test="train[3:]", train="train[:3]"
+    )
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"init_args\.tokenizer: .*lightfed\[hf\]"):
         tokenizer_of("bert-base-uncased")
@@ -153,15 +139,34 @@ def federation(model: Any) -> Federation:
 
 
 def test_a_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
-    data = prepared(folder, columns="text")
+    data = prepared(folder, text="text")
     trainer = fit(federation(Classifier), data, tmp_path, rounds=12)
     assert trainer.callback_metrics["global/loss"] < 0.3  # of two classes, at first 0.69
 
 
+class Writer(Classifier):
+    """Writes the next token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.GPT2Config(
+            vocab_size=8, n_positions=6, n_embd=8, n_layer=1, n_head=2, bos_token_id=0,
+            eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        self.model = transformers.GPT2LMHeadModel(config)
+
+
+def test_a_causal_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
+    table = folder / "cycle.jsonl"
+    rows = [{"text": " ".join((["a", "bee", "cat"] * 2)[n % 3 : 4])} for n in range(24)]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    data = prepared(folder, path=str(table))
+    trainer = fit(federation(Writer), data, tmp_path, rounds=50)
+    assert trainer.callback_metrics["global/loss"] < 0.5  # of eight words, at first 2.1
+
+
 def test_texts_longer_than_the_model_takes_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="max_length") as error:
-        fit(federation(partial(Classifier, 5)), prepared(folder, columns="text"), tmp_path)
+        fit(federation(partial(Classifier, 5)), prepared(folder, text="text"), tmp_path)
     assert error.value.key == "model.clients.0.model"
-    fit(
-        federation(partial(Classifier, 5)), prepared(folder, columns="text", max_length=5), tmp_path
-    )
+    fit(federation(partial(Classifier, 5)), prepared(folder, text="text", max_length=5), tmp_path)

@@ -63,7 +63,7 @@ def test_images_of_torchvision_are_standardised() -> None:
     assert (loaded.x.dtype, loaded.x.shape) == (torch.uint8, (20, 3, 10, 8))
     np.testing.assert_array_equal(loaded.x[3].permute(1, 2, 0), np.asarray(train[3][0]))
     assert data.transform == Transform(*moments(loaded.x))
-    assert prepared(data, Dirichlet(1.0)).class_names == ("ant", "bee", "cow")
+    assert prepared(data, Dirichlet(1.0)).dataset.classes == ("ant", "bee", "cow")
 
 
 def test_a_fixed_transform_is_that_of_every_sample() -> None:
@@ -196,9 +196,12 @@ def test_what_is_no_data_set_is_refused() -> None:
     refused("train", Given([DataLoader(good)]))
     refused("test", good, (i for i in range(3)))
     refused("train", [], good)
+    refused("train", torch.zeros(4, 3), good)
     assert "sample 1" in refused("train", [good[0], (torch.zeros(3), 0)], good)
     assert "sample 2" in refused("train", [*good, 5][2:], good)
-    assert "0.5" in refused("train", [good[0], (torch.zeros(4), 0.5)], good)
+    assert "sample 1" in refused("train", [good[0], (torch.zeros(4), 0.5)], good)
+    half = [(torch.zeros(4), 0.0), (torch.zeros(4), 0.5)]
+    assert "sample 1 has the class 0.5" in refused("train", half, good, classes=["a", "b"])
     assert "Image" not in refused("test", good, [(Image.new("L", (2, 2)), "cat")])
 
 

@@ -1,6 +1,5 @@
 import shutil
 import socket
-from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
@@ -171,11 +170,6 @@ def test_presets_are_the_constants_of_the_papers() -> None:
     assert plain == Transform(*imagenet)
     cifar100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     assert CIFAR100("x", preset="pfedmoe").transform == Transform(*cifar100, **others)
-    assert CIFAR10("x", preset="pfedmoe", erase=0.0).transform.erase == 0
-    assert CIFAR10("x", erase=0.3).transform == replace(heterofl, erase=0.3)
-    with pytest.raises(UserError) as error:
-        CIFAR100("x", erase=1.5)
-    assert error.value.key == "data.dataset.init_args.erase"
     assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
     with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
         CIFAR100("x", preset="fedbcd")

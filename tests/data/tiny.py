@@ -126,14 +126,14 @@ def write_tones(root: Path, tones: Tones, *, words: Sequence[str], version: str 
     for new in (noises, *(folder / word for word in words)):
         new.mkdir(parents=True)
     paths = []
-    for clip, speaker in enumerate(tones.speaker().tolist()):
+    for clip, speaker in enumerate(tones.speaker.tolist()):
         name = f"{derive_seed(0, 'tones/name', client=speaker) & 0xFFFFFFFF:08x}"
         utterance = clip // (tones.words * tones.speakers)
         paths.append(f"{words[clip % tones.words]}/{name}_nohash_{utterance}.wav")
     for path, recording in zip(paths, tones.recordings(np.arange(tones.clips)), strict=True):
         write_recording(folder / path, recording)
-    _write_list(folder / "testing_list.txt", paths, tones.tested())
-    _write_list(folder / "validation_list.txt", paths, tones.speaker() == 0)
+    _write_list(folder / "testing_list.txt", paths, tones.speaker % 5 == 4)
+    _write_list(folder / "validation_list.txt", paths, tones.speaker == 0)
     for colour, steps in (("white", 1), ("brown", 200)):
         noise = numpy_generator(0, f"tones/{colour}").normal(0, 2000, 15 * RATE)
         smooth = np.convolve(noise, np.ones(steps) / steps**0.5, mode="same")

@@ -10,28 +10,28 @@ import pytest
 
 from lightfed.drawing import marks
 from lightfed.drawing.files import TABLES, picture, table_text
-from lightfed.drawing.marks import THEME, Axis, Chart, Figure, Series, coloured, metric_axis
+from lightfed.drawing.marks import THEME, Axis, Chart, Figure, coloured, metric_axis
 
 METHODS = ("FedAvg", "<script>alert(1)</script>", "a.b[c] $x$ 50 %")
 TABLE = pd.DataFrame(
     [
-        {"round": t, "method": method, "acc": mean, "low": mean - 0.02, "high": mean + 0.02}
+        {"round": t, "series": method, "acc": mean, "low": mean - 0.02, "high": mean + 0.02}
         for i, method in enumerate(METHODS)
         for t in range(1, 6)
         for mean in [0.5 + 0.02 * t + 0.1 * i]
     ]
 )
 LAST = TABLE[TABLE["round"] == 5]
-BY = Series.of("method", METHODS)
-ROUND, ACC, METHOD = Axis("round"), Axis("acc", "accuracy", ".4~%"), Axis("method")
+PLACES = {name: place for place, name in enumerate(METHODS)}
+ROUND, ACC, METHOD = Axis("round"), Axis("acc", "accuracy", ".4~%"), Axis("series", "method")
 SCHEMES = ("light", "dark")
-CELLS = pd.DataFrame([{"client": k, "label": c, "n": k * c} for k in range(12) for c in range(10)])
+CELLS = pd.DataFrame(np.arange(120).reshape(12, 10)).rename_axis("client")
 CHARTS: Mapping[str, Callable[[], Chart]] = {
-    "lines": lambda: marks.lines(TABLE, ROUND, ACC, BY),
-    "points": lambda: marks.points(TABLE, ROUND, ACC, BY),
-    "named": lambda: marks.points(LAST, ROUND, ACC, BY, name="method"),
-    "spread": lambda: marks.spread(TABLE, ACC, METHOD, BY),
-    "heat": lambda: marks.heat(CELLS, Axis("client"), Axis("label"), Axis("n", "samples")),
+    "lines": lambda: marks.lines(TABLE, ROUND, ACC, PLACES),
+    "points": lambda: marks.points(TABLE, ROUND, ACC, PLACES),
+    "named": lambda: marks.points(LAST, ROUND, ACC, PLACES, name="series"),
+    "spread": lambda: marks.spread(TABLE, ACC, METHOD, PLACES),
+    "heat": lambda: marks.heat(CELLS, "label", Axis("n", "samples")),
 }
 # Machado, Oliveira, Fernandes 2009, table 1, severity 1, on linear RGB
 DEFICIENCIES = {
@@ -84,8 +84,10 @@ def test_any_two_colours_stay_apart(scheme: str, deficiency: str) -> None:
 
 
 def test_a_name_has_one_colour_and_one_dash_in_every_chart() -> None:
-    few = TABLE[TABLE["method"] != METHODS[0]]
-    whole, part = (marks.lines(table, ROUND, ACC, BY).spec["layer"][1] for table in (TABLE, few))
+    few = TABLE[TABLE["series"] != METHODS[0]]
+    whole, part = (
+        marks.lines(table, ROUND, ACC, PLACES).spec["layer"][1] for table in (TABLE, few)
+    )
     for channel in ("color", "strokeDash"):
         scales = [layer["encoding"][channel]["scale"] for layer in (whole, part)]
         assert scales[0]["domain"] == list(METHODS)
@@ -95,33 +97,42 @@ def test_a_name_has_one_colour_and_one_dash_in_every_chart() -> None:
 
 def test_a_long_line_and_a_large_group_are_bounded() -> None:
     n = 20_000
-    many = pd.DataFrame({"round": range(n), "acc": np.linspace(0, 1, n), "method": "FedAvg"})
-    line = marks.lines(many, ROUND, ACC, BY).data
+    many = pd.DataFrame({"round": range(n), "acc": np.linspace(0, 1, n), "series": "FedAvg"})
+    line = marks.lines(many, ROUND, ACC, PLACES).data
     assert len(line) <= marks.MOST_ROUNDS
     assert line["x"].iloc[-1] == n - 1
-    spread = marks.spread(many, ACC, METHOD, BY).data
+    spread = marks.spread(many, ACC, METHOD, PLACES).data
     assert len(spread) <= marks.MOST_SHOWN
     quartiles = spread["x"].quantile([0, 0.25, 0.5, 0.75, 1])
     assert quartiles.tolist() == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=1e-3)
 
 
 def test_a_long_name_does_not_stand_beside_a_point() -> None:
-    short = pd.DataFrame({"method": ["a, b", "c"], "acc": [0.5, 0.6], "x": [1.0, 2.0]})
-    long = short.assign(method=["FedAvg, rounds 10, learning rate 0.1", "FedAvg, rounds 24"])
-    by = Series.of("method", [*short["method"], *long["method"]])
-    pairs = [marks.points(one, Axis("x"), ACC, by, name="method") for one in (short, long)]
+    short = pd.DataFrame({"series": ["a, b", "c"], "acc": [0.5, 0.6], "x": [1.0, 2.0]})
+    long = short.assign(series=["FedAvg, rounds 10, learning rate 0.1", "FedAvg, rounds 24"])
+    names = [*short["series"], *long["series"]]
+    places = {name: place for place, name in enumerate(names)}
+    pairs = [marks.points(one, Axis("x"), ACC, places, name="series") for one in (short, long)]
     assert [len(chart.spec["layer"]) for chart in pairs] == [2, 1]
 
 
 def test_columns_of_one_heading_are_told_apart_in_tables() -> None:
-    table = CELLS.rename(columns={"label": "other"})
-    chart = marks.heat(table, Axis("other", "client"), Axis("client"), Axis("n"))
-    assert list(Figure("pairs", "Pairs", (chart,)).table) == ["chart", "client x", "client y", "n"]
+    table = marks.heat(CELLS, "label", Axis("n", "client")).table
+    assert list(table) == ["label", "client y", "client value"]
+
+
+def test_rounds_have_whole_ticks_and_end_at_the_last_one() -> None:
+    rounds, shares = (marks.lines(TABLE, x, ACC, PLACES).spec for x in (ROUND, ACC))
+    whole, other = (spec["layer"][1]["encoding"]["x"] for spec in (rounds, shares))
+    assert whole["scale"]["nice"] is False
+    assert whole["axis"]["format"] == ",d"
+    assert "nice" not in other["scale"]
+    assert other["axis"]["format"] == ACC.format
 
 
 def test_values_that_are_not_finite_are_no_marks() -> None:
     table = TABLE.assign(acc=TABLE["acc"].where(TABLE["round"] != 2, np.inf))
-    assert 2 not in set(marks.lines(table, ROUND, ACC, BY).data["x"])
+    assert 2 not in set(marks.lines(table, ROUND, ACC, PLACES).data["x"])
 
 
 def test_a_loss_over_decades_has_a_log_axis_and_a_share_per_cent() -> None:

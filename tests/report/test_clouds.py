@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from scipy import stats
 
 from lightfed.drawing.marks import Figure
 from lightfed.report.tables import comparison_table
-from lightfed.results.groups import Group, grouped, singles
+from lightfed.results.groups import costs_to, grouped, reached_by_all, singles
 from lightfed.results.run import Run, read
-from lightfed.results.text import metric_text
-from lightfed.studies.fedbcd import common_target, figures, time_to
+from lightfed.studies.fedbcd import figures
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
 CONFIG = """\
@@ -197,12 +194,11 @@ def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
 
 def test_time_to_a_target_is_that_of_the_first_measurement_as_good(tmp_path: Path) -> None:
     run = _run(tmp_path, "FedBCD", (0.2, "", 0.5, 0.4, 0.6), (1, 2, 3, 4, 5))
-    row = Group("x", (run,))
-    reached = [time_to(row, "global/accuracy", goal)[0] for goal in (0.2, 0.21, 0.5, 0.55)]
+    reached = [costs_to(goal, [run], "global/accuracy")[-1] for goal in (0.2, 0.21, 0.5, 0.55)]
     assert reached == [1, 3, 3, 5]
-    assert math.isnan(time_to(row, "global/accuracy", 0.61)[0])
-    loss = Group("y", (_run(tmp_path, "FedBCD", (2.0, 1.0), (1, 2), name="y", metric="loss"),))
-    assert time_to(loss, "global/loss", 1.5)[0] == 2
+    assert math.isnan(costs_to(0.61, [run], "global/accuracy")[-1])
+    loss = _run(tmp_path, "FedBCD", (2.0, 1.0), (1, 2), name="y", metric="loss")
+    assert costs_to(1.5, [loss], "global/loss")[-1] == 2
 
 
 def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path) -> None:
@@ -210,30 +206,22 @@ def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path
         _run(tmp_path, "FedBCD", (0.1, 0.5), (10, 20), seed=0),
         _run(tmp_path, "FedBCD", (0.6, 0.7), (14, 30), seed=1),
     )
-    row = Group("x", runs)
-    half = stats.t.interval(0.95, 1, scale=stats.sem([20, 14]))[1]  # as in the columns beside it
-    assert time_to(row, "global/accuracy", 0.5) == (17, pytest.approx(half))
-    assert metric_text("", 0.017, 0.0031) == "0.017 +- 0.0031"
-    assert math.isnan(time_to(row, "global/accuracy", 0.65)[0])
+    assert costs_to(0.5, runs, "global/accuracy")[-1] == 17
+    assert math.isnan(costs_to(0.65, runs, "global/accuracy")[-1])
 
 
-def test_the_common_target_is_what_every_cloud_reached(tmp_path: Path) -> None:
-    rows = singles(
-        [
-            _run(tmp_path, "FedBCD", (0.4, 0.8, 0.7), (1, 2, 3)),
-            _run(tmp_path, "CloudFedAvg", (0.1, 0.6, 0.5), (1, 2, 3)),
-        ]
-    )
-    assert common_target(rows, "global/accuracy") == 0.6
-    losses = singles(
-        [
-            _run(tmp_path, "FedBCD", (2.0, 0.5), name="p", metric="loss"),
-            _run(tmp_path, "FedBCD", (3.0, 0.7), name="q", metric="loss"),
-        ]
-    )
-    assert common_target(losses, "global/loss") == 0.7
-    untimed = read(write_run(tmp_path / "untimed"))
-    assert math.isnan(common_target(singles([untimed]), "global/accuracy"))
+def test_the_usual_target_is_what_every_run_reached(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", (0.4, 0.8, 0.7), (1, 2, 3)),
+        _run(tmp_path, "CloudFedAvg", (0.1, 0.6, 0.5), (1, 2, 3)),
+    ]
+    assert reached_by_all(runs, "global/accuracy") == 0.6
+    losses = [
+        _run(tmp_path, "FedBCD", (2.0, 0.5), name="p", metric="loss"),
+        _run(tmp_path, "FedBCD", (3.0, 0.7), name="q", metric="loss"),
+    ]
+    assert reached_by_all(losses, "global/loss") == 0.7
+    assert math.isnan(reached_by_all([], "global/accuracy"))
 
 
 def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None:
@@ -247,9 +235,9 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
         "virtual time to 50.00 % global accuracy",
         "its resolution",
     )
-    assert [row[-2:] for row in rows_of(table)] == [("17 +- 38 s", "1 round"), ("-", "-")]
+    assert [row[-2:] for row in rows_of(table)] == [("17.0 s", "1 round"), ("-", "-")]
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
     assert table.columns[-2] == "virtual time to 60.00 % global accuracy"
-    assert [row[-2] for row in rows_of(table)] == ["-", "30 s", "-"]
+    assert [row[-2] for row in rows_of(table)] == ["-", "30.0 s", "-"]
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.columns)

@@ -210,6 +210,15 @@ def test_another_optimizer_is_another_experiment_and_labels_name_it(tmp_path: Pa
     ]
 
 
+def test_a_setting_is_a_row_where_there_are_more_of_them_than_experiments(tmp_path: Path) -> None:
+    chosen = ("Adam", "{lr: 0.2}"), ("SGD", "{lr: 0.1, momentum: 0.9}")
+    runs = [_write(tmp_path / one[0], "x", 1, config=OPTIMIZER.format(*one)) for one in chosen]
+    page = compare(runs, tables=["csv"])
+    written = (page.parent / "comparison-settings.csv").read_text().splitlines()
+    assert written[0] == 'settings,"x, Adam","x, SGD"'
+    assert written[1:] == ["optimizer,Adam,SGD", "lr,0.2,0.1", "momentum,-,0.9"]
+
+
 def test_a_run_that_is_measured_more_often_is_of_the_same_experiment(tmp_path: Path) -> None:
     often = _write(tmp_path, "x", 1, metrics={"global/accuracy": (0.1, 0.2, 0.3)})
     seldom = _write(tmp_path, "x", 2, metrics={"global/accuracy": (0.3, "", 0.5)})
@@ -219,7 +228,8 @@ def test_a_run_that_is_measured_more_often_is_of_the_same_experiment(tmp_path: P
     course = row.course("global/accuracy")
     assert course.index.tolist() == [1, 3]
     np.testing.assert_allclose(course["mean"], [0.2, 0.4])
-    np.testing.assert_allclose(course["std"], np.std([[0.1, 0.3], [0.3, 0.5]], axis=0, ddof=1))
+    half = t_half_width(0.1 * np.sqrt(2), 2)
+    np.testing.assert_allclose(course["high"], [0.2 + half, 0.4 + half])
 
 
 def test_a_report_reads_what_the_run_wrote_that_it_is(tmp_path: Path) -> None:

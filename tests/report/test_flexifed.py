@@ -175,7 +175,8 @@ def test_the_table_has_a_row_per_strategy_and_a_column_per_version(tmp_path: Pat
         for seed in (0, 1)
     ]
     table = _table(runs)
-    assert tuple(table.cells.columns[:4]) == ("method", "all clients", "VGG-11", "VGG-13")
+    means = [f"{name} (95 % interval)" for name in ("all clients", "VGG-11", "VGG-13")]
+    assert [*table.cells.columns[:4]] == ["method", *means]
     half = f"{100 * 12.706204736432095 * 0.005:.2f}"  # 95 % t interval of two seeds
     first, second = (
         [f"{value} +- {half} %" for value in values]

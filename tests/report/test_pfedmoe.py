@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from lightfed.drawing.marks import MOST_CELLS
 from lightfed.report import compare
 from lightfed.results.run import Run, read
 from lightfed.studies.figures import figures_of_run, study_figures
 from lightfed.studies.pfedmoe import MEAN, figures, gates_figure, tables
-from lightfed.studies.shared import MOST_DRAWN, StudyTable
+from lightfed.studies.shared import StudyTable
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, recorded, write_gates, write_run
 
@@ -92,9 +93,9 @@ def _table(runs: list[Run], target: float | None = None) -> StudyTable:
 
 
 def _row(runs: list[Run], label: str, target: float | None = None) -> list[str]:
-    """Score, gains over the best and the best of its kind, and costs of a method."""
-    score, *costs, over, _, alike = _table(runs, target).cells.set_index("method").loc[label]
-    return [score, over, alike, *costs]
+    """Score, gain over the best other, and costs of a method."""
+    score, *costs, over = _table(runs, target).cells.set_index("method").loc[label]
+    return [score, over, *costs]
 
 
 def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> list[Run]:
@@ -106,14 +107,14 @@ def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> li
     ]
 
 
-def test_methods_come_in_the_order_of_the_kinds_and_gain_over_the_best(runs: list[Run]) -> None:
+def test_methods_come_in_one_order_and_gain_over_the_best(runs: list[Run]) -> None:
     found = _table(runs[::-1])
     assert found.title == "CIFAR10, MoECNN: methods"
-    assert found.cells.iloc[:, [0, 1, 5, 6, 7]].to_numpy().tolist() == [
-        ["PFedMoE", "*90.00 %", "+2.50", "mutual learning", "+5.00"],
-        ["FML", "85.00 %", "-5.00", "mutual learning", "-5.00"],
-        ["FD", "87.50 %", "-2.50", "distillation", "-"],
-        ["Standalone", "75.00 %", "-15.00", "-", "-"],
+    assert found.cells.iloc[:, [0, 1, 5]].to_numpy().tolist() == [
+        ["PFedMoE", "*90.00 %", "+2.50"],
+        ["FML", "85.00 %", "-5.00"],
+        ["FD", "87.50 %", "-2.50"],
+        ["Standalone", "75.00 %", "-15.00"],
     ]
     assert tuple(found.cells.columns[2:5]) == (
         "rounds to 75.00 % personal accuracy, resolution 1 round",
@@ -126,34 +127,34 @@ def test_a_gain_is_over_the_seeds_that_both_were_run_with(tmp_path: Path) -> Non
     """Means over different seeds, whose clients hold different data, would say +30 points."""
     runs = _final(tmp_path, {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.6, 0.7), "FD": (0.1,)})
     runs[-2] = method_run(tmp_path, "FML", (0.1, 0.3), seed=3)  # in place of seed 1
-    assert _row(runs, "PFedMoE")[1:3] == ["+10.00", "+10.00"]
+    assert _row(runs, "PFedMoE")[1] == "+10.00"
 
 
 def test_gains_and_means_of_several_seeds_have_their_intervals(tmp_path: Path) -> None:
     runs = _final(tmp_path, {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.69, 0.78, 0.87)})
     gain = "+2.00 (-0.48 to 4.48)"  # 4.3027 * .01 / sqrt(3) to both sides
     half = "24.84"  # and ten times as much
-    assert _row(runs, "PFedMoE")[:3] == [f"*80.00 +- {half} %", gain, gain]
+    assert _row(runs, "PFedMoE")[:2] == [f"*80.00 +- {half} %", gain]
 
 
 def test_of_a_perplexity_less_is_a_gain(tmp_path: Path) -> None:
     courses = {"PFedMoE": (9.0, 4.0), "FML": (9.0, 6.0)}
     runs = [method_run(tmp_path, name, own, metric="perplexity") for name, own in courses.items()]
     assert "rounds to 6 personal perplexity, resolution 1 round" in _table(runs).cells
-    assert _row(runs, "PFedMoE")[:4] == ["*4", "+2", "+2", "2"]
+    assert _row(runs, "PFedMoE")[:3] == ["*4", "+2", "2"]
 
 
 def test_a_cost_is_what_was_sent_and_computed_until_the_target(
     runs: list[Run], tmp_path: Path
 ) -> None:
     # Standalone's best, 75 %, is what all reached
-    assert _row(runs, "PFedMoE")[3:] == ["2", "600 B", "2.00 kFLOPs"]
-    assert _row(runs, "FD", 0.7)[3] == "1"
-    assert _row(runs, "Standalone", 0.76)[3:] == ["-", "-", "-"]
+    assert _row(runs, "PFedMoE")[2:] == ["2", "600 B", "2.00 kFLOPs"]
+    assert _row(runs, "FD", 0.7)[2] == "1"
+    assert _row(runs, "Standalone", 0.76)[2:] == ["-", "-", "-"]
     other = method_run(tmp_path, "PFedMoE", (0.7, 0.9, 0.9), seed=1)
-    assert _row([*runs, other], "PFedMoE", 0.7)[3] == "1.5"
-    assert _row([*runs, other], "PFedMoE", 0.85)[3] == "2.5"
-    assert _row([*runs, other], "PFedMoE", 0.91)[3] == "-"
+    assert _row([*runs, other], "PFedMoE", 0.7)[2] == "1.5"
+    assert _row([*runs, other], "PFedMoE", 0.85)[2] == "2.5"
+    assert _row([*runs, other], "PFedMoE", 0.91)[2] == "-"
 
 
 def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
@@ -193,19 +194,18 @@ def _with(run: Run, **stated: Any) -> Run:
 
 
 @pytest.mark.parametrize("part", ["federate false", "gate half", "gate unnormalised"])
-def test_an_ablation_is_named_by_what_it_changes_and_has_no_kind(
+def test_an_ablation_is_named_by_what_it_changes_and_is_no_rival(
     part: str, runs: list[Run], tmp_path: Path
 ) -> None:
-    """It is neither pFedMoE nor a baseline; one row of the table has a star."""
+    """It is no baseline; one row of the table has a star."""
     whole = _with(runs[0], gate="paper", federate=True)
     key, value = part.split()
     better = method_run(tmp_path, "PFedMoE", (0.6, 0.9, 0.95), name="a")
     table = _table([_with(better, a=1, **{key: value}), *runs[1:], whole]).cells
-    assert table["method"].tolist()[1] == f"PFedMoE, {part}"
-    assert table["kind"].tolist()[:2] == ["mutual learning", "-"]
+    assert table["method"].tolist()[0] == f"PFedMoE, {part}"
     scores = table["personal accuracy"]
-    assert scores.str.startswith("*").tolist() == [False, True, False, False, False]
-    assert table["over the best other"][0] == "+2.50"  # FD's, as an ablation is no rival
+    assert scores.str.startswith("*").tolist() == [True, False, False, False, False]
+    assert table["over the best other"][1] == "+2.50"  # over FD
 
 
 def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_comparison_shows_table_and_charts(
     page = compare([run.folder for run in made], output=output, target=0.8, tables=["csv"])
     stated = capsys.readouterr().out
     assert "rounds to 80.00 % personal accuracy, resolution 1 round" in stated
-    assert "over the best of its kind" in stated
+    assert "over the best other" in stated
     assert "PFedMoE +2.50 points over FD, the next best" in stated
     assert "CIFAR10, MoECNN: methods" in page.read_text()
     assert (
@@ -244,7 +244,7 @@ def test_a_comparison_shows_table_and_charts(
     assert study_figures(made[:1]) == []
     none = method_run(tmp_path, "FML", (math.nan,) * 3, name="none", clients=(0.5, 0.6))
     assert [*figures([made[0], none])] == []
-    assert _row([made[0], none], "PFedMoE")[1:3] == ["-", "-"]
+    assert _row([made[0], none], "PFedMoE")[1] == "-"
 
 
 def _gates(
@@ -281,15 +281,15 @@ def test_clients_without_a_test_sample_have_no_row(tmp_path: Path) -> None:
     assert gates_figure(_gates(tmp_path / "none", np.full((4, 3), NAN))) is None
 
 
-@pytest.mark.parametrize("clients", [1, MOST_DRAWN, 2 * MOST_DRAWN + 1])
+@pytest.mark.parametrize("clients", [1, MOST_CELLS, 2 * MOST_CELLS + 1])
 def test_any_number_of_clients_fits(tmp_path: Path, clients: int) -> None:
-    weights = np.random.default_rng(0).uniform(size=(clients, MOST_DRAWN + 1))
+    weights = np.random.default_rng(0).uniform(size=(clients, MOST_CELLS + 1))
     figure = gates_figure(_gates(tmp_path, weights, client_groups="a" * clients))
     assert figure is not None
     data = figure.charts[0].data
-    assert data["x"].nunique() == MOST_DRAWN
+    assert data["x"].nunique() == MOST_CELLS
     means = data[data["x"] == MEAN]
-    assert len(means) == min(clients, MOST_DRAWN)
+    assert len(means) == min(clients, MOST_CELLS)
     of = weights[means["y"].astype(int)]
     np.testing.assert_allclose(means["value"], of.mean(axis=1), rtol=1e-5)
 

@@ -98,7 +98,7 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     cells = heat.data.set_index(["y", "x"])["value"]
     assert cells["zero"].tolist() == [20, 0, 10, 0]
     run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
-    assert "of 3 classes;" in partition(run).caption  # type: ignore[union-attr]
+    assert "of 3 classes." in partition(run).caption  # type: ignore[union-attr]
 
 
 def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:

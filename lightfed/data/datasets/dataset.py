@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import floor, log10
 from pathlib import Path
 from typing import Any, Literal
@@ -37,22 +38,23 @@ class Columns:
     def of(
         cls,
         samples: Mapping[str, list[Tensor]],
-        padding: Mapping[str, float],
         form: Callable[[dict[str, Tensor]], Any] = dict,
+        **padding: float,
     ) -> "Columns":
         """Of the tensors of each sample, which may differ in the length of their first axis.
 
-        Where `padding` has no number it is 0, and -100 for `labels`, which losses leave out.
+        `padding` has the number that fills up a column, if it is not 0, or -100 for `labels`, which
+        losses leave out.
         """
         tensors, lengths = {}, {}
-        fill = {name: padding.get(name, -100 if name == "labels" else 0) for name in samples}
+        fill = {"labels": -100} | padding
         for name, column in samples.items():
             sizes = torch.tensor([len(part) if part.dim() else 0 for part in column])
             if (sizes == sizes[0]).all():
                 tensors[name] = torch.stack(column)
                 continue
             pad = torch.nn.utils.rnn.pad_sequence
-            tensors[name] = pad(column, batch_first=True, padding_value=fill[name])
+            tensors[name] = pad(column, batch_first=True, padding_value=fill.get(name, 0))
             lengths[name] = sizes
         return cls(tensors, lengths, form)
 
@@ -75,11 +77,6 @@ class Samples:
     y: Tensor
     groups: Tensor | None = None
     columns: Columns | None = None
-
-    @property
-    def classes(self) -> Tensor:
-        """(N,) int64, for partitions: all 0 without classes."""
-        return torch.zeros(len(self.y), dtype=torch.int64) if self.y.is_floating_point() else self.y
 
     def __len__(self) -> int:
         return len(self.y)
@@ -166,7 +163,7 @@ class Dataset(Recorded, ABC):
     outputs: int = 1
     keeps: bool = False
 
-    @property
+    @cached_property
     def name(self) -> str:
         return type(self).__name__
 

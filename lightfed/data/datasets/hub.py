@@ -1,9 +1,10 @@
 """What Hugging Face `datasets` loads: data sets of its hub, local tables and folders; CINIC-10."""
 
 import io
+import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,11 +24,10 @@ from lightfed.data.datasets.dataset import (
     Transform,
     moments,
 )
-from lightfed.data.datasets.tables import Table, check_share, coded, column_of, open_splits
+from lightfed.data.datasets.tables import Table, coded, column_of, open_splits, texts_of
 from lightfed.data.datasets.text import encode
-from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.data.datasets.vision import CIFAR10
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 
 Kind = Literal["image", "text", "features"]
 _LABELS = ("label", "labels", "y", "target", "class")
@@ -42,9 +42,9 @@ class Hub(Dataset):
     """Samples and classes from the columns of a table.
 
     The samples are images (uint8), texts as characters, or numbers; what is prepared of these is
-    kept in the cache folder. With a tokenizer they are named columns for a LightningModule:
-    `input_ids`, `attention_mask` and `labels`, dicts in which a batch is as long as its longest
-    sample.
+    kept in the cache folder. With a tokenizer, batches of texts are dicts for a LightningModule:
+    `input_ids`, `attention_mask` and `labels`, as long as the longest text of the batch. The labels
+    are the classes, or without a column of labels the token ids themselves.
     """
 
     keeps = True
@@ -67,9 +67,7 @@ class Hub(Dataset):
         length: int = 1014,
         shape: list[int] | None = None,
         tokenizer: str | None = None,
-        columns: str | list[str] | None = None,
         max_length: int | None = None,
-        by: str | None = None,
     ) -> None:
         """Describe the columns; nothing is loaded yet.
 
@@ -82,7 +80,7 @@ class Hub(Dataset):
             test: the test split, or a share of the training split such as 0.2, drawn once; the
                 same share of every class up to rounding, if each has two samples.
             image: the column of images.
-            text: the column of texts, classified by their characters.
+            text: the column of texts, given as their characters, or as tokens.
             features: the column or columns of numbers. By default the samples are the only column
                 of images; or all columns but `label` and `group`, if they are one text or all
                 numbers.
@@ -94,43 +92,26 @@ class Hub(Dataset):
             flip: mirror training images at random.
             length: characters of a text; longer ones are cut, shorter ones padded.
             shape: of a sample of numbers, such as [1, 28, 28].
-            tokenizer: of `transformers`: a folder, or a name of the hub. Then `label` may also be a
-                column of floats, or of lists with a whole number for each word; without such a
-                column the labels are the token ids themselves.
-            columns: the column that is tokenized, of texts or lists of words, or two for pairs.
-            max_length: tokens that longer samples are cut to; by default the tokenizer's limit.
-            by: of tokenized samples the column that partitions sort by as classes; by default
-                `label`, if it has classes.
+            tokenizer: of `transformers`: a folder, or a name of the hub.
+            max_length: tokens that longer texts are cut to; by default the tokenizer's limit.
         """
-        given: dict[Kind, Any] = {
-            "image": image,
-            "text": text,
-            "features": features,
-        }
+        given: dict[Kind, Any] = {"image": image, "text": text, "features": features}
         self._given = {kind: column for kind, column in given.items() if column is not None}
         if len(self._given) > 1:
             *others, last = self._given
             found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
             raise UserError(f"{KEY}.{last}", found, fix)
-        own = (columns, max_length, by)
-        fits = columns and not self._given if tokenizer else own == (None, None, None)
-        found, fix = f"{tokenizer}, columns {columns}", "give both, without image, text or features"
-        require(bool(fits), f"{KEY}.tokenizer", found, fix)
-        self._tokenizer, self._max_length, self._by = tokenizer, max_length, by
-        self._texts = [columns] if isinstance(columns, str) else columns or []
+        self._tokenizer, self._max_length = tokenizer, max_length
+        fits = tokenizer is not None or max_length is None
+        require(fits, f"{KEY}.max_length", max_length, "give a tokenizer, too")
         self.task: Task = "classification" if tokenizer is None else "columns"
-        check_share(test)
         for key, number in (("image_size", image_size), ("length", length)):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
-        self.path, self.config, self.train_split, self.test_split = path, name, train, test
+        self.path, self.name, self.config = path, Path(path).name, name
+        self.train_split, self.test_split = train, test
         self._label, self._group = label, group
         self.image_size, self.crop_padding, self.flip = image_size, crop_padding, flip
         self.length, self.shape = length, shape
-
-    @property
-    @override
-    def name(self) -> str:
-        return Path(self.path).name
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -162,11 +143,31 @@ class Hub(Dataset):
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
             groups = coded(self._tables, column, "group", trained=False)[1][split]
-        y = self._labels[1][split]
-        if self.task == "columns":
-            columns = self._tokens[split]
-            return Samples(columns.tensors["input_ids"], y, groups, columns)
-        return Samples(self._samples(split), y, groups)
+        none = torch.zeros(len(self._tables[split]), dtype=torch.int64)
+        y = self._labels[1].get(split, none)
+        if self.task == "classification":
+            return Samples(self._samples(split), y, groups)
+        columns = self._tokens(split, y)
+        return Samples(columns.tensors["input_ids"], y, groups, columns)
+
+    def _tokens(self, split: Split, classes: Tensor) -> Columns:
+        """The columns `input_ids`, `attention_mask` and `labels`, by the tokenizer."""
+        kind, (name, *_) = self._source
+        found = f"given, and the samples are {kind} in {name}"
+        require(kind == "text", f"{KEY}.tokenizer", found, "name the column of texts: text")
+        tokenizer = tokenizer_of(str(self._tokenizer))
+        most, own = self._max_length, tokenizer.model_max_length
+        found = f"{most}, and the tokenizer takes {own}"
+        fits = most is None or 1 <= most <= own
+        require(fits, f"{KEY}.max_length", found, "give 1 to that many")
+        most = most or (own if own < 1 << 30 else None)  # a huge one means none
+        texts = texts_of(self._tables[split], name, split)
+        rows = tokenizer(texts, truncation=most is not None, max_length=most)["input_ids"]
+        ids = [torch.tensor(row, dtype=torch.int64) for row in rows]
+        masks = [torch.ones_like(row) for row in ids]
+        labels = list(classes) if self.classes else ids
+        samples = {"input_ids": ids, "attention_mask": masks, "labels": labels}
+        return Columns.of(samples, input_ids=tokenizer.pad_token_id or 0)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
@@ -176,46 +177,17 @@ class Hub(Dataset):
         return open_splits(self.path, self.train_split, self.test_split, by, name=self.config)
 
     def _labelled(self, table: Table) -> str | None:
-        """The column of the classes or labels; None if the labels are token ids."""
+        """The column of the classes; None if the labels are token ids."""
         name = self._label or next((name for name in _LABELS if name in table.column_names), None)
         if name is None and self.task == "columns":
             return None
         return column_of(table, name, "label")
 
     @cached_property
-    def _tokens(self) -> dict[Split, Columns]:
-        """The columns of each split, by the tokenizer."""
-        fits, fix = len(self._texts) in (1, 2), "name one, or the two of a pair"
-        require(fits, f"{KEY}.columns", f"{len(self._texts)} columns", fix)
-        return tokenized(
-            self._tables,
-            tokenizer_of(str(self._tokenizer)),
-            columns=self._texts,
-            label=self._labelled(self._tables["train"]),
-            classes=self._coded[1] if self._coded else None,
-            max_length=self._max_length,
-        )
-
-    @cached_property
     def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names of the classes, and the class of each sample, 0 if there are none."""
-        if self._by is not None:
-            column = column_of(self._tables["train"], self._by, "by")
-            return coded(self._tables, column, "by", trained=False)
-        zeros = ((s, torch.zeros(len(t), dtype=torch.int64)) for s, t in self._tables.items())
-        return self._coded or ((), dict(zeros))
-
-    @cached_property
-    def _coded(self) -> tuple[tuple[str, ...], dict[Split, Tensor]] | None:
-        """As `_labels`, of the column of labels; None if it holds no classes."""
-        table = self._tables["train"]
-        label = self._labelled(table)
-        feature = None if label is None else table.features[label]
-        if self.task == "columns" and (
-            feature is None or hasattr(feature, "feature") or "float" in str(feature.dtype)
-        ):
-            return None
-        return coded(self._tables, str(label), "label", trained=True)
+        """The names of the classes, and the class of each sample; empty if there are none."""
+        column = self._labelled(self._tables["train"])
+        return coded(self._tables, column, "label", trained=True) if column else ((), {})
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:
@@ -269,7 +241,6 @@ class CINIC10(Hub):
 
     classes = CIFAR10.classes
     input_shape = (3, 32, 32)
-    name = "CINIC10"
 
     def __init__(self, root: str, *, augment: bool = True) -> None:
         """Read CINIC-10.
@@ -279,7 +250,7 @@ class CINIC10(Hub):
             augment: crop and flip at random in training, as FlexiFed does.
         """
         super().__init__(str(Path(root).expanduser()), image="image", label="label")
-        self.augment = augment
+        self.name, self.augment = "CINIC10", augment
 
     @cached_property
     @override
@@ -341,11 +312,6 @@ def _file(value: Any) -> str | None:
     return value["path"] if isinstance(value, dict) and value["bytes"] is None else None
 
 
-def _content(value: Any, base: Path) -> Any:
-    path = _file(value)
-    return io.BytesIO(value["bytes"]) if path is None else base / path
-
-
 def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:
     """(1 or 3, H, W) uint8, for a struct of bytes and path.
 
@@ -353,7 +319,8 @@ def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> n
     """
     from PIL import Image
 
-    with Image.open(_content(value, base)) as image:
+    path = _file(value)
+    with Image.open(io.BytesIO(value["bytes"]) if path is None else base / path) as image:
         if image.mode.startswith(("I", "F")):
             raise ValueError(f"its levels have more than 8 bits (mode {image.mode})")
         if grey and image.mode not in ("1", "L", "LA"):
@@ -368,3 +335,23 @@ def _numbers(value: Any, *, shape: list[int] | None) -> np.ndarray:
     """Float32; a missing number is NaN."""
     sample = np.asarray(value if isinstance(value, list) else [value], dtype=np.float32)
     return sample if shape is None else sample.reshape(shape)
+
+
+@cache
+def tokenizer_of(path: str) -> Any:
+    """The tokenizer in a folder, or of a name of the hub; a UserError if there is none."""
+    key = f"{KEY}.tokenizer"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        found = f"{path}, and transformers is not installed"
+        raise UserError(key, found, "pip install lightfed[hf]") from error
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what fails is raised, too
+    local = Path(path).expanduser()
+    fix = "give the folder of a tokenizer, or a name of the hub that is in the cache"
+    there = local.exists() or not path.startswith(("/", ".", "~"))
+    require(there, key, f"{path} is not there", fix)
+    try:
+        return AutoTokenizer.from_pretrained(str(local) if local.exists() else path)
+    except Exception as error:  # of a file, or of the hub
+        raise UserError(key, f"{path} cannot be loaded ({reason(error)})", fix) from error

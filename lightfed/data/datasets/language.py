@@ -10,7 +10,7 @@ a single row here; the published code folds it to the rows of a test batch.
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -20,13 +20,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
-from lightfed.data.datasets.tables import (
-    Table,
-    check_share,
-    coded,
-    column_of,
-    open_splits,
-)
+from lightfed.data.datasets.tables import Table, coded, column_of, open_splits, texts_of
 from lightfed.utils.errors import require
 
 Lines = Iterable[list[str]]
@@ -89,8 +83,7 @@ class Text(Dataset):
     classes = ("window",)
     task: Task = "masked_lm"
     transform = None  # tokens are not normalised
-    _least = 1
-    """Occurrences in the training text that a word of the vocabulary needs."""
+    _frequent: Mapping[str, int] = {}  # arguments of `Vocabulary`
 
     def __init__(self, *, rows: int = 100, window: int = 64) -> None:
         """Read the text.
@@ -112,16 +105,8 @@ class Text(Dataset):
         return line.split()
 
     @cached_property
-    def _training(self) -> tuple[Vocabulary, np.ndarray]:
-        """The vocabulary and the tokens of the training text."""
-        lines = self._lines("train")
-        # Splitting the lines twice is cheaper than keeping two million strings.
-        vocabulary = Vocabulary(map(self._words, lines), least=self._least)
-        return vocabulary, vocabulary.encode(map(self._words, lines))
-
-    @property
     def vocabulary(self) -> Vocabulary:
-        return self._training[0]
+        return Vocabulary(map(self._words, self._lines("train")), **self._frequent)
 
     @property
     @override
@@ -130,9 +115,7 @@ class Text(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        vocabulary, tokens = self._training
-        if split == "test":
-            tokens = vocabulary.encode(map(self._words, self._lines("test")))
+        tokens = self.vocabulary.encode(map(self._words, self._lines(split)))
         windows = fold(tokens, rows=self.rows if split == "train" else 1, window=self.window)
         rows, per_row, _ = windows.shape
         x = torch.from_numpy(windows.reshape(rows * per_row, self.window).copy())
@@ -184,7 +167,7 @@ class Prose(Text):
     unknown. Every tenth topic by name is test text. The text depends on the version of Python.
     """
 
-    _least = 2
+    _frequent = {"least": 2}
 
     @override
     def _lines(self, split: Split) -> list[str]:
@@ -231,15 +214,10 @@ class Sentences(Text):
             window: words of a sample.
         """
         super().__init__(window=window)
-        check_share(test)
         require(words >= 1, f"{KEY}.words", words, "give at least 1")
-        self.path, self.most, self._splits = path, words, (train, test)
+        self.path, self.name = path, Path(path).name
         self._text, self._group = text, group
-
-    @property
-    @override
-    def name(self) -> str:
-        return Path(self.path).name
+        self._frequent, self._splits = {"most": words}, (train, test)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
@@ -250,21 +228,11 @@ class Sentences(Text):
     @override
     def _lines(self, split: Split) -> list[str]:
         table = self._tables[split]
-        lines = table[column_of(table, self._text, "text")][:]
-        bad = next((i for i, line in enumerate(lines) if not isinstance(line, str)), None)
-        found = "" if bad is None else f"{split}: sample {bad} has {lines[bad]!r}"
-        require(bad is None, f"{KEY}.text", found, "give a sentence")
-        return lines
+        return texts_of(table, column_of(table, self._text, "text"), split)
 
     @override
     def _words(self, line: str) -> list[str]:
         return line.lower().split()
-
-    @cached_property
-    def _training(self) -> tuple[Vocabulary, np.ndarray]:
-        lines = self._lines("train")
-        vocabulary = Vocabulary(map(self._words, lines), most=self.most)
-        return vocabulary, np.empty(0, dtype=np.int32)  # streams are per author
 
     @override
     def load(self, split: Split) -> Samples:

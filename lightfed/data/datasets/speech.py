@@ -9,6 +9,7 @@ list does.
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -119,23 +120,21 @@ class SpeechCommands(Dataset):
         if not self._folder.is_dir():
             raise missing(self._folder, holds=f"SpeechCommands/{self._folder.name}/WORD/*.wav")
         try:
-            return self._loaded(split)
+            clips = self._spoken(split)
+            if self.protocol == "commands":
+                clips += self._silence(split, clips)
+            trained = clips if split == "train" else self._spoken("train")
+            pictures = self._pictures(clips)
+        except UserError:
+            raise
         except (OSError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             raise unreadable(self._folder, error, fix=_UNPACK) from error
-
-    def _loaded(self, split: Split) -> Samples:
-        clips = self._spoken(split)
-        if self.protocol == "commands":
-            clips += self._silence(split, clips)
-        trained = clips if split == "train" else self._spoken("train")
         speakers = sorted({clip.speaker for clip in trained})
         # Test speakers have numbers of their own, for a union of both splits.
         speakers += sorted({clip.speaker for clip in clips} - {*speakers})
         numbers = {speaker: number for number, speaker in enumerate(speakers)}
         return Samples(
-            x=self._pictures(clips),
+            x=pictures,
             y=torch.tensor([clip.label for clip in clips]),
             groups=torch.tensor([numbers[clip.speaker] for clip in clips]),
         )
@@ -162,7 +161,13 @@ class SpeechCommands(Dataset):
         The last tenth of each recording is for testing. Each second belongs to the speaker of a
         random clip, so that the natural split deals silence in proportion to the clips.
         """
-        backgrounds = self._backgrounds(split)
+        backgrounds = []  # paths, and the first samples that a second of the split can have
+        for path in sorted((self._folder / _BACKGROUND).glob("*.wav")):
+            samples = len(read_recording(path))
+            border = samples * 9 // 10
+            first, end = (0, border) if split == "train" else (border, samples)
+            starts = range(first, max(first, end - RATE + 1))
+            backgrounds.append((f"{_BACKGROUND}/{path.name}", starts))
         rng = numpy_generator(0, f"speech/silence/{split}")
         owners = rng.permutation(len(spoken))[: len(spoken) // 10]
         sizes = np.array([len(starts) for _, starts in backgrounds] or [0])
@@ -171,28 +176,17 @@ class SpeechCommands(Dataset):
         chosen = rng.choice(len(backgrounds), size=len(owners), p=sizes / sizes.sum())
         clips = []
         for owner, background in zip(owners, chosen, strict=True):
-            path, starts = backgrounds[background]
+            name, starts = backgrounds[background]
             start = starts[int(rng.integers(len(starts)))]
-            clips.append(_Clip(path, start, _SILENCE, spoken[owner].speaker))
+            clips.append(_Clip(name, start, _SILENCE, spoken[owner].speaker))
         return clips
-
-    def _backgrounds(self, split: Split) -> list[tuple[str, range]]:
-        """Each background recording, and the first samples that a second of the split can have."""
-        ranges = []
-        for path in sorted((self._folder / _BACKGROUND).glob("*.wav")):
-            samples = len(read_recording(path))
-            border = samples * 9 // 10
-            first, end = (0, border) if split == "train" else (border, samples)
-            ranges.append((f"{_BACKGROUND}/{path.name}", range(first, max(first, end - RATE + 1))))
-        return ranges
 
     def _pictures(self, clips: list[_Clip]) -> Tensor:
         """(N, 1, 32, 32) uint8, from the cache unless the folders have changed since."""
 
         def make() -> np.ndarray:
-            parts = (clips[i : i + BATCH] for i in range(0, len(clips), BATCH))
-            waves = ([read_clip(self._folder / c.path, start=c.start) for c in p] for p in parts)
-            return np.concatenate(list(log_mel(map(np.stack, waves))))
+            recordings = ((read_recording(self._folder / c.path), c.start) for c in clips)
+            return log_mel(samples[start : start + RATE] for samples, start in recordings)
 
         folders = sorted(path for path in self._folder.iterdir() if path.is_dir())
         times = [path.stat().st_mtime_ns for path in folders]
@@ -208,6 +202,10 @@ class Tones(Dataset):
     Clips differ in the start, length and loudness of the word, and in noise. Everything is drawn
     from named generators, so that a clip is the same on every machine. Speakers are the natural
     owners. Every fifth speaker is used only for testing.
+
+    Attributes:
+        word: (clips,) int64, of each clip; a speaker says all words before the next one does.
+        speaker: (clips,) int64.
     """
 
     input_shape = SHAPE
@@ -229,40 +227,24 @@ class Tones(Dataset):
         ):
             require(value >= least, f"{KEY}.{name}", value, f"give at least {least}")
         self.words, self.clips, self.speakers = words, clips, speakers
+        self.word = np.arange(clips) % words
+        self.speaker = np.arange(clips) // words % speakers
         self.classes = tuple(f"tone {word}" for word in range(words))
 
     @override
     def load(self, split: Split) -> Samples:
-        chosen = np.flatnonzero(self.tested() == (split == "test"))
+        tested = self.speaker % _TEST_EVERY == _TEST_EVERY - 1
+        chosen = np.flatnonzero(tested == (split == "test"))
         return Samples(
-            x=torch.from_numpy(np.concatenate(list(log_mel(self._batches(chosen))))),
-            y=torch.from_numpy(self.word()[chosen]),
-            groups=torch.from_numpy(self.speaker()[chosen]),
+            x=torch.from_numpy(log_mel(self.recordings(chosen))),
+            y=torch.from_numpy(self.word[chosen]),
+            groups=torch.from_numpy(self.speaker[chosen]),
         )
-
-    def word(self) -> np.ndarray:
-        """(clips,) int64: each speaker says all words before the next one does."""
-        return np.arange(self.clips) % self.words
-
-    def speaker(self) -> np.ndarray:
-        """(clips,) int64."""
-        return np.arange(self.clips) // self.words % self.speakers
-
-    def tested(self) -> np.ndarray:
-        """(clips,) bool: whether the speaker is a test speaker."""
-        return self.speaker() % _TEST_EVERY == _TEST_EVERY - 1
 
     def recordings(self, clips: np.ndarray) -> Iterator[np.ndarray]:
         """The recordings of some clips, (n,) int16 each; n is 16000, or 12800 for one in five."""
-        words, speakers = self.word()[clips].tolist(), self.speaker()[clips].tolist()
-        for clip, word, speaker in zip(clips.tolist(), words, speakers, strict=True):
-            yield _record(clip, word, speaker)
-
-    def _batches(self, clips: np.ndarray) -> Iterator[np.ndarray]:
-        """Recordings, (B, 16000) int16, padded with zeros."""
-        for start in range(0, len(clips), BATCH):
-            part = self.recordings(clips[start : start + BATCH])
-            yield np.stack([np.pad(recording, (0, RATE - len(recording))) for recording in part])
+        for clip in clips.tolist():
+            yield _record(clip, int(self.word[clip]), int(self.speaker[clip]))
 
 
 def _record(clip: int, word: int, speaker: int) -> np.ndarray:
@@ -306,18 +288,12 @@ def read_recording(path: Path) -> np.ndarray:
     return samples
 
 
-def read_clip(path: Path, *, start: int = 0) -> np.ndarray:
-    """A second of a recording from `start`, padded with zeros: (16000,) int16."""
-    samples = read_recording(path)[start : start + RATE]
-    return np.pad(samples, (0, RATE - len(samples)))
-
-
-def log_mel(batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+def log_mel(recordings: Iterable[np.ndarray]) -> np.ndarray:
     """The pictures of recordings, computed batch by batch, on a GPU if there is one.
 
     A cell is one byte: 0 for -80 dB, 255 for 0 dB. The error of at most 0.16 dB is far below the
-    tens of dB that distinguish words, and float16 would take twice the memory. From (B, n) levels
-    of -32768 to 32767 each it yields (B, 1, 32, 1 + n // 512) uint8.
+    tens of dB that distinguish words, and float16 would take twice the memory. A recording is (n,)
+    levels of -32768 to 32767, of a second or less, and then zeros. Returns (N, 1, 32, 32) uint8.
     """
     from torchaudio.functional import amplitude_to_DB
     from torchaudio.transforms import MelSpectrogram
@@ -326,10 +302,14 @@ def log_mel(batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     spectrogram = MelSpectrogram(
         RATE, n_fft=2048, hop_length=512, n_mels=32, norm="slaney", mel_scale="slaney"
     ).to(device)
-    for batch in batches:
-        power = spectrogram(torch.from_numpy(batch).to(device).float() / 32768)  # (B, 32, 32)
+    seconds = (np.pad(samples, (0, RATE - len(samples))) for samples in recordings)
+    pictures = []
+    while batch := list(islice(seconds, BATCH)):
+        levels = torch.from_numpy(np.stack(batch)).to(device).float()
+        power = spectrogram(levels / 32768)  # (B, 32, 32)
         # No top_db: with three axes, torchaudio would apply it relative to the whole batch.
         decibel = amplitude_to_DB(power, multiplier=10.0, amin=1e-10, db_multiplier=0.0)
         decibel -= decibel.amax(dim=(1, 2), keepdim=True)
         level = (decibel / _FLOOR_DB + 1).clamp_(min=0) * 255
-        yield level.round_().to(torch.uint8).unsqueeze(1).cpu().numpy()
+        pictures.append(level.round_().to(torch.uint8).unsqueeze(1).cpu().numpy())
+    return np.concatenate(pictures)

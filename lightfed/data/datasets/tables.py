@@ -14,14 +14,7 @@ from torch import Tensor
 from lightfed.data.datasets.dataset import KEY, Split
 from lightfed.utils.errors import UserError, reason, require
 
-_FORMATS = {
-    ".arrow": "arrow",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-    ".tsv": "csv",
-}
+_FORMATS = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv")
 
 Table = Any  # datasets.Dataset: the package takes two seconds to import
 
@@ -66,17 +59,13 @@ def open_splits(
         require(not shared, f"{KEY}.test", found, fix)
         splits = {"train": whole, "test": open_table(path, test, key="test", name=name)}
     else:
+        fix = "name a split, or give a share such as 0.2"
+        require(0 < test < 1, f"{KEY}.test", test, fix)
         require(len(whole) > 1, f"{KEY}.train", f"{len(whole)} samples", "give at least two")
         splits = dict(zip(("train", "test"), _held_out(whole, test, by(whole)), strict=True))
     for split, table in splits.items():
         require(len(table) > 0, f"{KEY}.{split}", "no samples", "name a split that has some")
     return splits  # type: ignore[return-value]
-
-
-def check_share(test: float | str) -> None:
-    """Refuse a share of test samples that is none."""
-    fits = isinstance(test, str) or 0 < test < 1
-    require(fits, f"{KEY}.test", test, "name a split, or give a share such as 0.2")
 
 
 def column_of(table: Table, name: str | None, key: str) -> str:
@@ -85,6 +74,15 @@ def column_of(table: Table, name: str | None, key: str) -> str:
     found = f"{name or 'none given'}, the columns are {', '.join(names)}"
     require(name in names, f"{KEY}.{key}", found, "name one of them")
     return str(name)
+
+
+def texts_of(table: Table, column: str, split: Split) -> list[str]:
+    """The texts in a column; a UserError names the first sample that has none."""
+    texts: list[str] = table[column][:]
+    bad = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    found = "" if bad is None else f"{split}: sample {bad} has {texts[bad]!r}"
+    require(bad is None, f"{KEY}.text", found, "give a text")
+    return texts
 
 
 def coded(
@@ -103,16 +101,15 @@ def coded(
         whole = [value for value in own if isinstance(value, float) and value % 1 == 0]
         known = {*whole, *(value for value in own if isinstance(value, (str, int)))}
         names += sorted(known - set(names))
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers, codes = {name: number for number, name in enumerate(names)}, {}
     for split, own in values.items():
-        bad = next((i for i, value in enumerate(own) if value not in numbers), None)
+        strange = (isinstance(value, list | dict) or value not in numbers for value in own)
+        bad = next((i for i, found in enumerate(strange) if found), None)
         if bad is not None:
             found = f"{split}: sample {bad} has {own[bad]!r}, no name that training samples have"
             fix = "give whole numbers or words, and train on samples of every class"
             raise UserError(f"{KEY}.{key}", found, fix)
-    codes = {
-        split: torch.tensor([numbers[value] for value in own]) for split, own in values.items()
-    }
+        codes[split] = torch.tensor([numbers[value] for value in own])
     return tuple(map(str, names)), codes
 
 
@@ -132,16 +129,14 @@ def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
     if local.is_file():
         options = {"sep": "\t"} if local.suffix == ".tsv" else {}
         files = {"train": str(local)}
-        kind = _FORMATS.get(local.suffix, local.suffix)
+        kind = {".jsonl": "json", ".tsv": "csv"}.get(local.suffix, local.suffix[1:])
         return datasets.load_dataset(kind, data_files=files, split=split, **options)
     if (local / "dataset_dict.json").is_file():
         return _only(dict(datasets.load_from_disk(local)), split)
     if (local / "state.json").is_file():
         return _only({"train": datasets.load_from_disk(local)}, split)
-    files_below = (path for path in local.rglob("[!.]*") if path.suffix)
-    top = {path.suffix for path in local.iterdir()}
-    first = None if top & set(_FORMATS) else next(files_below, None)
-    if first is not None and first.suffix == ".json" and b'"users"' in first.read_bytes()[:64]:
+    leaf = next(local.glob("[!.]*/*.json"), None)
+    if leaf is not None and b'"users"' in leaf.read_bytes()[:64]:
         splits = {path.name: path for path in local.iterdir() if path.is_dir()}
         return datasets.Dataset.from_dict(_leaf(sorted(_only(splits, split).glob("*.json"))))
     return datasets.load_dataset(str(local), name, split=split)
@@ -155,13 +150,9 @@ def _only(splits: dict[str, Any], split: str) -> Any:
 
 def _leaf(files: Iterable[Path]) -> dict[str, list[Any]]:
     """The columns x, y and user of files of the LEAF benchmark (Caldas et al. 2018)."""
-    columns: dict[str, list[Any]] = {"x": [], "y": [], "user": []}
-    for file in files:
-        for user, samples in json.loads(file.read_bytes())["user_data"].items():
-            columns["x"] += samples["x"]
-            columns["y"] += samples["y"]
-            columns["user"] += [user] * len(samples["y"])
-    return columns
+    users = [pair for file in files for pair in json.loads(file.read_bytes())["user_data"].items()]
+    columns = {key: [value for _, own in users for value in own[key]] for key in ("x", "y")}
+    return columns | {"user": [user for user, own in users for _ in own["y"]]}
 
 
 def _held_out(table: Table, share: float, by: str) -> tuple[Table, Table]:

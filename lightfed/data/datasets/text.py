@@ -5,12 +5,14 @@ import platform
 import sysconfig
 import warnings
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +39,11 @@ def encode(texts: Sequence[str], length: int) -> np.ndarray:
 
     Returns (N, length) uint8: 1..70, and 0 after the end of a text or for any other character.
     """
-    table = np.zeros(256, dtype=np.uint8)
-    for letter in ALPHABET:
-        table[ord(letter)] = ALPHABET.index(letter) + 1
-    kept = [text[:length].lower()[:length] for text in texts]  # lower case can be longer
-    sizes = np.array([len(text) for text in kept], dtype=np.int64)
-    points = np.frombuffer("".join(kept).encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    codes = np.zeros((len(kept), length), dtype=np.uint8)
-    codes[np.arange(length) < sizes[:, None]] = table[np.minimum(points, 255)]
+    table = defaultdict(int, {ord(letter): ALPHABET.index(letter) + 1 for letter in ALPHABET})
+    codes = np.zeros((len(texts), length), dtype=np.uint8)
+    for row, text in zip(codes, texts, strict=True):
+        kept = text[:length].lower()[:length]  # lower case can be longer
+        row[: len(kept)] = bytearray(kept.translate(table), "latin-1")
     return codes
 
 
@@ -102,13 +101,8 @@ class AGNews(Characters):
             raise missing(path, holds="ag_news_csv, or ag_news of the hub")
         try:
             if path.is_file():
-                table = pd.read_csv(
-                    path,
-                    header=None,
-                    names=["label", "title", "text"],
-                    dtype={"label": int},
-                    keep_default_na=False,
-                )
+                columns: Any = {"label": int, "title": str, "text": str}
+                table = pd.read_csv(path, names=[*columns], dtype=columns, keep_default_na=False)
                 table["text"], table["label"] = table.title + " " + table.text, table.label - 1
             else:
                 table = pd.concat(map(pd.read_parquet, parts))
@@ -159,9 +153,18 @@ class Docstrings(Characters):
 
     @cached_property
     def _found(self) -> tuple[list[str], np.ndarray]:
-        """All texts, and their classes, (N,) int64."""
+        """The different texts of all classes, and their classes, (N,) int64."""
+
+        def scanned() -> dict[str, int]:
+            texts: dict[str, int] = {}
+            folders = source_folders()
+            for label, name in enumerate(self.classes):
+                for text in chain.from_iterable(map(docstrings, folders[name])):
+                    texts.setdefault(text, label)
+            return texts
+
         versions = [platform.python_version(), *map(version, _PACKAGES)]  # what texts depend on
-        texts: dict[str, int] = cached(["docstrings", versions], _scanned)
+        texts: dict[str, int] = cached(["docstrings", versions], scanned)
         return list(texts), np.array(list(texts.values()), dtype=np.int64)
 
 
@@ -172,16 +175,6 @@ def source_folders() -> dict[str, list[Path]]:
         root = Path(str(files(name)))
         folders[name] = [root / part for part in _PARTS.get(name, ("",))]
     return folders
-
-
-def _scanned() -> dict[str, int]:
-    """The different texts of all classes, and their classes."""
-    texts: dict[str, int] = {}
-    folders = source_folders()
-    for label, name in enumerate(Docstrings.classes):
-        for text in chain.from_iterable(map(docstrings, folders[name])):
-            texts.setdefault(text, label)
-    return texts
 
 
 def docstrings(folder: Path) -> Iterator[str]:

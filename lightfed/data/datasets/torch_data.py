@@ -1,7 +1,6 @@
 """Data sets of torch: anything with a length and samples by their number."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -44,7 +43,8 @@ class FromTorch(Dataset):
     images (uint8) are standardised, and other samples stay as they are.
 
     Or a sample is a dict, tuple or named tuple of tensors, its columns, and so is a batch. Columns
-    may differ in the length of their first axis; a batch is as long as its longest sample.
+    may differ in the length of their first axis; a batch is as long as its longest sample. Shorter
+    ones are filled with 0, and `labels` with -100, which losses of torch leave out.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class FromTorch(Dataset):
         classes: Sequence[str] | None = None,
         groups: Sequence[int | str] | None = None,
         by: str | int | None = None,
-        padding: Mapping[str, float] | None = None,
     ) -> None:
         """Describe the data; nothing is read yet.
 
@@ -72,8 +71,6 @@ class FromTorch(Dataset):
             groups: the natural owner of each training sample, for `Natural`.
             by: the column of whole numbers, a sample each, that partitions sort by as classes; by
                 default `labels` or `label`, if it is one. Columns of tuples are 0, 1, ...
-            padding: the number that fills the shorter samples of a batch, by column; by default 0,
-                and -100 for `labels`, which losses of torch leave out.
         """
         given = isinstance(train, LightningDataModule)
         fix = "give a test set, unless a data module has it: FromTorch(train, test)"
@@ -84,7 +81,7 @@ class FromTorch(Dataset):
         found, fix = "missing, and train_transform normalises", "normalise the samples of both"
         require(done, f"{KEY}.test_transform", found, fix)
         self._names, self._owners = classes, groups
-        self._by, self._padding = None if by is None else str(by), padding or {}
+        self._by = None if by is None else str(by)
         self._values: tuple[str, ...] = ()  # of the column `by`
 
     @property
@@ -122,11 +119,9 @@ class FromTorch(Dataset):
     @property
     @override
     def transform(self) -> Transform | Functions:
-        if self.task == "columns":
-            return Functions()
-        if self._functions == Functions() and self._samples["train"].x.dtype == torch.uint8:
-            return self._standard
-        return self._functions
+        train, given = self._samples["train"], self._functions != Functions()
+        images = train.columns is None and train.x.dtype == torch.uint8
+        return self._standard if images and not given else self._functions
 
     @cached_property
     def _standard(self) -> Transform:
@@ -163,55 +158,55 @@ class FromTorch(Dataset):
 
     @cached_property
     def _samples(self) -> dict[str, Samples]:
-        named = self._names is not None
-        train, test = (
-            _read_columns(source, f"{KEY}.{split}", self._padding)
-            if _is_named(source)
-            else _read(source, split, classes=named)
-            for split, source in self._sources.items()
-        )
-        if isinstance(train, Columns) or isinstance(test, Columns):
-            train, test = self._of_columns(train, test)
-        elif self._by is not None:
-            found = f"{self._by}, and samples are pairs of an input and a target"
-            raise UserError(f"{KEY}.by", found, "leave it out")
-        found = f"targets of {_kind(test)}, and the training set has {_kind(train)}"
+        sources = self._sources
+        train, test = (self._read(f"{KEY}.{split}", s) for split, s in sources.items())
+        found = f"samples of {_kind(test)}, and the training set of {_kind(train)}"
         require(_kind(train) == _kind(test), f"{KEY}.test", found, "give both sets the same kind")
-        (whole, places), (other, tested) = map(_places, self._sources.values())
+        (whole, places), (other, tested) = map(_places, sources.values())
         shared = len({*places} & {*tested}) if whole is other else 0
         found = f"{shared} of its samples are also in the training set"
         require(not shared, f"{KEY}.test", found, "leave them out")
+        train, test = self._with_classes(train, test)
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
             train = replace(train, groups=torch.from_numpy(groups))
         return {"train": train, "test": test}
 
-    def _of_columns(self, *splits: Samples | Columns) -> list[Samples]:
-        """Both splits, with the classes that partitions sort by."""
-        known = [", ".join(s.tensors) if isinstance(s, Columns) else "no columns" for s in splits]
-        found = f"its samples have {known[1]}, and those for training {known[0]}"
-        require(known[0] == known[1], f"{KEY}.test", found, "give both sets the same columns")
-        given = self._functions != Functions()
-        fix = "transform samples in the data set: these have named columns"
-        require(not given, f"{KEY}.train_transform", "given", fix)
-        every = [split for split in splits if isinstance(split, Columns)]
-        whole = [
-            name
-            for name in every[0].tensors
-            if all(s.tensors[name].dim() == 1 for s in every)
-            and not every[0].tensors[name].is_floating_point()
-        ]
+    def _read(self, key: str, source: Any) -> Samples:
+        columns, paired = _read(source, key)
+        x, *others = columns.tensors.values()
+        if not paired:
+            return Samples(x, torch.zeros(len(x), dtype=torch.int64), columns=columns)
+        for sizes in columns.lengths.values():
+            at = int((sizes != sizes[0]).int().argmax())
+            found = f"sample {at} has {sizes[at]} entries, and sample 0 {sizes[0]}"
+            raise UserError(key, found, "give pairs of one shape, or name the parts of a sample")
+        (y,), x = others, x if x.dtype == torch.uint8 else x.float()
+        x = x if x.dim() > 1 else x.unsqueeze(1)
+        if y.is_floating_point() and not self._names:
+            return Samples(x, y)
+        given, y = y.flatten(), y.flatten().long()
+        at = int((given != y).int().argmax())
+        require(bool(given[at] == y[at]), key, f"sample {at} has the class {given[at]}", "round it")
+        return Samples(x, y)
+
+    def _with_classes(self, *splits: Samples) -> list[Samples]:
+        """Both splits, named columns with the classes that partitions sort by."""
+        columns = [split.columns.tensors for split in splits if split.columns is not None]
+        own = columns[0].items() if columns else ()
+        whole = [name for name, t in own if t.dim() == 1 and not t.is_floating_point()]
         found = f"{self._by}, the columns of whole numbers are {', '.join(whole) or 'none'}"
-        require(self._by is None or self._by in whole, f"{KEY}.by", found, "name one of these")
-        usual = (name for name in ("labels", "label") if name in whole)
-        by = self._by or next(usual, None)
-        ys = [torch.zeros(len(next(iter(s.tensors.values()))), dtype=torch.int64) for s in every]
-        if by is not None:
-            values, codes = torch.cat([s.tensors[by] for s in every]).unique(return_inverse=True)
-            ys = list(codes.split([len(y) for y in ys]))
-            self._values = tuple(map(str, self._names or values.tolist()))
-        xs = (next(iter(s.tensors.values())) for s in every)
-        return [Samples(x, y, None, s) for x, y, s in zip(xs, ys, every, strict=True)]
+        require(self._by in (None, *whole), f"{KEY}.by", found, "name one of these")
+        fits = not columns or self._functions == Functions()
+        fix = "transform samples in the data set: these have named columns"
+        require(fits, f"{KEY}.train_transform", "given", fix)
+        by = self._by or next((name for name in ("labels", "label") if name in whole), None)
+        if by is None:
+            return list(splits)
+        values, codes = torch.cat([tensors[by] for tensors in columns]).unique(return_inverse=True)
+        self._values = tuple(map(str, self._names or values.tolist()))
+        ys = codes.split([len(split) for split in splits])
+        return [replace(split, y=y) for split, y in zip(splits, ys, strict=True)]
 
 
 def _ignored(loader: Any) -> str | None:
@@ -233,60 +228,12 @@ def _places(source: Any) -> tuple[Any, Sequence[int]]:
 
 
 @seeded(0)
-def _read(source: Any, split: str, *, classes: bool) -> Samples:
-    """All samples of a data set; floats are classes only if `classes` have names."""
-    key = f"{KEY}.{split}"
+def _read(source: Any, key: str) -> tuple[Columns, bool]:
+    """All samples of a data set as columns, and whether they are pairs of an input and a target."""
     require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
-    samples: list[Tensor] = []
-    labels: list[Any] = []
-    floats = False
-    for number in range(len(source)):
-        try:
-            x, y = source[number]
-            x = _tensor(x)
-            if samples and x.shape != samples[0].shape:
-                raise ValueError(f"its shape is {tuple(x.shape)}, not {tuple(samples[0].shape)}")
-            if number == 0:
-                floats = torch.as_tensor(y).is_floating_point() and not classes
-            if floats:
-                y = torch.as_tensor(y, dtype=torch.float32)
-                if number and y.shape != labels[0].shape:
-                    raise ValueError(f"its target has the shape {tuple(y.shape)}")
-            elif float(y) != int(y):
-                raise ValueError(f"its class is {float(y)}")
-        except Exception as error:  # of the user's data set
-            found = f"sample {number} cannot be used ({reason(error)})"
-            fix = "a sample is a tensor of one shape with a class or floats, or named tensors"
-            raise UserError(key, found, fix) from error
-        if number < _READ_TWICE:
-            same = torch.equal(x.nan_to_num(), _tensor(source[number][0]).nan_to_num())
-            found = f"sample {number} is another one when it is read again"
-            fix = f"give random transforms as {split}_transform: the data set is read only once"
-            require(same, key, found, fix)
-        samples.append(x)
-        labels.append(y if floats else int(y))
-    require(bool(samples), key, "it is empty", "give samples")
-    y = torch.stack(labels) if floats else torch.tensor(labels)
-    return Samples(torch.stack(samples), y)
-
-
-@seeded(0)
-def _is_named(source: Any) -> bool:
-    """Whether samples have columns, and are no pairs of an input and its class or target."""
-    with suppress(Exception):  # `_read` refuses what is no sample
-        sample = source[0]
-        if isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields"):
-            target = torch.as_tensor(sample[1])
-            return target.dim() > 1 or (target.numel() != 1 and not target.is_floating_point())
-        return isinstance(sample, Mapping | tuple | list)
-    return False
-
-
-@seeded(0)
-def _read_columns(source: Any, key: str, padding: Mapping[str, float]) -> Columns:
-    """All samples of a data set that have columns."""
-    samples: dict[str, list[Tensor]] = {}
-    require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
+    require(len(source) > 0, key, "it is empty", "give samples")
+    samples: list[dict[str, Tensor]] = []
+    known: dict[str, Any] = {}
     for number in range(len(source)):
         try:
             given = source[number]
@@ -294,34 +241,48 @@ def _read_columns(source: Any, key: str, padding: Mapping[str, float]) -> Column
             same = number >= _READ_TWICE or _equal(sample, _columns(source[number]))
         except Exception as error:  # of the user's data set
             found = f"sample {number} cannot be used ({reason(error)})"
-            raise UserError(key, found, "a column is a tensor, an array or a number") from error
-        samples = samples or {name: [] for name in sample}
-        has, known = ", ".join(sample), ", ".join(samples)
-        found, fix = f"sample {number} has {has}, and sample 0 {known}", "give all the same columns"
-        require(sample.keys() == samples.keys(), key, found, fix)
+            fix = "a sample is a pair of an input and a class or floats, or named tensors"
+            raise UserError(key, found, fix) from error
         found = f"sample {number} is another one when it is read again"
-        require(same, key, found, "draw nothing at random: the data set is read only once")
-        for name, column in sample.items():
-            first = samples[name][0] if number else column
-            kinds = [(t.dtype, t.dim(), t.shape[1:]) for t in (column, first)]
-            found = f"sample {number} has {name} {tuple(column.shape)} {column.dtype}"
-            found = f"{found}, and sample 0 {tuple(first.shape)} {first.dtype}"
-            fix = "columns may differ in the length of their first axis only"
-            require(kinds[0] == kinds[1], key, found, fix)
-            samples[name].append(column)
-    kind = type(given)
-    form: Any = dict if isinstance(given, Mapping) else getattr(kind, "_make", tuple)
-    columns = Columns.of(samples, padding, form if form is dict else lambda c: form(c.values()))
-    _check_lengths(columns.lengths, key)
-    return columns
+        fix = "give random transforms as train_transform: the data set is read only once"
+        require(same, key, found, fix)
+        floats = [name for name, (kind, *_) in known.items() if kind.is_floating_point]
+        sample |= {name: sample[name].float() for name in floats if name in sample}
+        form = _form(sample)
+        known = known or form
+        found, fix = f"sample {number} has {form}, and sample 0 {known}", "give all the same form"
+        require(form == known, key, found, fix)
+        samples.append(sample)
+    make: Any = dict if isinstance(given, Mapping) else getattr(type(given), "_make", tuple)
+    every = {name: [sample[name] for sample in samples] for name in samples[0]}
+    columns = Columns.of(every, make if make is dict else lambda c: make(c.values()))
+    for (one, sizes), (other, others) in pairwise(columns.lengths.items()):
+        apart = sizes != others
+        at = int(apart.int().argmax())
+        found = f"sample {at} has {sizes[at]} of {one} and {others[at]} of {other}"
+        few = 0 < 2 * int(apart.sum()) < len(apart)
+        require(not few, key, found, "give as many of both: most samples have")
+    *_, y = columns.tensors.values()
+    a_target = y.dim() < 3 and (y.is_floating_point() or y.shape[1:].numel() == 1)
+    return columns, make is tuple and len(every) == 2 and a_target
 
 
 def _columns(sample: Any) -> dict[str, Tensor]:
     """The columns of a sample: names of a dict or a named tuple, or places."""
+    if not isinstance(sample, Mapping | tuple | list):
+        raise TypeError(f"it is a {type(sample).__name__}")
     names = getattr(sample, "_fields", range(len(sample)))
     items = sample.items() if isinstance(sample, Mapping) else zip(names, sample, strict=True)
-    found = {str(name): torch.as_tensor(value) for name, value in items}
+    found = {str(name): _tensor(value) for name, value in items}
     return {name: t.float() if t.is_floating_point() else t for name, t in found.items()}
+
+
+def _tensor(value: Any) -> Tensor:
+    if hasattr(value, "getbands"):  # an image of PIL
+        from torchvision.transforms.functional import pil_to_tensor
+
+        return pil_to_tensor(value)
+    return torch.as_tensor(value)
 
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -329,26 +290,13 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in pairs)
 
 
-def _check_lengths(lengths: Mapping[str, Tensor], key: str) -> None:
-    """Reject a sample whose columns differ in length, if those of most samples do not."""
-    for first, name in pairwise(lengths):
-        apart = lengths[first] != lengths[name]
-        at = int(apart.int().argmax())
-        found = f"sample {at} has {lengths[first][at]} of {first} and {lengths[name][at]} of {name}"
-        few = 0 < 2 * int(apart.sum()) < len(apart)
-        require(not few, key, found, "give as many of both: most samples have")
+def _form(sample: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What all samples of a data set share: types and axes, of which the first has any length."""
+    return {name: (t.dtype, "*" if t.dim() else "", *t.shape[1:]) for name, t in sample.items()}
 
 
 def _kind(samples: Samples) -> str:
-    """What the targets of samples are."""
+    """What the samples of both splits have in common."""
+    if samples.columns is not None:
+        return str(_form({name: t[0] for name, t in samples.columns.tensors.items()}))
     return f"floats {tuple(samples.y.shape[1:])}" if samples.y.is_floating_point() else "classes"
-
-
-def _tensor(x: Any) -> Tensor:
-    if hasattr(x, "getbands"):  # an image of PIL
-        from torchvision.transforms.functional import pil_to_tensor
-
-        return pil_to_tensor(x)
-    x = torch.as_tensor(x)
-    x = x if x.dtype == torch.uint8 else x.float()
-    return x if x.dim() else x[None]

@@ -6,7 +6,7 @@ Papers differ in normalisation constants and augmentation; a preset names the pa
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -131,74 +131,51 @@ class CIFARFiles(OfficialFiles):
         self,
         root: str,
         *,
-        preset: str,
+        preset: str | None = None,
         augment: bool = True,
-        erase: float | None = None,
         **files: bool,
     ) -> None:
         """Read the images.
 
         Args:
             root: the folder that holds the folder of the data set.
-            preset: the paper whose constants and augmentation are used.
+            preset: the paper whose constants and augmentation are used; by default the first one.
             augment: crop, flip and erase at random in training, as the paper does.
-            erase: probability with which a rectangle of a training image gets the mean colour; the
-                preset's by default.
             **files: `download` and `verify_checksums`.
         """
         super().__init__(root, **files)
+        self.preset, self.augment = preset or next(iter(self._presets)), augment
         found, fix = f"{self.name} has no preset {preset!r}", ", ".join(self._presets)
-        require(preset in self._presets, f"{KEY}.preset", found, f"choose one of {fix}")
-        fits = erase is None or 0 <= erase <= 1
-        require(fits, f"{KEY}.erase", erase, "give a probability such as 0.5")
-        self.preset, self.augment, self.erase = preset, augment, erase
+        require(self.preset in self._presets, f"{KEY}.preset", found, f"choose one of {fix}")
 
     @property
     @override
     def transform(self) -> Transform:
         chosen = self._presets[self.preset]
-        if not self.augment:
-            return chosen.fixed()
-        return chosen if self.erase is None else replace(chosen, erase=self.erase)
+        return chosen if self.augment else chosen.fixed()
 
 
 def _unverified(reader: Any) -> Any:
     """A class of torchvision that reads CIFAR files of any md5."""
     if not hasattr(reader, "tgz_md5"):
         return reader
-    parts = {
-        part: [(name, None) for name, _ in getattr(reader, part)]
-        for part in ("train_list", "test_list")
-    }
-    unknown = {"meta": reader.meta | {"md5": None}, "tgz_md5": None}
-    return type(reader.__name__, (reader,), parts | unknown)
+    parts: dict[str, Any] = {"meta": reader.meta | {"md5": None}, "tgz_md5": None}
+    for part in ("train_list", "test_list"):
+        parts[part] = [(name, None) for name, _ in getattr(reader, part)]
+    return type(reader.__name__, (reader,), parts)
 
 
 class MNIST(OfficialFiles):
-    """70,000 handwritten digits of 28x28 pixels, from ROOT/MNIST/raw/*-ubyte."""
+    """70,000 handwritten digits of 28x28 pixels, from ROOT/MNIST/raw/*-ubyte.
+
+    Mean and deviation are those of HeteroFL, FedBCD and FedAPEN.
+    """
 
     classes = _DIGIT_NAMES
     transform = Transform(mean=(0.1307,), std=(0.3081,))
     input_shape = (1, 28, 28)
     _reader = published.MNIST
     _folder = "MNIST/raw"
-
-    def __init__(
-        self,
-        root: str,
-        *,
-        preset: Literal["heterofl", "fedbcd", "fedapen"] = "heterofl",
-        **files: bool,
-    ) -> None:
-        """Read MNIST.
-
-        Args:
-            root: the folder that holds MNIST/raw.
-            preset: the paper whose constants are used; all three are equal and augment nothing.
-            **files: `download` and `verify_checksums`.
-        """
-        super().__init__(root, **files)
-        self.preset = preset
 
 
 class FashionMNIST(OfficialFiles):
@@ -212,7 +189,11 @@ class FashionMNIST(OfficialFiles):
 
 
 class CIFAR10(CIFARFiles):
-    """60,000 images of ten classes, from ROOT/cifar-10-batches-py."""
+    """60,000 images of ten classes, from ROOT/cifar-10-batches-py.
+
+    The preset is heterofl, flexifed, fedapen, dispfl, fedbcd or pfedmoe, which follows other
+    repositories of its authors, with random erasing.
+    """
 
     classes = tuple(_CIFAR10_NAMES.split())
     _reader = published.CIFAR10
@@ -230,21 +211,12 @@ class CIFAR10(CIFARFiles):
         ),
     }
 
-    def __init__(self, root: str, *, preset: str = "heterofl", **others: Any) -> None:
-        """Read CIFAR-10.
-
-        Args:
-            root: the folder that holds cifar-10-batches-py.
-            preset: heterofl, flexifed, fedapen, dispfl, fedbcd or pfedmoe: the paper whose
-                constants and augmentation are used. pfedmoe follows other repositories of its
-                authors, with random erasing.
-            **others: `augment` and `erase`, `download` and `verify_checksums`.
-        """
-        super().__init__(root, preset=preset, **others)
-
 
 class CIFAR100(CIFARFiles):
-    """60,000 images of a hundred classes, from ROOT/cifar-100-python."""
+    """60,000 images of a hundred classes, the fine labels, from ROOT/cifar-100-python.
+
+    The preset is dispfl, fedapen or pfedmoe, as of `CIFAR10`.
+    """
 
     classes = tuple(_CIFAR100_NAMES.split())
     _reader = published.CIFAR100
@@ -254,14 +226,3 @@ class CIFAR100(CIFARFiles):
         "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
         "pfedmoe": replace(_CIFAR100_DISPFL, padding="mean", erase=0.5),
     }
-
-    def __init__(self, root: str, *, preset: str = "dispfl", **others: Any) -> None:
-        """Read CIFAR-100 with its 100 fine labels.
-
-        Args:
-            root: the folder that holds cifar-100-python.
-            preset: dispfl, fedapen or pfedmoe: the paper whose constants and augmentation are used.
-                pfedmoe follows other repositories of its authors, with random erasing.
-            **others: `augment` and `erase`, `download` and `verify_checksums`.
-        """
-        super().__init__(root, preset=preset, **others)

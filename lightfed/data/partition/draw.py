@@ -6,11 +6,10 @@ another version of numpy would draw differently.
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -69,22 +68,22 @@ class Partition:
 
     def table(self, *, rows: int = 50) -> str:
         """Sample counts per class and client as text; clients after `rows` are only counted."""
-        classes = self.train_counts.shape[1]
-        shown = range(classes if classes <= 20 else 0)
-        columns = ["train", "test", "classes"]
+        import pandas as pd
+
         samples, different = len(self.train_index), len(np.unique(self.train_index))
         repeated = f" ({different} different)" if different < samples else ""
+        counts = self.train_counts[:rows]
+        columns = [counts.sum(1), np.diff(self.test_offsets)[:rows], (counts > 0).sum(1)]
+        table = pd.DataFrame(dict(zip(("train", "test", "classes"), columns, strict=True)))
+        if counts.shape[1] <= 20:
+            table = table.join(pd.DataFrame(counts))
         lines = [
             f"{self.meta['scheme']} of {self.meta['dataset']}, seed {self.meta['seed']}: "
             f"{samples} training samples{repeated}, {self.clients} clients",
-            _row("client", columns, shown),
+            table.rename_axis("client").reset_index().to_string(index=False),
         ]
-        for client in range(min(self.clients, rows)):
-            counts = self.train_counts[client]
-            sums = [counts.sum(), len(self.test(client)), (counts > 0).sum()]
-            lines.append(_row(client, sums, counts[: len(shown)]))
         if self.clients > rows:
-            lines.append(f"{'...':>8}  {self.clients - rows} more clients")
+            lines.append(f"... {self.clients - rows} more clients")
         sizes = np.diff(self.train_offsets)
         lines.append(f"sizes {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}")
         return "\n".join(lines)
@@ -149,14 +148,17 @@ def draw_partition(
     Raises:
         UserError: the scheme does not fit these samples, or an argument is out of range.
     """
-    check_personal_test(test, train_fraction)
     require(clients >= 1, "model.clients", f"{clients} clients", "give at least one client")
     name, num_classes = type(scheme).__name__, max(1, len(dataset.classes))
     found = f"{name} deals classes, and the samples have none"
-    fix = "choose Iid or Quantity; or name a column of whole numbers in data.dataset.init_args.by"
+    fix = "choose Iid or Quantity; or name a column of classes: label of Hub, by of FromTorch"
     fits = bool(dataset.classes) or not scheme.needs_classes
     require(fits, "data.partition", found, fix)
-    labels, test_labels = train.classes.numpy(), test_samples.classes.numpy()
+    # A regression has no classes: all samples are of one.
+    labels, test_labels = (
+        np.zeros(len(s), np.int64) if s.y.is_floating_point() else s.y.numpy()
+        for s in (train, test_samples)
+    )
     parts = scheme.split(
         labels,
         clients=clients,
@@ -215,20 +217,6 @@ def draw_partition(
             "train_fraction": train_fraction if test == "split" else 1.0,
         },
     )
-
-
-def check_personal_test(test: str, train_fraction: float) -> None:
-    """Refuse an unknown kind of personal test, and a fraction out of range."""
-    known = get_args(PersonalTest)
-    require(test in known, "data.personal_test", repr(test), f"choose one of {', '.join(known)}")
-    fix = "give a number between 0 and 1, as 0.8"
-    require(0.0 < train_fraction < 1.0, "data.train_fraction", train_fraction, fix)
-
-
-def _row(client: object, sums: Iterable[object], counts: Iterable[object]) -> str:
-    train, test, classes = sums
-    cells = "".join(f"{count:>7}" for count in counts)
-    return f"{client:>8}{train:>8}{test:>8}{classes:>9}  {cells}"
 
 
 def flatten(parts: list[np.ndarray]) -> Csr:

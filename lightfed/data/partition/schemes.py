@@ -4,10 +4,9 @@ A scheme is a class whose arguments are config keys. It draws only from the gene
 `split`. Unless noted, every sample goes to exactly one client, and every client gets some.
 """
 
-import heapq
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -18,6 +17,29 @@ from lightfed.utils.recorded import Recorded
 
 KEY = "data.partition.init_args"
 _ATTEMPTS = 10  # draws until every client has min_size samples; then the last one is repaired
+
+
+@dataclass(frozen=True)
+class Task:
+    """The arguments of `Partitioner.split`."""
+
+    labels: np.ndarray
+    clients: int
+    num_classes: int
+    rng: np.random.Generator
+    groups: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def shuffled_classes(self) -> list[np.ndarray]:
+        """The samples of each class in random order; empty for a class that does not occur."""
+        order = self.rng.permutation(len(self))
+        order = order[np.argsort(self.labels[order], kind="stable")]
+        return np.split(order, np.cumsum(self.class_sizes())[:-1])
+
+    def class_sizes(self) -> np.ndarray:
+        return np.bincount(self.labels, minlength=self.num_classes)
 
 
 class Partitioner(Recorded, ABC):
@@ -66,52 +88,12 @@ class Partitioner(Recorded, ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})"
 
 
-@dataclass(frozen=True)
-class Task:
-    """The arguments of `Partitioner.split`."""
-
-    labels: np.ndarray
-    clients: int
-    num_classes: int
-    rng: np.random.Generator
-    groups: np.ndarray | None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def shuffled_classes(self) -> list[np.ndarray]:
-        """The samples of each class in random order; empty for a class that does not occur."""
-        order = self.rng.permutation(len(self))
-        order = order[np.argsort(self.labels[order], kind="stable")]
-        return np.split(order, np.cumsum(self.class_sizes())[:-1])
-
-    def class_sizes(self) -> np.ndarray:
-        return np.bincount(self.labels, minlength=self.num_classes)
-
-
-class _Scheme(Partitioner):
-    @override
-    def split(
-        self,
-        labels: np.ndarray,
-        *,
-        clients: int,
-        num_classes: int,
-        rng: np.random.Generator,
-        groups: np.ndarray | None = None,
-    ) -> list[np.ndarray]:
-        return self._parts(Task(labels, clients, num_classes, rng, groups))
-
-    @abstractmethod
-    def _parts(self, task: Task) -> list[np.ndarray]:
-        """As of `split`."""
-
-
-class _Dealer(_Scheme):
+class _Dealer(Partitioner):
     """A scheme that gives each sample to at most one client."""
 
     @override
-    def _parts(self, task: Task) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, **given: Any) -> list[np.ndarray]:
+        task = Task(labels, **given)
         found = f"{task.clients} clients need a sample each, the training set has {len(task)}"
         fix = "lower the number of clients (model.clients)"
         require(task.clients <= len(task), "data.partition", found, fix)
@@ -227,10 +209,21 @@ class Classes(_Dealer):
         if self.strict_paper:
             return _heterofl(task, self.per_client)
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
-        self._check(task.clients, pools)
-        chosen = _least_used(task, self.per_client, len(pools)).ravel()
-        holder = np.argsort(chosen, kind="stable") // self.per_client
-        ends = np.cumsum(np.bincount(chosen))
+        classes, fewest, slots = len(pools), min(map(len, pools)), task.clients * self.per_client
+        found = (
+            f"{self.per_client} classes for each of {task.clients} clients, "
+            f"the training set has {classes}, the smallest of {fewest} samples"
+        )
+        fits = self.per_client <= classes <= slots <= classes * fewest
+        fix = "give every class a client, and every client of a class a sample"
+        require(fits, f"{KEY}.per_client", found, fix)
+        chosen = np.empty((task.clients, self.per_client), dtype=np.int64)
+        uses = np.zeros(len(pools), dtype=np.int64)
+        for own in chosen:  # the classes used least so far, ties at random
+            own[:] = np.lexsort((task.rng.random(len(pools)), uses))[: self.per_client]
+            uses[own] += 1
+        holder = np.argsort(chosen.ravel(), kind="stable") // self.per_client
+        ends = np.cumsum(uses)
         owner = np.empty(len(task), dtype=np.int64)
         for pool, holders in zip(pools, np.split(holder, ends[:-1]), strict=True):
             shares = np.ones(len(holders))
@@ -241,17 +234,6 @@ class Classes(_Dealer):
             counts = 1 + largest_remainder(shares, len(pool) - len(holders))
             owner[pool] = np.repeat(task.rng.permutation(holders), counts)
         return owner
-
-    def _check(self, clients: int, pools: list[np.ndarray]) -> None:
-        """Refuse settings that leave a class without a holder or a holder without a sample."""
-        classes, fewest, slots = len(pools), min(map(len, pools)), clients * self.per_client
-        found = (
-            f"{self.per_client} classes for each of {clients} clients, "
-            f"the training set has {classes}, the smallest of {fewest} samples"
-        )
-        fits = self.per_client <= classes <= slots <= classes * fewest
-        fix = "give every class a client, and every client of a class a sample"
-        require(fits, f"{KEY}.per_client", found, fix)
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,7 +255,7 @@ class Natural(_Dealer):
 
 
 @dataclass(frozen=True, repr=False)
-class Diversity(_Scheme):
+class Diversity(Partitioner):
     """Each client draws some classes, then samples of them; clients may share samples (FedBCD)."""
 
     needs_classes = True
@@ -288,7 +270,8 @@ class Diversity(_Scheme):
         _check_at_least_one("samples", self.samples)
 
     @override
-    def _parts(self, task: Task) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, **given: Any) -> list[np.ndarray]:
+        task = Task(labels, **given)
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
         fewest = sum(sorted(map(len, pools))[: self.classes])
         found = f"{self.classes} of {len(pools)} classes, which may hold as few as {fewest} samples"
@@ -406,16 +389,6 @@ class DirichletClient(_Dealer):
         return _deal(counts, task)
 
 
-def _least_used(task: Task, per_client: int, classes: int) -> np.ndarray:
-    """(clients, per_client) for each client the classes used least so far, ties at random."""
-    chosen = np.empty((task.clients, per_client), dtype=np.int64)
-    uses = np.zeros(classes, dtype=np.int64)
-    for client in range(task.clients):
-        chosen[client] = np.lexsort((task.rng.random(classes), uses))[:per_client]
-        uses[chosen[client]] += 1
-    return chosen
-
-
 def _heterofl(task: Task, per_client: int) -> np.ndarray:
     """(N,) owners by the rule of HeteroFL's published code (non-iid-n); -1 in an unused shard.
 
@@ -457,17 +430,14 @@ def _deal(counts: np.ndarray, task: Task) -> np.ndarray:
 def _repair(counts: np.ndarray, least: int) -> None:
     """Give every client `least` samples, taken from the largest class of the largest client."""
     sizes = counts.sum(axis=1)
-    donors = [(-size, client) for client, size in enumerate(sizes.tolist())]
-    heapq.heapify(donors)
     for poor in np.flatnonzero(sizes < least):
         while sizes[poor] < least:
-            donor = donors[0][1]  # never an outdated entry: a receiver stays below every donor
+            donor = sizes.argmax()
             label = counts[donor].argmax()
             moved = min(least - sizes[poor], sizes[donor] - least, counts[donor, label])
             for client, change in ((donor, -moved), (poor, moved)):
                 counts[client, label] += change
                 sizes[client] += change
-            heapq.heapreplace(donors, (-int(sizes[donor]), donor))
 
 
 def _renormalised(prior: np.ndarray, left: np.ndarray) -> np.ndarray:

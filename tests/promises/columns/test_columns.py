@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 from torch.optim import SGD
+from typing_extensions import override
 
 import lightfed as lf
 from lightfed.cli.command_line import USAGE_ERROR, main
@@ -74,6 +75,17 @@ def test_flops_are_those_of_a_step_on_two_samples() -> None:
     assert whole.flops == frozen.flops == 2 * (10 * 2 * 8 * 8 + 9 * 8 * TAGS)
     assert whole.passes == 3
     assert 2 < frozen.passes < 3
+
+
+class Paced(Tagger):
+    @override
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) / (1 + self.trainer.current_epoch)
+
+
+def test_a_step_may_ask_the_trainer(tmp_path: Path) -> None:
+    run(tmp_path, Paced, tagged())
+    assert last(tmp_path)["flops"] > 0
 
 
 class Weighted(L.LightningModule):
