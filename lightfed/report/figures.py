@@ -26,6 +26,8 @@ LINES = {
     **{f"{kind}/{{}}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
     "train_{}": "training",
 }
+# of what a rule of low-rank adapters applies, to the mean of the clients' updates
+ERRORS = {"aggregation_error": "whole model", "aggregation_error_worst": "worst layer"}
 
 
 def run_figures(run: Run) -> list[Figure]:
@@ -47,6 +49,10 @@ def course(run: Run) -> Figure | None:
                 traffic(run).rename("sent"), on="round"
             )
             charts += _over_bytes(sent, y, places, sentence(name))
+    errors = _lines(run, ERRORS, "aggregation_error")
+    y = metric_axis("value", "aggregation_error", errors["value"])
+    each = {text: place for place, text in enumerate(ERRORS.values(), len(places))}
+    charts += _over_rounds(errors, y, each, sentence("aggregation_error"))
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
         f"over the clients. Bytes are those the algorithm sends, for all clients. {DRAG}"
