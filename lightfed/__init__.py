@@ -10,6 +10,7 @@ from lightfed.utils import __version__
 from lightfed.utils.process import end_scripts_in_one_line
 
 _NAMES = {
+    "aggregation.server_optimizers": "FedAdagrad FedAdam FedYogi",
     "api.algorithm": "Algorithm",
     "api.fleet": "Fleet",
     "data.datamodule": "FederatedDataModule",

@@ -54,6 +54,7 @@ class FedBCD(Hierarchical):
     """Personal models at the devices, global ones at the servers, sync or async."""
 
     stateful = True
+    no_server_step = "FedBCD mixes the models of clouds"
     side_by_side = True
     # Servers step towards the devices; these keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")

@@ -17,6 +17,7 @@ class FedExLoRA(LowRank):
     """W + D A = W_old + sum_k p_k s_k B_k A_k: the server's model is exact."""
 
     changes_base = True
+    no_server_step = "its step would be one of dense weights"
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:

@@ -37,6 +37,7 @@ class FlexiFed(Algorithm):
     """A round of every strategy: train, choose nodes of the trie, average them."""
 
     stateful = True
+    no_server_step = "clients average what they share among themselves"
     tests_both = True
     weights: Weights = "uniform"
     trie: Trie

@@ -20,6 +20,8 @@ from lightfed.api.fleet import Weights
 class FlexLoRA(LowRank):
     """A client of rank r starts from the r largest components of the mean product."""
 
+    no_server_step = "its step would be one of dense weights"
+
     def __init__(
         self,
         weights: Weights = "samples",

@@ -22,6 +22,7 @@ class FLoRA(LowRank):
 
     down = ""
     changes_base = True
+    no_server_step = "its step would be one of dense weights"
     holds = "the server's base, without adapters"
 
     @override

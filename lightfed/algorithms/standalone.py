@@ -16,6 +16,7 @@ class Standalone(Algorithm):
     """w_k <- E local epochs of SGD on D_k, from w_k."""
 
     stateful = True
+    no_server_step = "Standalone has no server"
     moments = ("trained", "aggregated")  # the same model: nothing is aggregated
     holds = "the model that it trains alone"
 

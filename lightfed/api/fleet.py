@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple, TypeVar
 import lightning.pytorch as L
 import torch
 from lightfed_kernels import FIXED_LIMIT, apply_mask_, popcount
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightfed.aggregation.coverage import Accumulate, Coverages, Parts
 from lightfed.aggregation.gossip import Exchange, Over
@@ -68,6 +69,7 @@ class Fleet:
         accumulate: how sums over clients are held.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
+        server_optimizer: steps to what is merged; by default merges are the server's new values.
 
     Attributes:
         clients: number of clients.
@@ -79,6 +81,7 @@ class Fleet:
         ledger: bytes and FLOPs of all clients.
         training: runs sessions.
         session: under way, while its model is tested.
+        server_optimizers: of the server's models that have been merged, by name.
         plan: of this round, or of the last one.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
@@ -98,6 +101,7 @@ class Fleet:
         accumulate: Accumulate = "float64",
         rounds: int | None = None,
         max_failed: int | None = None,
+        server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -106,6 +110,11 @@ class Fleet:
         self._sampled = self.work.sampled(self.clients)
         self.accumulate = accumulate
         self.rounds, self.max_failed = rounds, max_failed
+        why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
+        require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
+        self._server_optimizer = server_optimizer
+        self.server_optimizers: dict[str, Optimizer] = {}
+        self._stepping: ServerModel | None = None
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -434,18 +443,51 @@ class Fleet:
             here = [i for i, k in enumerate(valid) if self.places.owner[k] == self.ranks.rank]
             mine = [valid[i] for i in here]
             block = self.client_rows.view(mine)
-            self._coverages.merge_(
-                into,
-                parts,
-                [self.group_of(k) for k in valid],
-                here,
-                [self.row(k) for k in mine] if block is None else block,
-                weights=self._weights(weights, valid),
-                labels=[self._labels(k, labels) for k in valid] if labels else None,
-                accumulate=self.accumulate,
-                ranks=self.ranks,
-            )
+            with self.server_step(into):
+                self._coverages.merge_(
+                    into,
+                    parts,
+                    [self.group_of(k) for k in valid],
+                    here,
+                    [self.row(k) for k in mine] if block is None else block,
+                    weights=self._weights(weights, valid),
+                    labels=[self._labels(k, labels) for k in valid] if labels else None,
+                    accumulate=self.accumulate,
+                    ranks=self.ranks,
+                )
         return valid
+
+    @contextmanager
+    def server_step(self, model: ServerModel) -> Iterator[None]:
+        """Let the server's optimiser step to what is merged into a model within the context.
+
+        Its gradient is the parameters before minus those merged. Elements that no client has sent
+        have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does this alone.
+        """
+        if self._server_optimizer is None or self._stepping is model:
+            yield
+            return
+        row, self._stepping = model.parameters_row, model
+        before = row.clone()
+        try:
+            yield
+        finally:
+            self._stepping = None
+        optimizer = self.optimizer_of(model)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        parameter.data, parameter.grad = row, before - row
+        row.copy_(before)
+        optimizer.step()
+
+    def optimizer_of(self, model: ServerModel) -> Optimizer:
+        """The optimiser of a model of the server, which `model.server_optimizer` names."""
+        names = {id(part): name for name, part in self.algorithm.named_modules()}
+        name = names[id(model)]
+        if name not in self.server_optimizers:
+            assert self._server_optimizer is not None
+            parameter = nn.Parameter(model.parameters_row)
+            self.server_optimizers[name] = self._server_optimizer([parameter])
+        return self.server_optimizers[name]
 
     @contextmanager
     def reordered(self, model: ServerModel, order: Callable[[int], Tensor]) -> Iterator[None]:

@@ -55,6 +55,7 @@ class Federation(Recorded, L.LightningModule):
         clients: list[ClientGroup] | None = None,
         *,
         optimizer: OptimizerFactory | None = None,
+        server_optimizer: OptimizerFactory | None = None,
         lr_schedule: ScheduleFactory | None = None,
         fraction: float = 1.0,
         clients_per_round: int | None = None,
@@ -78,6 +79,9 @@ class Federation(Recorded, L.LightningModule):
             clients: The clients, one group per architecture.
             optimizer: Optimizer of local training, reset for every session. Leave it out if the
                 clients' modules define configure_optimizers.
+            server_optimizer: Optimizer that takes what clients are merged to as a step, such as
+                FedAdam, FedYogi, FedAdagrad, or torch's SGD with momentum (FedAvgM, DiLoCo). By
+                default the merge is the server's new model.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
             fraction: Share of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
@@ -126,6 +130,7 @@ class Federation(Recorded, L.LightningModule):
             "accumulate": accumulate,
             "host_rows": store == "host",
             "max_failed": max_failed_clients,
+            "server_optimizer": server_optimizer,
         }
         self._kinds = tuple(evaluate)
         self.packs = Packs(side_by_side, pack_memory)

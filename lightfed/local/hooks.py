@@ -81,6 +81,7 @@ class Hooks(Recorded, nn.Module, ABC):
         moments: of which `models` has the clients' models between rounds; a model of another moment
             is tested in its session. The first is the default of `model.evaluate_at`.
         tests_both: every evaluation tests clients at both moments, as the paper reports them.
+        no_server_step: why no optimiser can step for the server; empty if one can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
@@ -96,6 +97,7 @@ class Hooks(Recorded, nn.Module, ABC):
     hold_out: float = 0.0
     moments: tuple[Moment, ...] = ("aggregated",)
     tests_both: bool = False
+    no_server_step: str = ""
     holds: str = ""
     side_by_side: bool | None = None
 

@@ -12,11 +12,13 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
 from lightfed.utils.keys import relevant
 
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
+_OPTIMIZERS = "lightfed_server_optimizers"
 _TESTS = "lightfed_round_tests"  # of the last round
 
 
@@ -61,6 +63,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
+        _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_optimizers.items()},
     }
     states = fleet.states()
     return entries if states is None else entries | {CLIENTS: states}
@@ -72,6 +75,11 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.plan = RoundPlan(lr=checkpoint[_LR])
     fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
+    models = dict(fleet.algorithm.named_modules())
+    for name, state in checkpoint[_OPTIMIZERS].items():
+        model = models[name]
+        assert isinstance(model, ServerModel)
+        fleet.optimizer_of(model).load_state_dict(state)
     fleet.load_states(checkpoint[CLIENTS])
 
 

@@ -207,13 +207,18 @@ class LowRank(Algorithm):
         self.send(fed, clients)
         fed.train(clients, t)
         valid = [k for k in clients if fed.usable(k)]
+        with fed.server_step(self.model):
+            self.merge(fed, valid)
+        fed.charge(clients, up=[self.size(fed, k, self.up) for k in clients])
+
+    def merge(self, fed: Fleet, valid: Sequence[int]) -> None:
+        """The mean of all other tensors, and the rule's merge of the adapters."""
         if self.others:
             nothing = dict.fromkeys(valid, 0)  # their bytes are charged with the adapters'
             fed.merge(
                 valid, into=self.model, weights=self.weights, tensors=self.others, sizes=nothing
             )
         self.merge_adapters(fed, valid)
-        fed.charge(clients, up=[self.size(fed, k, self.up) for k in clients])
 
     def send(self, fed: Fleet, clients: Sequence[int]) -> None:
         """A[:r_k], D[:, :r_k], the other tensors, and what was added to W since the last time."""

@@ -21,6 +21,7 @@ class Peers(Algorithm):
     """Every client keeps its model; the graph may change every round."""
 
     stateful = True
+    no_server_step = "clients exchange models among themselves, without a server"
     moments: tuple[Moment, ...] = ("trained",)
     tests_both = True
 

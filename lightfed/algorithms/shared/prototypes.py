@@ -25,6 +25,7 @@ class ByClass(Algorithm):
     """The server's vector of a class is the plain mean over the participants that hold it."""
 
     stateful = True
+    no_server_step = "clients send vectors of classes, and no models"
     side_by_side = True
     values: Tensor  # (C, D)
     seen: Tensor  # (C,)

@@ -1,0 +1,103 @@
+"""Adaptive optimisers of the server's model, for `model.server_optimizer`.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization. ICLR
+2021. https://arxiv.org/abs/2003.00295, algorithm 2.
+
+They are torch optimisers whose gradient is -Delta, the server's model minus what clients were merged
+to. FedAvgM (Hsu, Qi, Brown 2019) is torch's own SGD with momentum, and so is the outer Nesterov
+momentum of DiLoCo.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightfed.utils.errors import require
+
+_KEY = "model.server_optimizer.init_args"
+
+
+class _Adaptive(Optimizer):
+    """m = beta_1 m + (1 - beta_1) Delta; x = x + eta m / (sqrt(v) + tau)."""
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        v_init: float = 0.0,
+        bias_correction: int | None = None,
+    ) -> None:
+        """Set the rates.
+
+        Args:
+            params: Of the server.
+            lr: eta.
+            betas: beta_1 and beta_2.
+            tau: Degree of adaptivity, which is added to the root of v.
+            v_init: v before the first round; the paper allows any of at least tau^2.
+            bias_correction: None as in the paper; 0 for Adam's own, from the first round on; 1 for
+                that of Flower's FedAdam, which is one step ahead.
+        """
+        require(lr > 0, f"{_KEY}.lr", lr, "give a rate above 0")
+        fits = all(0 <= beta < 1 for beta in betas)
+        require(fits, f"{_KEY}.betas", betas, "give two numbers from 0 to below 1")
+        require(tau > 0, f"{_KEY}.tau", tau, "give a number above 0")
+        require(v_init >= 0, f"{_KEY}.v_init", v_init, "give a number of 0 or more")
+        super().__init__(params, {"lr": lr})
+        self.betas, self.tau, self.v_init, self.ahead = betas, tau, v_init, bias_correction
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for x in group["params"]:
+                self._update(x, group["lr"])
+
+    def _update(self, x: Tensor, lr: float) -> None:
+        state, delta = self.state[x], -x.grad
+        if not state:
+            v = torch.full_like(x, self.v_init)
+            state.update(step=0, m=torch.zeros_like(x), v=v)
+        beta_1, beta_2 = self.betas
+        state["m"].mul_(beta_1).add_(delta, alpha=1 - beta_1)
+        self.second(state["v"], delta * delta, beta_2)
+        state["step"] += 1
+        if self.ahead is not None:
+            steps = state["step"] + self.ahead
+            lr *= (1 - beta_2**steps) ** 0.5 / (1 - beta_1**steps)
+        x += lr * state["m"] / (state["v"].sqrt() + self.tau)
+
+    @abstractmethod
+    def second(self, v: Tensor, square: Tensor, beta: float) -> None:
+        """Update v in place by the square of Delta."""
+
+
+class FedAdam(_Adaptive):
+    """v = beta_2 v + (1 - beta_2) Delta^2."""
+
+    @override
+    def second(self, v: Tensor, square: Tensor, beta: float) -> None:
+        v.mul_(beta).add_(square, alpha=1 - beta)
+
+
+class FedYogi(_Adaptive):
+    """v = v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
+
+    @override
+    def second(self, v: Tensor, square: Tensor, beta: float) -> None:
+        v.sub_((1 - beta) * square * (v - square).sign())
+
+
+class FedAdagrad(_Adaptive):
+    """v = v + Delta^2; beta_1 is 0 in the paper."""
+
+    @override
+    def second(self, v: Tensor, square: Tensor, beta: float) -> None:
+        v.add_(square)
