@@ -16,6 +16,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
@@ -34,7 +35,6 @@ from lightfed.models.client_module import ClientModule
 from lightfed.models.networks.transformer import Transformer
 from lightfed.topology.topology import Ring
 from tests.small import Given, Tensors, data_of, fleet_of, random_data, run_round
-from tests.strangers.fedrep import FedRep
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one
 CLIENTS = len(SIZES)
