@@ -329,6 +329,7 @@ class Fleet:
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
+        repeat: int = 1,
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -340,6 +341,7 @@ class Fleet:
             t: the round.
             steps: batches per session by client; as configured by default.
             phases: parts of every session, one after the other, instead of `steps`.
+            repeat: steps on every batch, one after the other (pFedMe, APFL).
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -348,7 +350,7 @@ class Fleet:
         self._open(clients)
         waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
         training = self.training
-        reports = training.sessions(clients, waves, t, steps=steps, phases=phases)
+        reports = training.sessions(clients, waves, t, steps=steps, phases=phases, repeat=repeat)
         trained = [report.client for report in reports]
         passes = [self.state(report.client).passes for report in reports]
         flops = [

@@ -53,7 +53,7 @@ class DepthNet(nn.Module):
         share, losses = self.consistency / max(len(z) - 1, 1), {}
         for i in range(len(z) - 1 if self.deepest else 0, len(z)):
             others, log = q[:i] + q[i + 1 :], z[i].log_softmax(1)
-            kl = [F.kl_div(log, q_j, reduction="batchmean") for q_j in others]
+            kl = [(q_j * (q_j.log() - log)).sum(1).mean() for q_j in others]
             losses[f"head{i}"] = F.cross_entropy(z[i], y) + share * sum(kl)
         return losses
 

@@ -11,6 +11,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
 
+from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.depthfl import DepthFL
 from lightfed.algorithms.dispfl import DisPFL
@@ -33,6 +34,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedme import PFedMe
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.qffl import QFFL
 from lightfed.algorithms.scaffold import SCAFFOLD
@@ -143,6 +145,8 @@ _sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
 _clouds: dict[str, Any] = {"fraction": 1.0, "optimizer": partial(ASPG, lr=0.05)}
 
 CASES = {
+    "apfl": Case(APFL, _mlp),
+    "apfl_adaptive": Case(partial(APFL, adaptive=True)),
     "cloud_fedprox": Case(
         partial(CloudFedAvg, 4, 1, mu=0.5, unit="epoch", steps=(1, 2)), clients=8,
         federation=_clouds,
@@ -226,6 +230,7 @@ CASES = {
     "my2": Case(
         partial(My2, **_sparse, buffers="average"), federation=_everyone
     ),
+    "pfedme": Case(partial(PFedMe, 2.0, 2, 0.1)),
     "pfedmoe": Case(
         partial(PFedMoE, _mlp, gate_units=8, gate_lr=0.5), _mlp, data=joined,
         federation={"optimizer": partial(SGD, lr=0.1)},
