@@ -38,6 +38,7 @@ _NAMES = {
     "algorithms.fedprox": "FedProx",
     "algorithms.fedrep": "FedRep",
     "algorithms.fedrolex": "FedRolex",
+    "algorithms.fjord": "FjORD",
     "algorithms.flexifed": "BasicCommon ClusteredCommon ClusteredFL MaxCommon",
     "algorithms.fml": "FML",
     "algorithms.heterofl": "HeteroFL",
@@ -70,6 +71,7 @@ _NAMES = {
     "models.networks.transformer": "Transformer",
     "models.networks.vdcnn": "VDCNN",
     "models.networks.vgg": "VGG VGG11GN",
+    "models.ordered_dropout": "OrderedDropout",
     "topology.topology": "Adjacency Full RandomRegular Ring SmallWorld Star TimeVarying Torus",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

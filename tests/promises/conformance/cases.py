@@ -28,6 +28,7 @@ from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.fedrolex import FedRolex
+from lightfed.algorithms.fjord import FjORD
 from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
@@ -48,6 +49,7 @@ from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
+from lightfed.models.ordered_dropout import OrderedDropout
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
 
@@ -132,6 +134,7 @@ def prose() -> FederatedDataModule:
 
 
 _conv = partial(Conv, hidden=(8, 12))
+_ordered = partial(OrderedDropout, partial(Conv, hidden=(8, 12), scaler=False))
 _depths = partial(DepthConv, channels=(4, 4, 6, 6), pools=1)
 _resnet = partial(PreActResNet, hidden=(8, 12), blocks=(1, 1))
 _transformer = partial(Transformer, embedding=16, heads=2, hidden=16, layers=1)
@@ -205,6 +208,7 @@ CASES = {
     "fedrolex_random": Case(
         partial(FedRolex, window="random", assignment="dynamic"), _conv, "abd"
     ),
+    "fjord": Case(partial(FjORD, [0.25, 0.5, 1.0]), _ordered, "abc"),
     "flexifed_clustered": Case(
         ClusteredCommon, DeepNet, "ab",
         federation={"store": "host", "fraction": 0.7, "accumulate": "fixed"},
