@@ -145,6 +145,7 @@ def fleet_of(
     precision: Autocast | None = None,
     host_rows: bool = False,
     device: torch.device = CPU,
+    server_optimizer: Any = None,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -159,7 +160,7 @@ def fleet_of(
 
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
-        accumulate=accumulate, host_rows=host_rows, pack=pack,
+        accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
     )  # fmt: skip
     steppers = [
         client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))

@@ -43,6 +43,7 @@ PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
     ("fedprox", "fedavg"),
     ("heterofl", "fedavg"),
+    ("fedrolex", "heterofl"),
     ("cloudfedavg", "fedavg"),
     ("fedbcdi", "fedbcd"),
     ("my1", "dispfl"),

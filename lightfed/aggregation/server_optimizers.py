@@ -1,11 +1,11 @@
 """Adaptive optimisers of the server's model, for `model.server_optimizer`.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization. ICLR
-2021. https://arxiv.org/abs/2003.00295, algorithm 2.
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization.
+ICLR 2021. https://arxiv.org/abs/2003.00295, algorithm 2.
 
-They are torch optimisers whose gradient is -Delta, the server's model minus what clients were merged
-to. FedAvgM (Hsu, Qi, Brown 2019) is torch's own SGD with momentum, and so is the outer Nesterov
-momentum of DiLoCo.
+They are torch optimisers whose gradient is -Delta: the server's model minus the mean of the
+clients'. FedAvgM (Hsu, Qi, Brown 2019) is torch's own SGD with momentum, and so is the outer
+Nesterov momentum of DiLoCo.
 """
 
 from abc import abstractmethod
@@ -55,12 +55,13 @@ class _Adaptive(Optimizer):
 
     @override
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for x in group["params"]:
                 self._update(x, group["lr"])
 
     def _update(self, x: Tensor, lr: float) -> None:
+        assert x.grad is not None
         state, delta = self.state[x], -x.grad
         if not state:
             v = torch.full_like(x, self.v_init)

@@ -112,7 +112,7 @@ class Fleet:
         self.rounds, self.max_failed = rounds, max_failed
         why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
-        self._server_optimizer = server_optimizer
+        self.server_optimizer = server_optimizer
         self.server_optimizers: dict[str, Optimizer] = {}
         self._stepping: ServerModel | None = None
         data.reserve(algorithm.hold_out)
@@ -338,6 +338,7 @@ class Fleet:
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
+        repeat: int = 1,
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -349,6 +350,7 @@ class Fleet:
             t: the round.
             steps: batches per session by client; as configured by default.
             phases: parts of every session, one after the other, instead of `steps`.
+            repeat: steps on every batch, one after the other (pFedMe, APFL).
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -357,7 +359,7 @@ class Fleet:
         self._open(clients)
         waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
         training = self.training
-        reports = training.sessions(clients, waves, t, steps=steps, phases=phases)
+        reports = training.sessions(clients, waves, t, steps=steps, phases=phases, repeat=repeat)
         trained = [report.client for report in reports]
         passes = [self.state(report.client).passes for report in reports]
         flops = [
@@ -464,7 +466,7 @@ class Fleet:
         Its gradient is the parameters before minus those merged. Elements that no client has sent
         have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does this alone.
         """
-        if self._server_optimizer is None or self._stepping is model:
+        if self.server_optimizer is None or self._stepping is model:
             yield
             return
         row, self._stepping = model.parameters_row, model
@@ -484,9 +486,9 @@ class Fleet:
         names = {id(part): name for name, part in self.algorithm.named_modules()}
         name = names[id(model)]
         if name not in self.server_optimizers:
-            assert self._server_optimizer is not None
+            assert self.server_optimizer is not None
             parameter = nn.Parameter(model.parameters_row)
-            self.server_optimizers[name] = self._server_optimizer([parameter])
+            self.server_optimizers[name] = self.server_optimizer([parameter])
         return self.server_optimizers[name]
 
     @contextmanager

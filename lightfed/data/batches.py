@@ -73,6 +73,16 @@ class Plan:
     sizes: Sequence[int]
     draw: Tensor | None
 
+    def repeated(self, times: int) -> "Plan":
+        """The pass with every batch so many times in succession."""
+        if times == 1:
+            return self
+        ends = np.cumsum(self.sizes)
+        batches = [np.arange(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        where = np.concatenate([batch for batch in batches for _ in range(times)])
+        draw = None if self.draw is None else self.draw[..., torch.from_numpy(where)]
+        return Plan(self.index[where], np.repeat(self.sizes, times).tolist(), draw)
+
 
 class Resident(ABC):
     """One split, and its batches on one device; its home and labels are there, or on the CPU."""

@@ -171,10 +171,11 @@ class ClientSessions:
     ) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
         plans, client, t = self.plans, s.client, s.round
+        repeat = 1 if purpose else plans.repeat
         return Work(
             client,
             plans.batches(client, t, plans.steps_of(client, t, purpose), purpose),
-            epoch_batches=self._fleet.data.num_batches(client, t),
+            epoch_batches=self._fleet.data.num_batches(client, t) * repeat,
             lr=self._fleet.plan.lr if s.group.takes_lr else None,
             seed=plans.seed(client, t, purpose),
             hook=partial(self._gradient, s) if self._has_gradient else None,

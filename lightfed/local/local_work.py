@@ -137,7 +137,7 @@ class SessionPlans:
     """What sessions train on: their batches, in named orders, and their lengths.
 
     `steps` are batches per session by client, if they differ from the configuration, and `phases`
-    parts of every session, if it has several.
+    parts of every session, if it has several. A session takes `repeat` steps on every batch.
     """
 
     def __init__(
@@ -148,11 +148,14 @@ class SessionPlans:
         self._augments = data.augments
         self.steps: Mapping[int, int] = {}
         self.phases: Sequence[Phase] = ()
+        self.repeat = 1
 
-    def of(self, steps: Mapping[int, int] | None, phases: Sequence[Phase]) -> "SessionPlans":
+    def of(
+        self, steps: Mapping[int, int] | None, phases: Sequence[Phase], repeat: int
+    ) -> "SessionPlans":
         """Those of a call of `Fleet.train`."""
         other = copy(self)
-        other.steps, other.phases = steps or {}, phases
+        other.steps, other.phases, other.repeat = steps or {}, phases, repeat
         return other
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
@@ -160,16 +163,16 @@ class SessionPlans:
         return derive_seed(self._seed, f"{purpose}session", t, client)
 
     def lengths(self, client: int, t: int) -> list[int]:
-        """Number of batches of each part of a client's session in round t."""
+        """Number of steps of each part of a client's session in round t."""
         given, work = self.steps.get(client), self._work
-        if given is not None and not self.phases:
-            return [work.limited(given)]
         per_epoch = self._data.num_batches(client, t)
-        phases = [work.phase(phase, per_epoch) for phase in self.phases]
-        return phases or [work.batches(per_epoch)]
+        batches = [work.phase(phase, per_epoch) for phase in self.phases]
+        if not batches:
+            batches = [work.batches(per_epoch) if given is None else work.limited(given)]
+        return [self.repeat * count for count in batches]
 
     def steps_of(self, client: int, t: int, purpose: str = "") -> int:
-        """Number of batches of a session; one with a purpose has the configured length."""
+        """Number of steps of a session; one with a purpose has the configured length."""
         if purpose:
             return self._work.batches(self._data.num_batches(client, t))
         return sum(self.lengths(client, t))
@@ -188,15 +191,17 @@ class SessionPlans:
         return self.timings.each("data", chain.from_iterable(map(self._data.batches, epochs)))
 
     def epochs(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
-        """The local epochs of `left` training batches, before their samples are gathered."""
-        data = self._data
+        """The local epochs of `left` training steps, before their samples are gathered."""
+        data, repeat = self._data, 1 if purpose else self.repeat
         order = torch_generator(self._seed, f"{purpose}order", t, client)
         augment = None
         if self._augments:
             augment = torch_generator(self._seed, f"{purpose}augment", t, client)
         while left > 0:
-            plan = data.train_plan(client, order=order, augment=augment, limit=left, t=t)
+            limit = rounded_up(left / repeat)
+            plan = data.train_plan(client, order=order, augment=augment, limit=limit, t=t)
             assert plan.sizes, f"client {client} has no batch"
+            plan = plan.repeated(repeat)
             left -= len(plan.sizes)
             yield plan
 
@@ -208,7 +213,7 @@ class SessionPlans:
         lengths = self.lengths(client, t)
         if not even:
             return (*lengths[:-1],)
-        steps, sizes = sum(lengths), self._data.batch_sizes(client, t)
+        steps, sizes = sum(lengths) // self.repeat, self._data.batch_sizes(client, t)
         return (*lengths, *(sizes[:steps] if steps <= len(sizes) else (-1, *sizes)))
 
     def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:

@@ -95,10 +95,11 @@ class Training(ClientSessions):
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
+        repeat: int = 1,
     ) -> list[Report]:
         """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
-        `tests` has those of all ranks. `steps` and `phases` are as of `Fleet.train`.
+        `tests` has those of all ranks. `steps`, `phases` and `repeat` are as of `Fleet.train`.
 
         Raises Suspended if a signal asked the run to stop before all sessions finished, and a
         UserError if a session rejects a user's setting.
@@ -106,7 +107,7 @@ class Training(ClientSessions):
         fleet = self._fleet
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in fleet.plan.tested}, []
-        self.plans = self.plans.of(steps, phases)
+        self.plans = self.plans.of(steps, phases, repeat)
         with self._timings.part("sessions"):
             packs = self._runner.form(mine, t) if self._runner.trainers else []
             self._packs = {client: pack for pack in packs for client in pack}

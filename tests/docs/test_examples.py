@@ -16,11 +16,11 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import loggers
 from torch import nn
 
+from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.cli import command_line
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from tests.small import fleet_of, quiet, random_data, run_round
-from tests.strangers.scaffold import Scaffold
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -60,7 +60,7 @@ def test_the_cells_of_the_notebook_run(folder: Path) -> None:
 def test_steps_of_a_server_leave_statistics_alone(folder: Path) -> None:
     """With momentum a running variance would fall below 0."""
     own = importlib.import_module("own_algorithm")
-    for algorithm in (own.FedAvgM(0.9), Scaffold(server_lr=2.0)):
+    for algorithm in (own.FedAvgM(0.9), SCAFFOLD(server_lr=2.0)):
         net = ClientGroup(2, lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
         fed = fleet_of([net], algorithm, random_data([6, 6]))
         fed.plan = RoundPlan(lr=0.5)

@@ -8,20 +8,26 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from typing_extensions import override
 
+from lightfed.algorithms.depthfl import DepthFL
 from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedme import PFedMe
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
@@ -29,12 +35,13 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Task
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
+from lightfed.local.local_work import RoundPlan
 from lightfed.models import MLP, CIFARResNet, Conv
 from lightfed.models.client_module import ClientModule
+from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.transformer import Transformer
 from lightfed.topology.topology import Ring
 from tests.small import Given, Tensors, data_of, fleet_of, random_data, run_round
-from tests.strangers.fedrep import FedRep
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one
 CLIENTS = len(SIZES)
@@ -254,6 +261,11 @@ CASES: dict[str, dict[str, Any]] = {
     "fedproto": {"algorithm": FedProto},
     "fedkd": {"algorithm": partial(FedKD, mlp, rounds=4)},
     "fml": {"algorithm": partial(FML, mlp)},
+    "scaffold": {"algorithm": SCAFFOLD, "lr": 0.1},
+    "ditto": {"algorithm": partial(Ditto, 0.5)},
+    "fedbuff": {"algorithm": partial(FedBuff, CLIENTS)},
+    "pfedme": {"algorithm": partial(PFedMe, 2.0, 3, 0.1)},
+    "depthfl": {"algorithm": DepthFL, "model": partial(DepthConv, channels=(4, 6)), "data": images},
     "fedapen": {"algorithm": partial(FedAPEN, mlp)},
     "pfedmoe": {"algorithm": partial(PFedMoE, mlp, gate_units=8), "joined": True},
     "lgfedavg": {"algorithm": partial(LGFedAvg, 1)},
@@ -294,10 +306,12 @@ def fleet(name: str, side_by_side: Any, sizes: list[int] = SIZES, **more: Any) -
         "optimizer": partial(SGD, lr=0.1), "epochs": 2,
     } | CASES[name] | more  # fmt: skip
     group = ClientGroup(len(sizes), case.pop("model"))
-    data, algorithm = case.pop("data"), case.pop("algorithm")
+    data, algorithm, lr = case.pop("data"), case.pop("algorithm"), case.pop("lr", None)
     if case.pop("joined", False):  # a batch of one sample has no statistics
         data = partial(data, last_batch="join")
-    return fleet_of([group], algorithm(), data(sizes), side_by_side=side_by_side, **case)
+    made = fleet_of([group], algorithm(), data(sizes), side_by_side=side_by_side, **case)
+    made.plan = RoundPlan(lr=lr)
+    return made
 
 
 def after(made: Fleet, rounds: int = 2) -> tuple[Tensor, dict[str, float]]:

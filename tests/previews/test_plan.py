@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, Optimizer
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
@@ -31,7 +32,6 @@ from lightfed.state.costs import Ledger
 from lightfed.topology.topology import Ring
 from tests.promises.conformance.cases import CASES, Case
 from tests.small import CPU, SGD_HALF, fleet_of, random_data, run_round
-from tests.strangers.fedrep import FedRep
 
 NAMES = {"local_epochs": "epochs", "local_steps": "steps", "fraction": "fraction"}
 ROUNDS = 2

@@ -12,20 +12,28 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
 
+from lightfed.aggregation.server_optimizers import FedAdam
+from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.depthfl import DepthFL
 from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fedrep import FedRep
+from lightfed.algorithms.fedrolex import FedRolex
 from lightfed.algorithms.fedsalora import FedSALoRA
 from lightfed.algorithms.ffalora import FFALoRA
+from lightfed.algorithms.fjord import FjORD
 from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
 from lightfed.algorithms.flexlora import FlexLoRA
 from lightfed.algorithms.flora import FLoRA
@@ -35,8 +43,11 @@ from lightfed.algorithms.hetlora import HetLoRA
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedme import PFedMe
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.qffl import QFFL
 from lightfed.algorithms.rankmean import RankMean
+from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.zeropadded import ZeroPadded
@@ -44,9 +55,11 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.language import Prose
 from lightfed.data.partition.schemes import Natural
 from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
+from lightfed.models.ordered_dropout import OrderedDropout
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
 from tests.algorithms.low_rank import NAMES, Adapted
@@ -153,6 +166,8 @@ def prose() -> FederatedDataModule:
 
 
 _conv = partial(Conv, hidden=(8, 12))
+_ordered = partial(OrderedDropout, partial(Conv, hidden=(8, 12), scaler=False))
+_depths = partial(DepthConv, channels=(4, 4, 6, 6), pools=1)
 _resnet = partial(PreActResNet, hidden=(8, 12), blocks=(1, 1))
 _transformer = partial(Transformer, embedding=16, heads=2, hidden=16, layers=1)
 _mlp = partial(MLP, hidden=(16,), dropout=0.3)
@@ -166,10 +181,14 @@ _sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
 _clouds: dict[str, Any] = {"fraction": 1.0, "optimizer": partial(ASPG, lr=0.05)}
 
 CASES = {
+    "apfl": Case(APFL, _mlp),
+    "apfl_adaptive": Case(partial(APFL, adaptive=True)),
     "cloud_fedprox": Case(
         partial(CloudFedAvg, 4, 1, mu=0.5, unit="epoch", steps=(1, 2)), clients=8,
         federation=_clouds,
     ),
+    "depthfl": Case(DepthFL, _depths, "abc"),
+    "depthfl_stateless": Case(partial(DepthFL, 0.0), _depths, "ab"),
     "dispfl": Case(
         partial(DisPFL, **_sparse, density=[0.3, 0.6]), _mlp, federation=_everyone,
         trainer={"gradient_clip_val": 10.0},
@@ -181,6 +200,7 @@ CASES = {
         partial(DisPFL, **_sparse, regrow="gradient", active=0.7, buffers="average"),
         federation=_everyone | {"store": "host"},
     ),
+    "ditto": Case(partial(Ditto, 0.5)),
     "dpsgd": Case(partial(DPSGD, Ring()), federation={"eval_clients": 3}),
     "fedapen": Case(
         partial(FedAPEN, NormNet, share_lr=0.5), _mlp, data=joined, federation={"store": "host"}
@@ -211,6 +231,8 @@ CASES = {
     "fedbcdi_async": Case(
         partial(FedBCDI, 4, 1, 2, wait=2, patience=1), clients=8, federation=_clouds
     ),
+    "fedbuff": Case(partial(FedBuff, 3, beta=0.5)),
+    "fedbuff_at_once": Case(partial(FedBuff, 3, weights="samples", at_once=True)),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
     "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
@@ -225,8 +247,18 @@ CASES = {
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
         federation={"store": "host", "accumulate": "fixed"},
     ),
+    "rankmean_momentum": Case(
+        partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
+        federation={"server_optimizer": partial(SGD, lr=0.7, momentum=0.9, nesterov=True)},
+    ),
     "zeropadded": Case(partial(ZeroPadded, "uniform", **_adapters), AdapterNet, "abc", data=joined),
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
+    "fedrep": Case(partial(FedRep, "net.layers.6.", 2, final_epochs=1)),
+    "fedrolex": Case(FedRolex, _conv, "abd"),
+    "fedrolex_random": Case(
+        partial(FedRolex, window="random", assignment="dynamic"), _conv, "abd"
+    ),
+    "fjord": Case(partial(FjORD, [0.25, 0.5, 1.0]), _ordered, "abc"),
     "flexifed_clustered": Case(
         ClusteredCommon, DeepNet, "ab",
         federation={"store": "host", "fraction": 0.7, "accumulate": "fixed"},
@@ -239,6 +271,9 @@ CASES = {
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
     "heterofl_drawn_statistics": Case(HeteroFL, dropped),
+    "heterofl_fedadam": Case(
+        HeteroFL, _conv, "abc", federation={"server_optimizer": partial(FedAdam, lr=0.02)}
+    ),
     "heterofl_frozen": Case(HeteroFL, FrozenNet, "ab"),
     "heterofl_resnet": Case(HeteroFL, _resnet, "abd"),
     "heterofl_transformer": Case(
@@ -252,11 +287,14 @@ CASES = {
     "my2": Case(
         partial(My2, **_sparse, buffers="average"), federation=_everyone
     ),
+    "pfedme": Case(partial(PFedMe, 2.0, 2, 0.1)),
     "pfedmoe": Case(
         partial(PFedMoE, _mlp, gate_units=8, gate_lr=0.5), _mlp, data=joined,
         federation={"optimizer": partial(SGD, lr=0.1)},
         trainer={"gradient_clip_val": 0.5, "gradient_clip_algorithm": "network"},
     ),
+    "qffl": Case(partial(QFFL, 1.0, 10.0)),
+    "scaffold": Case(partial(SCAFFOLD, 0.5)),
     "standalone_frozen": Case(Standalone, FrozenNet),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""FedRep against recorded runs of its released code and PFLlib, and the promises."""
+"""FedRep against recorded runs of its released code and PFLlib."""
 
 import json
 from collections.abc import Iterable
@@ -10,15 +10,14 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from lightfed.algorithms.fedrep import FedRep
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, Phase
-from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
+from tests.algorithms.recorded import Net, Recorded
 from tests.small import GOLDEN, fit, random_data, run_round
-from tests.strangers.fedrep import FedRep
-from tests.strangers.golden import MATRIX, Net, Recorded
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
@@ -68,12 +67,6 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedRep("net.fc3.", head_epochs=2, body_epochs=1, weights="samples")
     names = {"fc1": "base.0", "fc2": "base.2", "fc3": "head"}
     follow(algorithm, Recorded("fedrep", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", MATRIX)
-def test_the_promises(ranks: tuple[int, ...]) -> None:
-    conformance(partial(FedRep, "net.layers.6.", 2, final_epochs=1), ranks=ranks)
 
 
 def test_a_head_that_is_not_there(tmp_path: Path) -> None:

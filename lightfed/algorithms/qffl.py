@@ -10,19 +10,32 @@ Clients are drawn uniformly, as in the released code. BatchNorm statistics are m
 F_k^q.
 """
 
+from math import inf
+
 from typing_extensions import override
 
-from lightfed import Algorithm, Fleet, ServerModel
+from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.fleet import Fleet
+from lightfed.state.server_model import ServerModel
 
 
 class QFFL(Algorithm):
-    """FedAvg for the mean of F_k^(q+1) / (q + 1); q = 0 is FedAvg with equal weights."""
+    """FedAvg for the mean of F_k^(q+1) / (q + 1)."""
 
     model: ServerModel
 
     def __init__(self, q: float, lipschitz: float) -> None:
+        """Set how fair the federation is.
+
+        Args:
+            q: Exponent of the losses; 0 is FedAvg with equal weights.
+            lipschitz: L, an estimate of the Lipschitz constant of the gradients, such as 1 /
+                learning rate.
+        """
         super().__init__()
-        self.q, self.lipschitz = q, lipschitz  # L, such as 1 / learning rate
+        require_argument(0 <= q < inf, "q", q, "give an exponent of 0 or more")
+        require_argument(0 < lipschitz < inf, "lipschitz", lipschitz, "give 1 / learning rate")
+        self.q, self.lipschitz = q, lipschitz
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""q-FFL against its formulas in plain torch, and the promises."""
+"""q-FFL against its formulas in plain torch."""
 
 from functools import partial
 
@@ -8,11 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
 
+from lightfed.algorithms.qffl import QFFL
 from lightfed.local.client_group import ClientGroup
-from lightfed.testing import conformance
 from tests.small import fleet_of, random_data, run_round
-from tests.strangers.golden import MATRIX
-from tests.strangers.qffl import QFFL
 
 SIZES, RATE = (11, 6, 17, 9), 0.2
 FLOPS, SIZE = 2 * 4 * 3, 4 * (4 * 3 + 3)  # of a sample, and bytes of the model
@@ -56,9 +54,3 @@ def test_rounds_by_the_formulas(q: float) -> None:
         # Two epochs of a pass and its gradient, and a pass for the loss.
         assert sums["flops"] == FLOPS * samples * (3 * 2 + 1)
         assert (sums["bytes_up"], sums["bytes_down"]) == (3 * SIZE + 3 * 4, 3 * SIZE)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", MATRIX)
-def test_the_promises(ranks: tuple[int, ...]) -> None:
-    conformance(partial(QFFL, 1.0, 10.0), ranks=ranks)

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed import Algorithm, Fleet, ModelKind, Phase, Rows, ServerModel
+from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.local_work import Phase
+from lightfed.state.rows import ModelKind, Rows
+from lightfed.state.server_model import ServerModel
 
 
 class FedRep(Algorithm):
@@ -30,25 +34,33 @@ class FedRep(Algorithm):
         head_epochs: int = 10,
         body_epochs: int = 1,
         final_epochs: int = 0,
-        weights: str = "uniform",
+        weights: Weights = "uniform",
         private: bool = True,
     ) -> None:
+        """Set what is a head, and how long the parts train.
+
+        Args:
+            head: Prefix of the names of its tensors, such as net.fc.
+            head_epochs: Local epochs of the head, which come first.
+            body_epochs: Local epochs of the body.
+            final_epochs: Local epochs of all clients' heads after the last round.
+            weights: Of the participants in the mean: uniform, or by samples.
+            private: The server never gets a head.
+        """
         super().__init__()
-        self.head = head  # prefix of its names
-        self.head_epochs, self.body_epochs = head_epochs, body_epochs
-        self.final_epochs = final_epochs  # of all heads, after the last round
-        self.weights = weights
-        self.private = private
+        require_argument(head_epochs >= 1, "head_epochs", head_epochs, "give at least 1")
+        require_argument(body_epochs >= 1, "body_epochs", body_epochs, "give at least 1")
+        require_argument(final_epochs >= 0, "final_epochs", final_epochs, "give 0 or more")
+        self.head, self.head_epochs, self.body_epochs = head, head_epochs, body_epochs
+        self.final_epochs, self.weights, self.private = final_epochs, weights, private
 
     @override
     def setup(self, fed: Fleet) -> None:
         layout = fed.one_layout("FedRep needs one for all")
         self.body = [e.name for e in layout.floats if not e.name.startswith(self.head)]
         trained = [e.name for e in layout.floats.entries[: layout.parameters]]
-        self.phases = (
-            Phase([self.head], epochs=self.head_epochs),
-            Phase([name for name in trained if name in self.body], epochs=self.body_epochs),
-        )
+        body = [name for name in trained if name in self.body]
+        self.phases = Phase([self.head], self.head_epochs), Phase(body, self.body_epochs)
         self.model = fed.new_model()  # with private heads only its body ever changes
         self.register_buffer("seen", torch.zeros(fed.clients, dtype=torch.bool))
 
@@ -57,14 +69,14 @@ class FedRep(Algorithm):
         clients = fed.participants(t)
         self.send(fed, clients)
         fed.train(clients, t, phases=self.phases)
-        merged = self.body if self.private else None
-        fed.merge(clients, into=self.model, weights=self.weights, tensors=merged)
+        sent = self.body if self.private else None
+        fed.merge(clients, into=self.model, weights=self.weights, tensors=sent)
         if self.final_epochs and t + 1 == fed.rounds:
             self.send(fed, everyone := list(range(fed.clients)))
             fed.train(everyone, t, phases=[Phase([self.head], epochs=self.final_epochs)])
 
     def send(self, fed: Fleet, clients: list[int]) -> None:
-        """phi to all, and a head to those that have none yet."""
+        """Phi to all, and a head to those that have none yet."""
         new = [] if self.private else [k for k in clients if not self.seen[k]]
         fed.send(self.model, new)
         fed.send(self.model, [k for k in clients if k not in new], tensors=self.body)
@@ -74,6 +86,5 @@ class FedRep(Algorithm):
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
         if kind in ("global", "local"):
             return None  # the server has no head
-        if kind == "trained":
-            return fed.rows(clients)
-        return fed.rows(clients, given=self.model, tensors=self.body)
+        given = None if kind == "trained" else self.model
+        return fed.rows(clients, given=given, tensors=self.body)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -19,10 +20,6 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
-
-# Numbers of ranks for the promises, which take seconds: one of each kind is in the default tier.
-MATRIX = [pytest.param((1, 2, 4), marks=pytest.mark.matrix)]
-RANKS = [(1, 2), *MATRIX]
 
 
 class Net(nn.Module):
@@ -40,14 +37,34 @@ class Net(nn.Module):
         return self.get_submodule(f"fc{self.count}")(x)
 
 
+class Images(nn.Module):
+    """Convolutions conv1, conv2, ... with ReLU and pooling, the mean over pixels, and fc."""
+
+    def __init__(self, channels: list[int], classes: int) -> None:
+        super().__init__()
+        self.count = len(channels) - 1
+        for i, (inputs, outputs) in enumerate(pairwise(channels), 1):
+            self.add_module(f"conv{i}", nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.fc = nn.Linear(channels[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(1, self.count + 1):
+            x = F.max_pool2d(torch.relu(self.get_submodule(f"conv{i}")(x)), 2)
+        return self.fc(x.mean((2, 3)))
+
+
 class InOrder(FederatedDataModule):
-    """A client's batches in the recorded order, which does not change."""
+    """A client's batches in the recorded order, from its first one of the round around."""
 
-    def train_plan(self, client: int, **_: Any) -> Plan:  # type: ignore[override]
-        own = torch.from_numpy(self.partition_.train(client))
-        return Plan(own, [len(batch) for batch in own.split(self.size)], None)
+    first: Mapping[int, int] = {}
 
-    size: int
+    def train_plan(  # type: ignore[override]
+        self, client: int, *, limit: int | None = None, **_: Any
+    ) -> Plan:
+        batches = torch.from_numpy(self.partition_.train(client)).split(self.batch_size)
+        start = self.first.get(client, 0)
+        turned = [*batches[start:], *batches[:start]][:limit]
+        return Plan(torch.cat(turned), [len(batch) for batch in turned], None)
 
 
 class Recorded:
@@ -61,10 +78,12 @@ class Recorded:
             recording lacks come first and never take part.
         optimizer: of the run, from the parameters and lr; SGD with the recorded settings if None.
         names: of layers in the recorded tensors, where they differ from the network's.
+        **work: the length of sessions, if it is not in `local_epochs`.
 
     Attributes:
         about: the settings.
         tensors: the recorded ones.
+        data: of the clients.
         fleet: the clients.
     """
 
@@ -77,13 +96,19 @@ class Recorded:
         *,
         optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] | None = None,
         names: Mapping[str, str] | None = None,
+        **work: int,
     ) -> None:
         self.names = names or {}
         place = GOLDEN / folder / name
         self.about = json.loads(place.with_suffix(".json").read_text())
         self.tensors = load_file(place.with_suffix(".safetensors"))
         count, model = len(self.about["batches"]), self.about["model"]
-        groups = groups or [ClientGroup(count, partial(Net, model["dims"]))]
+        if groups is None:
+            net: Callable[[], nn.Module] = partial(Net, model.get("dims", []))
+            if "channels" in model:
+                channels = [model["input"][0], *model["channels"]]
+                net = partial(Images, channels, model["classes"])
+            groups = [ClientGroup(count, net)]
         self.spare = sum(group.count for group in groups) - count
         given = [[self.tensors[f"data/{k}/{name}"] for name in "xy"] for k in range(count)]
         parts = [(x, y.long()) for x, y in given[:1] * self.spare + given]
@@ -91,38 +116,45 @@ class Recorded:
         ends = torch.tensor([len(labels) for _, labels in parts]).cumsum(0).tolist()
         owned = [range(a, b) for a, b in pairwise([0, *ends])]
         classes = model["classes"] if "classes" in model else model["dims"][-1]
-        data = InOrder(Tensors(x, y, classes=classes, test=(x, y)), Given(*owned), batch_size=8)
-        data.size = self.about["batch_size"]
-        rule = self.about["optimizer"]
+        data = self.data = InOrder(
+            Tensors(x, y, classes=classes, test=(x, y)),
+            Given(*owned),
+            batch_size=self.about["batch_size"],
+        )
+        rule = self.about.get("optimizer") or {"lr": self.about["inner_optimizer"]["plr"]}
         self.lr = rule["lr"] if "lr" in rule else rule["lr0"]
-        settings = {key: rule[key] for key in ("momentum", "weight_decay") if not optimizer}
+        settings = {k: rule.get(k, 0.0) for k in ("momentum", "weight_decay") if not optimizer}
         self.fleet: Fleet = fleet_of(
             list(groups),
             algorithm,
             data,
             optimizer=partial(optimizer or SGD, lr=self.lr, **settings),
             clip=rule.get("grad_norm_clip"),
-            epochs=self.about.get("local_epochs", 1),
+            **(work or {"epochs": self.about.get("local_epochs", 1)}),
         )
         self.fleet.plan = RoundPlan(lr=self.lr)
 
-    def rounds(self, patch: pytest.MonkeyPatch, first: int = 0) -> Iterator[tuple[int, list[int]]]:
+    def rounds(self, patch: pytest.MonkeyPatch, start: int = 0) -> Iterator[tuple[int, list[int]]]:
         """Run the recorded rounds: after each, its number and its participants.
 
         Args:
             patch: names the participants.
-            first: number of the first round in the run.
+            start: number of the first round in the run.
         """
         for t, recorded in enumerate(self.about["rounds"]):
-            clients = sorted(k + self.spare for k in recorded["active"])
+            active = recorded["active"] if "active" in recorded else recorded["selected"]
+            clients = sorted(k + self.spare for k in active)
+            first = recorded.get("first_batch", {})
+            begins = first.items() if isinstance(first, dict) else enumerate(first)
+            self.data.first = {int(k) + self.spare: batch for k, batch in begins}
             patch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
             self.fleet.plan = RoundPlan(lr=recorded.get("lr", self.lr))
-            run_round(self.fleet, first + t)
+            run_round(self.fleet, start + t)
             yield t, clients
 
-    def row(self, prefix: str) -> Tensor:
-        """(P,) recorded tensors as a row of the first group; 0 for those that are not recorded."""
-        layout = self.fleet.groups[0].layout
+    def row(self, prefix: str, group: int = 0) -> Tensor:
+        """(P,) recorded tensors as a row of a group; 0 for those that are not recorded."""
+        layout = self.fleet.groups[group].layout
         row = layout.floats.new_row()
         for name, view in layout.floats.views(row).items():
             layer, _, kind = name.removeprefix("net.").rpartition(".")

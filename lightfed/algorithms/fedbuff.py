@@ -1,0 +1,90 @@
+"""FedBuff: the server takes a step as soon as K updates have arrived, on a virtual clock.
+
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered Asynchronous
+Aggregation. AISTATS 2022. https://arxiv.org/abs/2106.06639
+
+    D = 1 / K sum_k (1 + tau_k)^-e (w_{s_k} - w_k),   b <- beta b + D,   w <- w - eta_g b
+
+w_{s_k} is the version that client k received, and tau_k the number of server steps since. A round
+is a server step; K = 1 is FedAsync. BatchNorm statistics are means over the buffer.
+"""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.shared.one_model import OneModel
+from lightfed.api.algorithm import KEY, require_argument
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.hooks import SessionContext
+from lightfed.simulation.clock import VirtualClock, check_waits, device_delays
+from lightfed.simulation.delays import Delay, Exponential
+
+
+class FedBuff(OneModel):
+    """Asynchronous averaging with a buffer of K updates."""
+
+    side_by_side = True
+    version: Tensor  # (N,) s_k; -1 for an update that was lost
+    momentum: Tensor  # (P,) b
+
+    def __init__(
+        self,
+        buffer: int = 10,
+        server_lr: float = 1.0,
+        beta: float = 0.0,
+        exponent: float = 0.5,
+        delay: Delay | None = None,
+        weights: Weights = "uniform",
+        at_once: bool = False,
+    ) -> None:
+        """Set the buffer and the server's step.
+
+        Args:
+            buffer: K.
+            server_lr: eta_g.
+            beta: Momentum of the server.
+            exponent: e; 0 weighs old updates like new ones.
+            delay: Of a session; exponential with a mean of one virtual second by default.
+            weights: Uniform; or samples: D is a mean, with weights n_k (1 + tau_k)^-e.
+            at_once: Do not wait for the next version; a version twice gives the same update twice.
+        """
+        super().__init__()
+        require_argument(0 <= beta < 1, "beta", beta, "give a momentum in [0, 1)")
+        self.buffer, self.server_lr, self.beta, self.exponent = buffer, server_lr, beta, exponent
+        self.delay, self.weights, self.at_once = delay or Exponential(1.0), weights, at_once
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        check_waits(f"{KEY}.buffer", [self.buffer], fed.clients)
+        self.clock = VirtualClock(fed.clients, 1 if self.at_once else self.buffer)
+        self.updates = fed.keep("update")  # w_{s_k} - w_k, and statistics
+        self.register_buffer("version", torch.full((fed.clients,), -1))
+        self.register_buffer("momentum", torch.zeros_like(self.model.parameters_row))
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        w, total, mass = self.model.floats, torch.zeros_like(self.model.floats), 0.0
+        for part in range(self.buffer // self.clock.wait):
+            fed.send(self.model, idle := self.clock.idle)
+            fed.train(idle, t)
+            for k in idle:
+                self.version[k] = t if fed.usable(k) else -1
+            delays = device_delays(self.delay, idle, seed=fed.seed, t=t, purpose=f"delay {part}")
+            arrived = [k for k in self.clock.advance(delays) if self.version[k] >= 0]
+            fed.charge(arrived, up=4 * self.model.layout.floats.numel)
+            n = {k: fed.data.num_samples(k) if self.weights == "samples" else 1 for k in arrived}
+            a = {k: n[k] * (1 + t - int(self.version[k])) ** -self.exponent for k in arrived}
+            fed.average(self.updates, arrived, into=(mean := torch.zeros_like(w)), weights=a)
+            total, mass = total + sum(a.values()) * mean, mass + sum(a.values())
+        fed.metrics["virtual_time"] = self.clock.now
+        if mass:
+            size = mass if self.weights == "samples" else self.buffer
+            b = self.momentum.mul_(self.beta).add_(total[: len(self.momentum)], alpha=1 / size)
+            w.copy_(torch.cat([w[: len(b)] - self.server_lr * b, total[len(b) :] / mass]))
+
+    @override
+    def session_end(self, s: SessionContext) -> None:
+        statistics = s.row.floats[len(s.received) :]
+        self.updates[s.client] = torch.cat([s.received - s.parameters, statistics])

@@ -1,0 +1,89 @@
+"""Server optimisers against recorded runs of FedLab and Flower, on other methods, and refused."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from lightfed.aggregation.server_optimizers import FedAdagrad, FedAdam, FedYogi
+from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.flexlora import FlexLoRA
+from lightfed.local.client_group import ClientGroup
+from lightfed.topology.topology import Ring
+from lightfed.utils.errors import UserError
+from tests.algorithms.recorded import Recorded
+from tests.small import fleet_of, random_data, run_round
+
+close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+KINDS = {"fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad}
+CASES = [
+    "fedadagrad_flower", "fedadagrad_paper", "fedadam_flower", "fedadam_paper", "fedavgm_flower",
+    "fedyogi_flower", "fedyogi_paper_uniform",
+]  # fmt: skip
+
+
+def optimizer_of(name: str, server: dict[str, Any]) -> Any:
+    if name == "fedavgm_flower":
+        lr, momentum = server["server_learning_rate"], server["server_momentum"]
+        return partial(SGD, lr=lr, momentum=momentum)
+    kind, beta_1 = KINDS[name.partition("_")[0]], 0.0 if "adagrad" in name else 0.9
+    ahead = 1 if name == "fedadam_flower" else None
+    rates = {"lr": server["eta"], "tau": server["tau"], "betas": (beta_1, 0.99)}
+    return partial(kind, bias_correction=ahead, **rates)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = FedAvg("uniform" if name.endswith("uniform") else "samples")
+    run = Recorded("fedopt", name, algorithm)
+    run.fleet.server_optimizer = optimizer_of(name, run.about["server"])
+    algorithm.model.floats.copy_(run.row("init"))
+    for t, _ in run.rounds(monkeypatch):
+        close(algorithm.model.floats, run.row(f"r{t}/server"))
+
+
+def net(features: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def rounds(algorithm: Any, optimizer: Any, count: int = 3) -> Tensor:
+    groups = [ClientGroup(3, net)]
+    fleet = fleet_of(groups, algorithm, random_data([12, 9, 15]), server_optimizer=optimizer)
+    for t in range(count):
+        run_round(fleet, t)
+    row: Tensor = algorithm.model.floats
+    return row
+
+
+def test_a_step_of_rate_one_is_the_mean() -> None:
+    """But for the rounding of x - (x - mean)."""
+    plain, stepped = rounds(FedAvg(), None), rounds(FedAvg(), partial(SGD, lr=1.0))
+    torch.testing.assert_close(stepped, plain, rtol=0, atol=5e-7)
+
+
+def test_statistics_are_means_and_take_no_step() -> None:
+    algorithm = FedAvg()
+    rounds(algorithm, partial(SGD, lr=1e-9), count=1)
+    plain = FedAvg()
+    rounds(plain, None, count=1)
+    size = plain.model.layout.parameter_size
+    torch.testing.assert_close(algorithm.model.floats[size:], plain.model.floats[size:])
+    assert not torch.equal(algorithm.model.floats[:size], plain.model.floats[:size])
+
+
+@pytest.mark.parametrize("algorithm", [partial(DPSGD, Ring()), FlexLoRA])
+def test_a_method_without_a_merged_model_is_refused(algorithm: Any) -> None:
+    with pytest.raises(UserError) as error:
+        rounds(algorithm(), partial(SGD, lr=1.0))
+    assert error.value.key == "model.server_optimizer"
+
+
+@pytest.mark.parametrize("bad", [{"lr": 0}, {"betas": (0.9, 1.0)}, {"tau": 0}, {"v_init": -1}])
+def test_bad_rates_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as error:
+        FedAdam([nn.Parameter(torch.zeros(1))], **bad)
+    assert error.value.key == f"model.server_optimizer.init_args.{next(iter(bad))}"

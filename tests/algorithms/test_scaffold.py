@@ -1,0 +1,61 @@
+"""SCAFFOLD against recorded runs of NIID-Bench and PFLlib, its first round, and its refusals."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.scaffold import SCAFFOLD
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import RoundPlan
+from lightfed.models.networks.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.algorithms.recorded import Recorded
+from tests.small import fleet_of, random_data, run_round
+
+close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp_uniform", "conv_uniform", "mlp_samples_momentum", "mlp_server_lr"]
+)
+def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = SCAFFOLD()
+    run = Recorded("scaffold", name, algorithm)
+    algorithm.server_lr = run.about["server_lr"]
+    algorithm.weights = run.about["model_average"]
+    algorithm.momentum = run.about["optimizer"]["momentum"]
+    algorithm.model.floats.copy_(run.row("init"))
+    for t, clients in run.rounds(monkeypatch):
+        close(algorithm.model.floats, run.row(f"r{t}/server"))
+        close(algorithm.c, run.row(f"r{t}/c_server"))
+        for client in clients:
+            close(algorithm.controls[client], run.row(f"r{t}/c_local/{client}"))
+
+
+def test_the_first_round_is_that_of_fedavg() -> None:
+    rows = []
+    for algorithm in (SCAFFOLD(), FedAvg("uniform")):
+        group, data = ClientGroup(3, partial(MLP, hidden=(6,))), random_data([5, 9, 4])
+        fed = fleet_of([group], algorithm, data, optimizer=partial(SGD, lr=0.1), epochs=2)
+        fed.plan = RoundPlan(lr=0.1)
+        run_round(fed, 0)
+        first = algorithm.model.floats.clone()
+        run_round(fed, 1)
+        rows.append((first, algorithm.model.floats))
+    torch.testing.assert_close(rows[0][0], rows[1][0])
+    assert not torch.allclose(rows[0][1], rows[1][1], atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"server_lr": 0.0}, {"momentum": 1.0}])
+def test_wrong_steps_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=rf"init_args\.{next(iter(wrong))}"):
+        SCAFFOLD(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_rate_that_is_not_known_is_refused() -> None:
+    fed = fleet_of([ClientGroup(2, MLP)], SCAFFOLD(), random_data([4, 4]))
+    with pytest.raises(UserError, match=r"model\.optimizer"):
+        run_round(fed, 0)
