@@ -68,6 +68,7 @@ _NAMES = {
     "models.networks.transformer": "Transformer",
     "models.networks.vdcnn": "VDCNN",
     "models.networks.vgg": "VGG VGG11GN",
+    "models.peft_client": "PeftClient",
     "topology.topology": "Adjacency Full RandomRegular Ring SmallWorld Star TimeVarying Torus",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
