@@ -50,7 +50,7 @@ _NAMES = {
     "algorithms.zeropadded": "ZeroPadded",
     "data.datasets.dataset": "Dataset Samples Transform",
     "data.datasets.hub": "CINIC10 Hub",
-    "data.datasets.language": "Prose Sentences WikiText2",
+    "data.datasets.language": "NextCharacter Prose Sentences WikiText2",
     "data.datasets.speech": "SpeechCommands Tones",
     "data.datasets.text": "AGNews Docstrings",
     "data.datasets.torch_data": "FromTorch",

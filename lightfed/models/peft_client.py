@@ -1,5 +1,6 @@
 """Models of `transformers` with low-rank adapters of `peft` as clients."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
@@ -106,6 +107,8 @@ class PeftClient(NetworkClient):
 def _loaded(base: Callable[[], nn.Module] | str, task: LMTask, num_labels: int) -> nn.Module:
     """The model of a folder or function."""
     transformers = _imported("transformers", "base")
+    transformers.logging.set_verbosity(logging.CRITICAL)  # what fails is raised, too
+    transformers.logging.disable_progress_bar()
     if not isinstance(base, str):
         return base()
     folder = Path(base).expanduser()

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
+from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
@@ -132,16 +133,40 @@ class Docstrings(Characters):
     classes = ("stdlib", *_PACKAGES)
     keeps = True
 
-    def __init__(self, *, length: int = 1014, per_class: int = 1200) -> None:
+    def __init__(
+        self, *, length: int = 1014, per_class: int = 1200, tokenizer: str | None = None
+    ) -> None:
         """Read the docstrings.
 
         Args:
             length: characters of a sample; longer texts are cut, shorter ones padded.
             per_class: texts of each class in both splits together; less if a package has fewer.
+            tokenizer: of `transformers`, as of `Hub`; samples are then its columns, with the class
+                as `labels`, and `length` counts tokens.
         """
         super().__init__(length=length)
+        self._tokenizer = tokenizer
+        if tokenizer is not None:
+            self.task, self.input_shape = "columns", ()
         require(per_class >= 5, f"{KEY}.per_class", f"{per_class} texts", "give at least 5")
         self.per_class = per_class
+
+    @override
+    def load(self, split: Split) -> Samples:
+        if self._tokenizer is None:
+            return super().load(split)
+        import datasets
+
+        texts, labels = self._texts(split)
+        columns = tokenized(
+            {split: datasets.Dataset.from_dict({"text": texts})},
+            tokenizer_of(self._tokenizer),
+            columns=["text"],
+            label="label",
+            classes={split: torch.from_numpy(labels)},
+            max_length=self.length,
+        )[split]
+        return Samples(columns.tensors["input_ids"], torch.from_numpy(labels), None, columns)
 
     @override
     def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
