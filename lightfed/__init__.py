@@ -50,9 +50,9 @@ _NAMES = {
     "algorithms.zeropadded": "ZeroPadded",
     "data.datasets.dataset": "Dataset Samples Transform",
     "data.datasets.hub": "CINIC10 Hub",
-    "data.datasets.language": "NextCharacter Prose Sentences WikiText2",
+    "data.datasets.language": "Prose Sentences WikiText2",
     "data.datasets.speech": "SpeechCommands Tones",
-    "data.datasets.text": "AGNews Docstrings",
+    "data.datasets.text": "AGNews Docstrings NextCharacter",
     "data.datasets.torch_data": "FromTorch",
     "data.datasets.vision": "CIFAR10 CIFAR100 Digits FashionMNIST MNIST",
     "data.partition.schemes": (

@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Callable
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,13 +16,9 @@ from lightfed.models.client_module import LOG_PERPLEXITY, NetworkClient
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import seeded
 
-Columns: TypeAlias = dict[str, Tensor]
-LMTask: TypeAlias = Literal["classification", "causal"]
+Batch = dict[str, Tensor]  # of named columns
+Task = Literal["classification", "causal"]
 
-_AUTO = {
-    "classification": ("AutoModelForSequenceClassification", "SEQ_CLS"),
-    "causal": ("AutoModelForCausalLM", "CAUSAL_LM"),
-}  # the class of transformers, and the task type of peft
 _OWN = {"r": "rank", "lora_alpha": "alpha", "task_type": "task"}  # keys of peft -> ours
 
 
@@ -43,7 +38,7 @@ class PeftClient(NetworkClient):
         rank: int | None,
         *,
         alpha: float = 16,
-        task: LMTask = "classification",
+        task: Task = "classification",
         num_labels: int = 2,
         lora: dict[str, Any] | None = None,
     ) -> None:
@@ -54,7 +49,7 @@ class PeftClient(NetworkClient):
             rank: r of the adapters; None for no adapters: then the whole base is trained.
             alpha: The scale of the adapters is alpha / rank.
             task: Classification of texts, or causal, the prediction of the next token.
-            num_labels: Classes of a classification, of a base in a folder.
+            num_labels: Number of classes.
             lora: Other keys of peft.LoraConfig, such as target_modules and modules_to_save.
 
         Raises:
@@ -62,10 +57,18 @@ class PeftClient(NetworkClient):
                 add such adapters.
         """
         require(rank is None or rank >= 1, "rank", rank, "give at least 1")
-        with seeded(0):
-            net = _loaded(base, task, num_labels)
-            if rank is not None:
-                net = _adapted(net, rank, alpha, task, lora or {})
+        try:
+            import transformers
+
+            transformers.logging.set_verbosity(logging.CRITICAL)  # what fails is raised, too
+            transformers.logging.disable_progress_bar()
+            with seeded(0):
+                net = _loaded(base, task, num_labels) if isinstance(base, str) else base()
+                if rank is not None:
+                    net = _adapted(net, task, lora or {}, r=rank, lora_alpha=alpha)
+        except ImportError as error:
+            fix = "pip install lightfed[hf]"
+            raise UserError("base", reason(error), fix) from error
         super().__init__(net)
         self.task = task
         self.loss = MeanMetric()
@@ -78,11 +81,11 @@ class PeftClient(NetworkClient):
         return logits
 
     @override
-    def training_step(self, batch: Columns, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return F.cross_entropy(*self._predicted(batch))
 
     @override
-    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         logits, labels = self._predicted(batch)
         self.loss.update(F.cross_entropy(logits, labels), weight=(labels != -100).sum())
         self.log("loss", self.loss)
@@ -92,7 +95,7 @@ class PeftClient(NetworkClient):
             self.accuracy.update(logits, labels)
             self.log("accuracy", self.accuracy)
 
-    def _predicted(self, batch: Columns) -> tuple[Tensor, Tensor]:
+    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(N, C) logits and (N,) labels, of samples or of the tokens after the first."""
         logits, labels = self(batch), batch["labels"]
         if self.task == "causal":
@@ -104,42 +107,33 @@ class PeftClient(NetworkClient):
         self.net.save_pretrained(folder)  # type: ignore[operator]
 
 
-def _loaded(base: Callable[[], nn.Module] | str, task: LMTask, num_labels: int) -> nn.Module:
-    """The model of a folder or function."""
-    transformers = _imported("transformers", "base")
-    transformers.logging.set_verbosity(logging.CRITICAL)  # what fails is raised, too
-    transformers.logging.disable_progress_bar()
-    if not isinstance(base, str):
-        return base()
+def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:
+    """The model in a folder."""
+    import transformers
+
     folder = Path(base).expanduser()
     fix = "name a folder with config.json and weights, or a function that makes a model"
     require((folder / "config.json").is_file(), "base", f"{base} is no folder of a model", fix)
-    labels = {"num_labels": num_labels} if task == "classification" else {}
     try:
-        net: nn.Module = getattr(transformers, _AUTO[task][0]).from_pretrained(folder, **labels)
+        if task == "causal":
+            net = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        else:
+            kind = transformers.AutoModelForSequenceClassification
+            net = kind.from_pretrained(folder, num_labels=num_labels)
     except Exception as error:  # of files of others
         raise UserError("base", f"{base} cannot be loaded ({reason(error)})", fix) from error
     return net
 
 
-def _adapted(
-    net: nn.Module, rank: int, alpha: float, task: LMTask, lora: dict[str, Any]
-) -> nn.Module:
-    """A model with adapters."""
-    peft = _imported("peft", "rank")
-    known = {field.name for field in fields(peft.LoraConfig)}
+def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn.Module:
+    """A model with adapters; `own` are peft's keys for `rank` and `alpha`."""
+    from peft import LoraConfig, get_peft_model
+
+    known = {field.name for field in fields(LoraConfig)} - _OWN.keys()
     for name, value in lora.items():
         fix = f"give {_OWN.get(name, 'keys of peft.LoraConfig')} instead"
-        require(name in known - _OWN.keys(), f"lora.{name}", value, fix)
+        require(name in known, f"lora.{name}", value, fix)
     found = "true, so that an update is not s B A"
     require(not lora.get("use_dora"), "lora.use_dora", found, "leave it out")
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, task_type=_AUTO[task][1], **lora)
-    adapted: nn.Module = peft.get_peft_model(net, config)
-    return adapted
-
-
-def _imported(name: str, key: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UserError(key, f"{name} is not installed", "pip install lightfed[hf]") from error
+    kind = "CAUSAL_LM" if task == "causal" else "SEQ_CLS"
+    return get_peft_model(net, LoraConfig(task_type=kind, **own, **lora))

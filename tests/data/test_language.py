@@ -6,8 +6,8 @@ import torch
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset
-from lightfed.data.datasets.language import NextCharacter, Prose, Text, WikiText2
-from lightfed.data.datasets.text import encode
+from lightfed.data.datasets.language import Prose, Text, WikiText2
+from lightfed.data.datasets.text import NextCharacter, encode
 from lightfed.data.partition.draw import PersonalTest
 from lightfed.data.partition.schemes import Dirichlet, Iid, Natural, Partitioner
 from lightfed.utils.errors import UserError

@@ -191,7 +191,7 @@ def test_what_cannot_be_adapted_is_refused(
     (tmp_path / "config.json").write_text("{}")
     refused(".init_args.base", base=str(tmp_path))
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert "pip install lightfed[hf]" in refused(".init_args.rank")
+    assert "pip install lightfed[hf]" in refused(".init_args.base")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install lightfed[hf]" in refused(".init_args.base", base=bases["bert"])
 

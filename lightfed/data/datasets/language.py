@@ -1,4 +1,4 @@
-"""Text for language models: WikiText-2, prose that is included with Python, own sentences, letters.
+"""Text for language models: WikiText-2, prose that is included with Python, and own sentences.
 
 The protocol of the first two is that of HeteroFL's published code. The vocabulary comes from the
 training text. That text is folded to rows; a client owns a row, and its samples are windows of the
@@ -14,22 +14,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import (
-    KEY,
-    Columns,
-    Dataset,
-    Samples,
-    Split,
-    Task,
-    missing,
-    unreadable,
-)
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
 from lightfed.data.datasets.tables import (
     Table,
     check_share,
@@ -37,7 +27,6 @@ from lightfed.data.datasets.tables import (
     column_of,
     open_splits,
 )
-from lightfed.data.datasets.text import Docstrings, encode
 from lightfed.utils.errors import require
 
 Lines = Iterable[list[str]]
@@ -294,49 +283,3 @@ class Sentences(Text):
         return Samples(
             torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64), torch.from_numpy(owner)
         )
-
-
-class NextCharacter(Dataset):
-    """The texts of `Prose` or `Docstrings` in windows, for a causal model of `transformers`.
-
-    Both have one alphabet, 71 tokens: see `lightfed.data.datasets.text.encode`. The columns
-    `input_ids` and `labels` are equal, (window,) int64. The classes of docstrings are packages, and
-    prose is one class; a window has text of one class.
-    """
-
-    task: Task = "columns"
-    input_shape = ()
-    transform = None
-    keeps = True
-
-    def __init__(
-        self, text: Literal["prose", "docstrings"], *, window: int = 64, per_class: int = 1200
-    ) -> None:
-        """Choose a text.
-
-        Args:
-            text: prose, for a base, or docstrings, to which it is adapted.
-            window: Characters of a sample; those left over at the end of a class are dropped.
-            per_class: Docstrings of each class in both splits together, as of `Docstrings`.
-        """
-        require(window >= 2, f"{KEY}.window", window, "give at least 2")
-        self._docstrings = Docstrings(per_class=per_class) if text == "docstrings" else None
-        self.classes = self._docstrings.classes if self._docstrings else ("prose",)
-        self.window = window
-
-    @override
-    def load(self, split: Split) -> Samples:
-        streams = [Prose()._lines(split)]
-        if self._docstrings:
-            texts, labels = self._docstrings._texts(split)
-            streams = [
-                [texts[i] for i in np.flatnonzero(labels == c)] for c in range(len(self.classes))
-            ]
-        windows = []
-        for stream in streams:
-            text = "\n".join(stream)
-            whole = encode([text], len(text) // self.window * self.window)
-            windows.append(torch.from_numpy(whole.reshape(-1, self.window)).long())
-        x, y = torch.cat(windows), torch.arange(len(windows))
-        y = y.repeat_interleave(torch.tensor([len(part) for part in windows]))
-        return Samples(x, y, None, Columns({"input_ids": x, "labels": x}, {}, dict))

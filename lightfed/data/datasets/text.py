@@ -1,4 +1,4 @@
-"""Texts that are classified by their characters: AG News, and the docstrings of packages."""
+"""Texts as characters, classified or continued: AG News, docstrings of packages, and prose."""
 
 import ast
 import platform
@@ -11,13 +11,23 @@ from importlib.metadata import version
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
+from lightfed.data.datasets.dataset import (
+    KEY,
+    Columns,
+    Dataset,
+    Samples,
+    Split,
+    missing,
+    unreadable,
+)
+from lightfed.data.datasets.language import Prose
 from lightfed.data.datasets.tokens import tokenized, tokenizer_of
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
@@ -224,3 +234,49 @@ def docstrings(folder: Path) -> Iterator[str]:
             text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
             if text is not None and len(text) >= _SHORTEST:
                 yield text
+
+
+class NextCharacter(Dataset):
+    """The texts of `Prose` or `Docstrings` in windows, for a causal model of `transformers`.
+
+    Both have one alphabet, 71 tokens: see `encode`. The columns
+    `input_ids` and `labels` are equal, (window,) int64. The classes of docstrings are packages, and
+    prose is one class; a window has text of one class.
+    """
+
+    task = "columns"
+    input_shape = ()
+    transform = None
+    keeps = True
+
+    def __init__(
+        self, text: Literal["prose", "docstrings"], *, window: int = 64, per_class: int = 1200
+    ) -> None:
+        """Choose a text.
+
+        Args:
+            text: prose, for a base, or docstrings, to which it is adapted.
+            window: Characters of a sample; those left over at the end of a class are dropped.
+            per_class: Docstrings of each class in both splits together, as of `Docstrings`.
+        """
+        require(window >= 2, f"{KEY}.window", window, "give at least 2")
+        self._docstrings = Docstrings(per_class=per_class) if text == "docstrings" else None
+        self.classes = self._docstrings.classes if self._docstrings else ("prose",)
+        self.window = window
+
+    @override
+    def load(self, split: Split) -> Samples:
+        streams = [Prose()._lines(split)]
+        if self._docstrings:
+            texts, labels = self._docstrings._texts(split)
+            streams = [
+                [texts[i] for i in np.flatnonzero(labels == c)] for c in range(len(self.classes))
+            ]
+        windows = []
+        for stream in streams:
+            text = "\n".join(stream)
+            whole = encode([text], len(text) // self.window * self.window)
+            windows.append(torch.from_numpy(whole.reshape(-1, self.window)).long())
+        x, y = torch.cat(windows), torch.arange(len(windows))
+        y = y.repeat_interleave(torch.tensor([len(part) for part in windows]))
+        return Samples(x, y, None, Columns({"input_ids": x, "labels": x}, {}, dict))
