@@ -1,6 +1,7 @@
 """Models of `transformers` with low-rank adapters of `peft` as clients."""
 
 import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -62,7 +63,8 @@ class PeftClient(NetworkClient):
 
             transformers.logging.set_verbosity(logging.CRITICAL)  # what fails is raised, too
             transformers.logging.disable_progress_bar()
-            with seeded(0):
+            with seeded(0), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of one package about the other
                 net = _loaded(base, task, num_labels) if isinstance(base, str) else base()
                 if rank is not None:
                     net = _adapted(net, task, lora or {}, r=rank, lora_alpha=alpha)

@@ -1,6 +1,8 @@
 """Models of transformers with adapters: trained, exported, and loaded by plain peft."""
 
 import math
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +16,16 @@ from torch import Tensor
 from torch.optim import SGD, Adam
 
 import lightfed as lf
+from lightfed.cli import command_line as cli
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup, group_names
 from lightfed.models.peft_client import PeftClient
+from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
+from tests.data.tiny import documented
 from tests.small import fit
 
 peft = pytest.importorskip("peft", reason="needs the extra hf")
@@ -204,3 +209,41 @@ def test_a_rank_names_a_group() -> None:
         "PeftClient-r4-2",
         "PeftClient",
     ]
+
+
+@pytest.mark.matrix
+def test_the_commands_and_the_code_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch a client in a round; few documented functions instead of all."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sources = documented(tmp_path / "sources")
+    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+    page = (Path(__file__).parents[2] / "docs" / "lora.md").read_text()
+    (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    fits = [line for line in commands.splitlines() if line.startswith("lightfed fit")]
+    for line in fits:
+        short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1"]
+        cli.main([*shlex.split(line)[1:], *short, "--trainer.enable_page=false"])
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert "FedExLoRA" in fits[1]
+    merged, row = found["whole"].state_dict(), load_file("runs/chars/models/client3.safetensors")
+    base, name = load_file("runs/chars/models/base.safetensors"), "transformer.h.0.attn.c_attn"
+    A, B = (row[f"base_model.model.{name}.lora_{part}.default.weight"] for part in "AB")
+    whole = base[f"base_model.model.{name}.base_layer.weight"] + (B @ A).T  # s is 1
+    torch.testing.assert_close(merged[f"{name}.weight"], whole)
+    first = load_file("runs/base/models/client0/model.safetensors")[f"{name}.weight"]
+    assert not torch.equal(base[f"base_model.model.{name}.base_layer.weight"], first)
+
+
+def adapted(rate: float = 1.0) -> PeftClient:
+    """A client of rank 4, or 2 at half the rate."""
+    return client("gpt2", int(4 * rate))()
+
+
+@pytest.mark.matrix
+def test_ranks_and_restarts_give_the_same_bits() -> None:
+    conformance(lf.FedExLoRA, model=adapted, levels="ab", data=partial(data, "gpt2", 7))
