@@ -63,7 +63,7 @@ _NAMES = {
     "data.datasets.hub": "CINIC10 Hub",
     "data.datasets.language": "Prose Sentences WikiText2",
     "data.datasets.speech": "SpeechCommands Tones",
-    "data.datasets.text": "AGNews Docstrings",
+    "data.datasets.text": "AGNews Docstrings NextCharacter",
     "data.datasets.torch_data": "FromTorch",
     "data.datasets.vision": "CIFAR10 CIFAR100 Digits FashionMNIST MNIST",
     "data.partition.schemes": (
@@ -81,6 +81,7 @@ _NAMES = {
     "models.networks.vdcnn": "VDCNN",
     "models.networks.vgg": "VGG VGG11GN",
     "models.ordered_dropout": "OrderedDropout",
+    "models.peft_client": "PeftClient",
     "topology.topology": "Adjacency Full RandomRegular Ring SmallWorld Star TimeVarying Torus",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -122,7 +122,7 @@ def _check_class(given: Any, wanted: Any, key: str) -> None:
         signature(owner)
     except (ImportError, AttributeError, TypeError, ValueError):
         return  # words of a user's own, or a class of C
-    plain = owner is base_of(wanted) and not owner.__module__.startswith("lightfed.")
+    plain = owner is base_of(wanted) and owner.__module__.startswith(("torch.", "lightning."))
     require(not plain, key, f"{owner.__name__} alone does nothing", class_hint("", wanted))
     check_arguments(given.get("init_args") or {}, owner, f"{key}.init_args")
 

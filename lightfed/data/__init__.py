@@ -12,7 +12,7 @@ from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.hub import CINIC10, Hub
 from lightfed.data.datasets.language import Prose, Sentences, WikiText2
 from lightfed.data.datasets.speech import SpeechCommands, Tones
-from lightfed.data.datasets.text import AGNews, Docstrings
+from lightfed.data.datasets.text import AGNews, Docstrings, NextCharacter
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from lightfed.data.partition.draw import Partition, draw_partition

@@ -42,7 +42,7 @@ class ClientGroup:
             constructor as `rate`. 1 if neither rate nor level is set.
         level: a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports.
         name: Name in metrics and reports; by default the level, or the model's class with a width
-            below 1 appended.
+            below 1, or the argument `rank`, appended.
     """
 
     count: int
@@ -116,9 +116,11 @@ def group_names(groups: Sequence[ClientGroup]) -> list[str]:
 
 
 def _kind(group: ClientGroup) -> str:
-    """The class of the model and its width; "" for a function without a name."""
+    """The class of the model and its width or rank; "" for a function without a name."""
     name = str(getattr(class_of(group.model), "__name__", ""))
     width = "" if group.width == 1.0 else f"-{group.width:g}"
+    rank = getattr(group.model, "keywords", {}).get("rank")
+    width += "" if rank is None else f"-r{rank}"
     return name + width if name.isidentifier() else ""
 
 

@@ -50,7 +50,8 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`.
 
     They have what is in rows. Frozen parameters are written once, as `base.safetensors`, or as
-    `base-<group>.safetensors` for each group if they differ.
+    `base-<group>.safetensors` for each group if they differ. A module with `export_adapter(folder)`
+    also writes `client<k>/` in a form of its own.
     """
     base = fleet.base
     if kinds and fleet.ranks.rank == 0 and base.bytes:
@@ -73,6 +74,9 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
             rows, state = fleet.deployed(client), fleet.groups[fleet.home_group(client)]
             tensors = state_dict(rows.live.layout, rows.row(client), state.module)
             _save(tensors, folder / f"client{client}.safetensors")
+            if hasattr(state.module, "export_adapter"):
+                with rows.bound(client) as module:
+                    module.export_adapter(folder / f"client{client}")
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

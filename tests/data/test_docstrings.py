@@ -10,6 +10,7 @@ from torch import Tensor
 from lightfed.data.datasets import text as module
 from lightfed.data.datasets.text import Docstrings, docstrings, encode, source_folders
 from lightfed.utils.errors import UserError
+from tests.data import tables
 
 
 def text(name: str, number: int) -> str:
@@ -49,6 +50,21 @@ def test_labels_belong_to_the_texts(sources: dict[str, Path]) -> None:
     loaded = Docstrings(length=9).load("train")
     names = {tuple(encode([f"the {name}"], 9)[0].tolist()): c for c, name in enumerate(sources)}
     assert [names[tuple(row)] for row in loaded.x.tolist()] == loaded.y.tolist()
+
+
+def test_a_tokenizer_makes_columns_of_the_texts(sources: dict[str, Path], tmp_path: Path) -> None:
+    tables.tokenizer(tmp_path / "tokens", ["The", *sources])
+    dataset = Docstrings(length=7, tokenizer=str(tmp_path / "tokens"))
+    train, plain = dataset.load("train"), Docstrings().load("train")
+    assert (dataset.task, dataset.num_classes, dataset.input_shape) == ("columns", 0, ())
+    assert train.columns is not None
+    columns = train.columns.tensors
+    assert list(columns) == ["input_ids", "attention_mask", "labels"]
+    assert columns["input_ids"].shape == (64, 7)
+    # [UNK] is 1, "The" 2, and the packages follow
+    assert torch.equal(columns["input_ids"][:, 1], 3 + plain.y)
+    assert torch.equal(columns["labels"], plain.y)
+    assert torch.equal(train.y, plain.y)
 
 
 def test_the_smallest_package_sets_the_number(sources: dict[str, Path]) -> None:

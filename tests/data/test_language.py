@@ -7,6 +7,7 @@ import torch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset
 from lightfed.data.datasets.language import Prose, Text, WikiText2
+from lightfed.data.datasets.text import NextCharacter, encode
 from lightfed.data.partition.draw import PersonalTest
 from lightfed.data.partition.schemes import Dirichlet, Iid, Natural, Partitioner
 from lightfed.utils.errors import UserError
@@ -116,6 +117,34 @@ def test_the_topics_of_the_prose_are_trained_on_or_tested(monkeypatch: pytest.Mo
     assert tested == [
         "<ukn>", "<ukn>", ".", "<eos>", "same", ",", "**", "same", "**", "...", "<eos>",
     ] * 3  # fmt: skip
+
+
+def test_windows_of_characters_of_two_texts_have_one_alphabet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sources = tiny.documented(tmp_path / "sources")
+    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+    made = {f"t{i:02}": f"Topic {i:02} is\n\nlong." for i in range(30)}
+    monkeypatch.setattr("pydoc_data.topics.topics", made)
+    prose, docstrings = (NextCharacter(text, window=8) for text in ("prose", "docstrings"))
+    test = prose.load("test").x
+    written = "\n".join(f"topic {i} is\nlong." for i in ("00", "10", "20"))
+    assert test.tolist() == encode([written], len(written) // 8 * 8).reshape(-1, 8).tolist()
+    for dataset, classes in ((prose, ("prose",)), (docstrings, tuple(sources))):
+        assert (dataset.task, dataset.classes, dataset.num_classes) == ("columns", classes, 0)
+        train = dataset.load("train")
+        assert train.columns is not None
+        assert list(train.columns.tensors) == ["input_ids", "labels"]
+        assert (train.x.dtype, train.x.shape[1:]) == (torch.int64, (8,))
+        assert all(torch.equal(column, train.x) for column in train.columns.tensors.values())
+        assert len(train.y.bincount()) == len(classes)
+    first = train.x[train.y == 2].flatten()
+    name = encode(["function of numpy"], 17)[0]
+    assert any(first[i : i + 17].tolist() == name.tolist() for i in range(len(first)))
+    with pytest.raises(UserError) as error:
+        NextCharacter("prose", window=1)
+    assert error.value.key == "data.dataset.init_args.window"
 
 
 def test_natural_gives_each_client_its_row(root: Path) -> None:

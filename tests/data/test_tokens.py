@@ -13,7 +13,7 @@ from torch.optim import Adam
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.data import Dirichlet, FederatedDataModule, Hub, Iid, Partitioner
-from lightfed.data.datasets.hub import tokenizer_of
+from lightfed.data.datasets.text import tokenizer_of
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError

@@ -114,6 +114,7 @@ RUN_BY = {
     "README.md": "configs/test_configs.py", "docs/using.md": "configs/test_configs.py",
     "docs/index.md": "cli/test_installing.py", "docs/python.md": "engine/test_python.py",
     "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "data/test_docs.py",
+    "docs/lora.md": "models/test_peft_client.py",
     "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "docs/test_examples.py",
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",
 }  # fmt: skip

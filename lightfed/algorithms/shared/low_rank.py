@@ -148,7 +148,7 @@ class LowRank(Algorithm):
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
-        self._draws = int(torch.randint(2**31, ()))  # the same for all groups
+        self._draws = torch.initial_seed()  # the one of (seed, "prepare"), the same for all groups
         tensors = {name: p.detach() for name, p in module.named_parameters()}
         for own in adapters_of(module, self.names):
             A, B = own.factors(tensors)

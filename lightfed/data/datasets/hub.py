@@ -1,10 +1,9 @@
 """What Hugging Face `datasets` loads: data sets of its hub, local tables and folders; CINIC-10."""
 
 import io
-import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,9 +24,9 @@ from lightfed.data.datasets.dataset import (
     moments,
 )
 from lightfed.data.datasets.tables import Table, coded, column_of, open_splits, texts_of
-from lightfed.data.datasets.text import encode
+from lightfed.data.datasets.text import encode, tokenized
 from lightfed.data.datasets.vision import CIFAR10
-from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.errors import UserError, require
 
 Kind = Literal["image", "text", "features"]
 _LABELS = ("label", "labels", "y", "target", "class")
@@ -155,19 +154,9 @@ class Hub(Dataset):
         kind, (name, *_) = self._source
         found = f"given, and the samples are {kind} in {name}"
         require(kind == "text", f"{KEY}.tokenizer", found, "name the column of texts: text")
-        tokenizer = tokenizer_of(str(self._tokenizer))
-        most, own = self._max_length, tokenizer.model_max_length
-        found = f"{most}, and the tokenizer takes {own}"
-        fits = most is None or 1 <= most <= own
-        require(fits, f"{KEY}.max_length", found, "give 1 to that many")
-        most = most or (own if own < 1 << 30 else None)  # a huge one means none
         texts = texts_of(self._tables[split], name, split)
-        rows = tokenizer(texts, truncation=most is not None, max_length=most)["input_ids"]
-        ids = [torch.tensor(row, dtype=torch.int64) for row in rows]
-        masks = [torch.ones_like(row) for row in ids]
-        labels = list(classes) if self.classes else ids
-        samples = {"input_ids": ids, "attention_mask": masks, "labels": labels}
-        return Columns.of(samples, input_ids=tokenizer.pad_token_id or 0)
+        given = classes if self.classes else None
+        return tokenized(texts, given, str(self._tokenizer), self._max_length)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
@@ -335,23 +324,3 @@ def _numbers(value: Any, *, shape: list[int] | None) -> np.ndarray:
     """Float32; a missing number is NaN."""
     sample = np.asarray(value if isinstance(value, list) else [value], dtype=np.float32)
     return sample if shape is None else sample.reshape(shape)
-
-
-@cache
-def tokenizer_of(path: str) -> Any:
-    """The tokenizer in a folder, or of a name of the hub; a UserError if there is none."""
-    key = f"{KEY}.tokenizer"
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        found = f"{path}, and transformers is not installed"
-        raise UserError(key, found, "pip install lightfed[hf]") from error
-    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what fails is raised, too
-    local = Path(path).expanduser()
-    fix = "give the folder of a tokenizer, or a name of the hub that is in the cache"
-    there = local.exists() or not path.startswith(("/", ".", "~"))
-    require(there, key, f"{path} is not there", fix)
-    try:
-        return AutoTokenizer.from_pretrained(str(local) if local.exists() else path)
-    except Exception as error:  # of a file, or of the hub
-        raise UserError(key, f"{path} cannot be loaded ({reason(error)})", fix) from error

@@ -1,26 +1,37 @@
-"""Texts that are classified by their characters: AG News, and the docstrings of packages."""
+"""Texts as characters, classified or continued: AG News, docstrings of packages, and prose."""
 
 import ast
+import logging
 import platform
 import sysconfig
 import warnings
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
-from lightfed.utils.errors import require
+from lightfed.data.datasets.dataset import (
+    KEY,
+    Columns,
+    Dataset,
+    Samples,
+    Split,
+    missing,
+    unreadable,
+)
+from lightfed.data.datasets.language import Prose
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import numpy_generator
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
@@ -126,16 +137,32 @@ class Docstrings(Characters):
     classes = ("stdlib", *_PACKAGES)
     keeps = True
 
-    def __init__(self, *, length: int = 1014, per_class: int = 1200) -> None:
+    def __init__(
+        self, *, length: int = 1014, per_class: int = 1200, tokenizer: str | None = None
+    ) -> None:
         """Read the docstrings.
 
         Args:
             length: characters of a sample; longer texts are cut, shorter ones padded.
             per_class: texts of each class in both splits together; less if a package has fewer.
+            tokenizer: of `transformers`, as of `Hub`; samples are then its columns, with the class
+                as `labels`, and `length` counts tokens.
         """
         super().__init__(length=length)
+        self._tokenizer = tokenizer
+        if tokenizer is not None:
+            self.task, self.input_shape = "columns", ()
         require(per_class >= 5, f"{KEY}.per_class", f"{per_class} texts", "give at least 5")
         self.per_class = per_class
+
+    @override
+    def load(self, split: Split) -> Samples:
+        if self._tokenizer is None:
+            return super().load(split)
+        texts, labels = self._texts(split)
+        classes = torch.from_numpy(labels)
+        columns = tokenized(texts, classes, self._tokenizer, self.length)
+        return Samples(columns.tensors["input_ids"], classes, None, columns)
 
     @override
     def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
@@ -192,3 +219,93 @@ def docstrings(folder: Path) -> Iterator[str]:
             text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
             if text is not None and len(text) >= _SHORTEST:
                 yield text
+
+
+class NextCharacter(Dataset):
+    """The texts of `Prose` or `Docstrings` in windows, for a causal model of `transformers`.
+
+    Both have one alphabet, 71 tokens: see `encode`. The columns
+    `input_ids` and `labels` are equal, (window,) int64. The classes of docstrings are packages, and
+    prose is one class; a window has text of one class.
+    """
+
+    task = "columns"
+    input_shape = ()
+    transform = None
+    keeps = True
+
+    def __init__(
+        self, text: Literal["prose", "docstrings"], *, window: int = 64, per_class: int = 1200
+    ) -> None:
+        """Choose a text.
+
+        Args:
+            text: prose, for a base, or docstrings, to which it is adapted.
+            window: Characters of a sample; those left over at the end of a class are dropped.
+            per_class: Docstrings of each class in both splits together, as of `Docstrings`.
+        """
+        require(window >= 2, f"{KEY}.window", window, "give at least 2")
+        self._docstrings = Docstrings(per_class=per_class) if text == "docstrings" else None
+        self.classes = self._docstrings.classes if self._docstrings else ("prose",)
+        self.window = window
+
+    @override
+    def load(self, split: Split) -> Samples:
+        streams = [Prose()._lines(split)]
+        if self._docstrings:
+            texts, labels = self._docstrings._texts(split)
+            streams = [
+                [texts[i] for i in np.flatnonzero(labels == c)] for c in range(len(self.classes))
+            ]
+        windows = []
+        for stream in streams:
+            text = "\n".join(stream)
+            whole = encode([text], len(text) // self.window * self.window)
+            windows.append(torch.from_numpy(whole.reshape(-1, self.window)).long())
+        x, y = torch.cat(windows), torch.arange(len(windows))
+        y = y.repeat_interleave(torch.tensor([len(part) for part in windows]))
+        return Samples(x, y, None, Columns({"input_ids": x, "labels": x}, {}, dict))
+
+
+def tokenized(
+    texts: Sequence[str], classes: Tensor | None, tokenizer: str, max_length: int | None
+) -> Columns:
+    """The columns `input_ids`, `attention_mask` and `labels` of texts, by a tokenizer.
+
+    Args:
+        texts: N of them.
+        classes: (N,) int64 labels; None: the token ids are the labels.
+        tokenizer: of `transformers`: a folder, or a name of the hub.
+        max_length: tokens that longer texts are cut to; None for the limit of the tokenizer.
+    """
+    made = tokenizer_of(tokenizer)
+    most, own = max_length, made.model_max_length
+    fits, found = most is None or 1 <= most <= own, f"{most}, and the tokenizer takes {own}"
+    require(fits, f"{KEY}.max_length", found, "give 1 to that many")
+    most = most or (own if own < 1 << 30 else None)  # a huge one means none
+    rows = made([*texts], truncation=most is not None, max_length=most)["input_ids"]
+    ids = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    masks = [torch.ones_like(row) for row in ids]
+    labels = ids if classes is None else list(classes)
+    samples = {"input_ids": ids, "attention_mask": masks, "labels": labels}
+    return Columns.of(samples, input_ids=made.pad_token_id or 0)
+
+
+@cache
+def tokenizer_of(path: str) -> Any:
+    """The tokenizer in a folder, or of a name of the hub; a UserError if there is none."""
+    key = f"{KEY}.tokenizer"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        found = f"{path}, and transformers is not installed"
+        raise UserError(key, found, "pip install lightfed[hf]") from error
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what fails is raised, too
+    local = Path(path).expanduser()
+    fix = "give the folder of a tokenizer, or a name of the hub that is in the cache"
+    there = local.exists() or not path.startswith(("/", ".", "~"))
+    require(there, key, f"{path} is not there", fix)
+    try:
+        return AutoTokenizer.from_pretrained(str(local) if local.exists() else path)
+    except Exception as error:  # of a file, or of the hub
+        raise UserError(key, f"{path} cannot be loaded ({reason(error)})", fix) from error
