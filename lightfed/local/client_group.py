@@ -8,6 +8,7 @@ from typing import Any, Literal
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
@@ -246,11 +247,13 @@ class GroupState:
         flops: forward FLOPs of a sample.
         passes: FLOPs of a sample's training, as forward passes: 3, or fewer with frozen layers.
         session: trains and evaluates; attached before the first round.
+        optimizer: of sessions one after the other; attached with it.
         takes_lr: whether its optimiser uses the round's learning rate.
         packing: how its clients train side by side; set before they get their ranks.
     """
 
     session: LocalSession
+    optimizer: Optimizer
     takes_lr: bool = True
     packing: Packing = Packing()
 

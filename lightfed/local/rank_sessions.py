@@ -58,7 +58,7 @@ class Training(ClientSessions):
         self._sessions, self._runner.trainers = {}, {}
         for group, (stepper, takes_lr) in enumerate(steppers):
             state = self._fleet.groups[group]
-            state.takes_lr = takes_lr
+            state.takes_lr, state.optimizer = takes_lr, stepper.optimizer
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
             if state.packing.most > 1:

@@ -142,7 +142,8 @@ class Recorded:
             start: number of the first round in the run.
         """
         for t, recorded in enumerate(self.about["rounds"]):
-            active = recorded["active"] if "active" in recorded else recorded["selected"]
+            everyone = range(len(self.about["batches"]))
+            active = recorded.get("active", recorded.get("selected", everyone))
             clients = sorted(k + self.spare for k in active)
             first = recorded.get("first_batch", {})
             begins = first.items() if isinstance(first, dict) else enumerate(first)

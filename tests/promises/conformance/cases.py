@@ -25,8 +25,10 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.fedbuff import FedBuff
+from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
@@ -41,6 +43,7 @@ from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.hetlora import HetLoRA
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.moon import MOON
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedme import PFedMe
@@ -233,7 +236,12 @@ CASES = {
     ),
     "fedbuff": Case(partial(FedBuff, 3, beta=0.5)),
     "fedbuff_at_once": Case(partial(FedBuff, 3, weights="samples", at_once=True)),
+    "feddyn": Case(partial(FedDyn, 0.1), federation={"optimizer": partial(SGD, lr=0.1)}),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
+    "fednova": Case(partial(FedNova, 0.1, (1, 3))),
+    "fednova_momentum": Case(
+        FedNova, _mlp, federation={"server_optimizer": partial(SGD, lr=1.0, momentum=0.5)}
+    ),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
     "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
     "fedsalora": Case(partial(FedSALoRA, **_adapters), AdapterNet, "abc", data=joined),
@@ -283,6 +291,7 @@ CASES = {
     "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),
     "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
     "metric_objects": Case(FedAvg, Metered),
+    "moon": Case(partial(MOON, pool=2)),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(
         partial(My2, **_sparse, buffers="average"), federation=_everyone

@@ -1,0 +1,71 @@
+"""FedDyn: a client's objective is corrected by what its earlier sessions have learned.
+
+Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
+Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263
+
+    w_k ~ argmin F_k(w) + alpha_k <w, g_k> + alpha_k / 2 ||w - theta||^2,   g_k <- g_k + w_k - theta
+    theta <- mean_{k in S} w_k + 1 / N sum_{all k} g_k
+
+As in the released code, clients keep g_k, which is -1 / alpha_k times the paper's gradient, and
+alpha_k = alpha mean(n) / n_k: clients with few samples are held more strongly. With equal n_k this
+is the paper's rule. BatchNorm statistics are plain means, without memory.
+
+Deviations: the released code clips the norm of the gradient at 10 (`trainer.gradient_clip_val`),
+without alpha_k w in it; here all of the gradient is clipped. It reports the mean of the w_k; here
+the model that is sent, theta, is tested.
+"""
+
+from math import inf
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.shared.one_model import OneModel
+from lightfed.api.algorithm import require_argument
+from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import SessionContext
+
+
+class FedDyn(OneModel):
+    """The mean of the participants' models, plus the mean of all clients' memories."""
+
+    side_by_side = True
+    no_server_step = "the server's model has the memories of all clients in it"
+    h: Tensor
+
+    def __init__(self, alpha: float = 0.01) -> None:
+        """Set the regularisation.
+
+        Args:
+            alpha: Of a client with as many samples as the mean client.
+        """
+        super().__init__()
+        require_argument(0 < alpha < inf, "alpha", alpha, "give a weight above 0")
+        self.alpha = alpha
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)  # theta
+        self.memories = fed.keep("memory")  # g_k
+        self.register_buffer("h", torch.zeros_like(self.model.parameters_row))  # their mean
+        self.mean_samples = sum(map(fed.data.num_samples, range(fed.clients))) / fed.clients
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients, theta = fed.participants(t), self.model.parameters_row
+        before = theta.clone()
+        fed.send(self.model, clients)
+        fed.train(clients, t)
+        merged = fed.merge(clients, into=self.model, weights="uniform")
+        self.h += len(merged) / fed.clients * (theta - before)
+        theta += self.h
+        for k in fed.mine(merged):
+            w = fed.row(k).floats[: len(theta)].to(before)
+            self.memories[k] = self.memories.get(k, 0.0) + w - before
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        alpha_k = self.alpha * self.mean_samples / s.fed.data.num_samples(s.client)
+        g = self.memories.get(s.client, 0.0)
+        gradient.add_(s.parameters - s.received + g, alpha=alpha_k)

@@ -1,0 +1,124 @@
+"""FedNova against recorded runs of its released code and NIID-Bench, as FedAvg, and refused.
+
+The released code's rule for a proximal term with momentum is not offered, nor recorded here.
+"""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fednova import FedNova
+from lightfed.api.algorithm import Algorithm
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import RoundPlan
+from lightfed.models.networks.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.algorithms.recorded import Recorded
+from tests.small import GOLDEN, fleet_of, random_data, run_round
+
+close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+CASES = ["mlp_sgd", "mlp_momentum", "mlp_momentum_sampled", "mlp_prox", "mlp_server_momentum"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = json.loads((GOLDEN / "fednova" / f"{name}.json").read_text())
+    algorithm = FedNova(about.get("proximal_mu", 0.0))
+    run = Recorded("fednova", name, algorithm)
+    if momentum := about.get("server_momentum_gmf"):
+        run.fleet.server_optimizer = partial(SGD, lr=1.0, momentum=momentum)
+    epochs = [r.get("local_epochs", [about.get("local_epochs")] * 4) for r in about["rounds"]]
+
+    def steps(_: FedNova, fed: Any, clients: list[int], t: int) -> dict[int, int]:
+        return {k: epochs[t][k] * fed.data.num_batches(k) for k in clients}
+
+    monkeypatch.setattr(FedNova, "steps", steps)
+    algorithm.model.floats.copy_(run.row("init"))
+    for t, clients in run.rounds(monkeypatch):
+        close(algorithm.model.floats, run.row(f"r{t}/server"))
+        for client in clients:
+            close(run.fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
+            if not algorithm.mu:  # else the steps
+                recorded = about["rounds"][t]["normalising_a"]
+                a = recorded[clients.index(client) if len(recorded) < 4 else client]
+                assert algorithm.lengths[client].item() == pytest.approx(a, rel=1e-6)
+
+
+def rows(algorithm: Algorithm, optimizer: Any, sizes: list[int], lr: float | None = 0.1) -> Tensor:
+    group = ClientGroup(len(sizes), partial(MLP, hidden=(6,)))
+    fed = fleet_of([group], algorithm, random_data(sizes, batch_size=4), optimizer=optimizer)
+    fed.plan = RoundPlan(lr=lr)
+    for t in range(3):
+        run_round(fed, t)
+    row: Tensor = algorithm.model.floats  # type: ignore[union-attr]
+    return row
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_clients_of_as_many_steps_are_averaged(momentum: float) -> None:
+    optimizer = partial(SGD, lr=0.1, momentum=momentum)
+    nova, average = (rows(a, optimizer, [8, 6, 7]) for a in (FedNova(), FedAvg()))
+    torch.testing.assert_close(nova, average)
+    nova, average = (rows(a, optimizer, [12, 6, 7]) for a in (FedNova(), FedAvg()))
+    assert not torch.allclose(nova, average, atol=1e-3)
+
+
+def test_the_length_is_how_far_equal_gradients_move_a_model() -> None:
+    """With momentum and a pull."""
+    algorithm = FedNova(0.5)
+    group = ClientGroup(2, partial(MLP, hidden=()))
+    optimizer = partial(SGD, lr=0.1, momentum=0.9)
+    fed = fleet_of([group], algorithm, random_data([12, 4], batch_size=4), optimizer=optimizer)
+    fed.plan = RoundPlan(lr=0.1)
+    run_round(fed, 0)
+    x = torch.nn.Parameter(torch.zeros(()))
+    sgd = SGD([x], lr=0.1, momentum=0.9)
+    for _ in range(3):
+        sgd.zero_grad()
+        (-x + 0.5 / 2 * x**2).backward()
+        sgd.step()
+    state = fed.row(0).floats[: len(algorithm.directions[0])]
+    assert algorithm.lengths[0] == 3
+    torch.testing.assert_close(algorithm.directions[0] * x.item() / 0.1, start(fed) - state)
+
+
+def start(fed: Any) -> Tensor:
+    """(P,) the parameters that clients of the first round receive."""
+    row: Tensor = fed.groups[0].initial.floats
+    return row[: fed.groups[0].layout.parameter_size]
+
+
+def test_drawn_epochs_differ_by_client_and_round() -> None:
+    algorithm = FedNova(epochs=(1, 5))
+    group, data = ClientGroup(8, partial(MLP, hidden=(6,))), random_data([8] * 8, batch_size=4)
+    fed = fleet_of([group], algorithm, data)
+    found = [algorithm.steps(fed, range(8), t) for t in range(3)]
+    assert found[0] != found[1]
+    counts = {n for drawn in found if drawn is not None for n in drawn.values()}
+    assert counts == {2, 4, 6, 8, 10}
+    fed.plan = RoundPlan(lr=0.1)
+    run_round(fed, 0)
+    assert found[0] == {k: int(algorithm.lengths[k]) for k in range(8)}
+
+
+@pytest.mark.parametrize("wrong", [{"mu": -1.0}, {"epochs": (2, 1)}, {"epochs": (0, 3)}])
+def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"init_args\.{next(iter(wrong))}"):
+        FedNova(**wrong)
+
+
+@pytest.mark.parametrize("optimizer", [Adam, partial(SGD, lr=0.1, momentum=0.9, nesterov=True)])
+def test_optimisers_of_unknown_weights_are_refused(optimizer: Any) -> None:
+    with pytest.raises(UserError, match=r"model\.optimizer"):
+        rows(FedNova(), optimizer, [4, 4])
+
+
+def test_a_pull_beyond_the_received_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"init_args\.mu"):
+        rows(FedNova(10.0), partial(SGD, lr=0.1), [4, 4])

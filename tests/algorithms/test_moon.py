@@ -1,0 +1,134 @@
+"""MOON against recorded runs of its released code, its pool, as FedAvg, and refused."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.moon import MOON
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import ClientGroup
+from lightfed.models.networks.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.algorithms.recorded import Recorded
+from tests.small import GOLDEN, Line, fleet_of, random_data, run_round
+
+close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+mlp = partial(MLP, hidden=(6,))
+
+
+class Projected(nn.Module):
+    """A hidden layer, a projection of two layers, and the classifier on it."""
+
+    def __init__(self, features: int, hidden: int, projection: int, classes: int) -> None:
+        super().__init__()
+        self.fc1, self.l1 = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
+        self.l2, self.l3 = nn.Linear(hidden, projection), nn.Linear(projection, classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l3(self.l2(torch.relu(self.l1(torch.relu(self.fc1(x))))))
+
+
+@pytest.mark.parametrize("name", ["mlp_full", "mlp_sampled_buffer2"])
+def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = json.loads((GOLDEN / "moon" / f"{name}.json").read_text())
+    algorithm = MOON(about["mu"], about["temperature"], about["model_buffer_size"])
+    sizes = [about["model"][size] for size in ("input", "hidden", "projection", "classes")]
+    group = ClientGroup(len(about["batches"]), partial(Projected, *sizes))
+    names = {f"extractor.{layer}": layer for layer in ("fc1", "l1", "l2")} | {"head": "l3"}
+    run = Recorded("moon", name, algorithm, [group], names=names)
+    algorithm.model.floats.copy_(run.row("init"))
+    for t, clients in run.rounds(monkeypatch):
+        close(algorithm.model.floats, run.row(f"r{t}/server"))
+        for client in clients:
+            close(run.fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
+        net: Any = run.fleet.groups[0].module.net
+        assert len(net.frozen) == 1 + about["rounds"][t]["pool_size"]
+
+
+def fleet(algorithm: Any, model: Any = mlp, **settings: Any) -> Fleet:
+    optimizer = partial(SGD, lr=0.1, momentum=0.9)
+    group, data = ClientGroup(3, model), random_data([5, 9, 4])
+    return fleet_of([group], algorithm, data, optimizer=optimizer, epochs=2, **settings)
+
+
+@pytest.mark.parametrize("mu", [0.0, 1.0])
+def test_the_first_round_is_that_of_fedavg(mu: float) -> None:
+    """Without weight all rounds are."""
+    found = []
+    for algorithm in (MOON(mu), FedAvg()):
+        fed, states = fleet(algorithm), []
+        for t in range(2):
+            run_round(fed, t)
+            states.append(algorithm.model.floats.clone())
+        found.append(states)
+    (first, second), (average, next_average) = found
+    torch.testing.assert_close(first, average)
+    assert torch.allclose(second, next_average, atol=1e-5) == (mu == 0)
+
+
+def test_a_pool_has_the_last_models_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = MOON(pool=3)
+    fed = fleet(algorithm)
+    trained: list[Tensor] = []
+    for t, clients in enumerate([[0, 1], [0, 1], [1, 2], [0, 2]]):
+        monkeypatch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
+        run_round(fed, t)
+        if 0 in clients:
+            trained.append(fed.row(0).floats.clone())
+    first, second, third = trained
+    assert torch.equal(algorithm.previous[0], torch.stack([second, second, third]))
+    assert not torch.equal(first, second)
+    assert [len(algorithm.previous[k]) for k in range(3)] == [3, 3, 2]
+
+
+def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:
+    """The session of the second round trains with dropout and batch statistics."""
+
+    def net() -> nn.Module:
+        layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)
+        return nn.Sequential(*layers)
+
+    algorithm = MOON()
+    fed = fleet(algorithm, net)
+    run_round(fed, 0)
+    models = [algorithm.model.floats.clone(), fed.row(2).floats.clone()]
+    run_round(fed, 1)
+    composite: Any = fed.groups[0].module.net  # as client 2 has left it
+    assert len(composite.frozen) == 2
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    for model, frozen in zip(models, composite.frozen, strict=True):
+        views = fed.groups[0].layout.floats.views(model)
+        linear, norm = (
+            {kind: views[f"net.extractor.{layer}.{kind}"] for kind in kinds}
+            for layer, kinds in enumerate(
+                [("weight", "bias"), ("running_mean", "running_var", "weight", "bias")]
+            )
+        )
+        z = F.relu(F.batch_norm(F.linear(x, **linear), **norm))
+        torch.testing.assert_close(composite._representation(frozen, x), z)
+    assert composite.extractor.training
+
+
+def test_a_network_without_a_linear_head_is_refused() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+
+    with pytest.raises(UserError, match=r"model\.clients"):
+        fleet(MOON(), net)
+    with pytest.raises(UserError, match=r"model\.clients"):
+        fleet(MOON(), Line)
+
+
+@pytest.mark.parametrize("wrong", [{"mu": -1.0}, {"temperature": 0.0}, {"pool": 0}])
+def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"init_args\.{next(iter(wrong))}"):
+        MOON(**wrong)
