@@ -46,7 +46,7 @@ class PeftClient(NetworkClient):
         """Load the base, and add adapters.
 
         Args:
-            base: A folder of a model of transformers, or a class or function that makes one.
+            base: A folder of a model of transformers; or a class, or an annotated function, of one.
             rank: r of the adapters; None for no adapters: then the whole base is trained.
             alpha: The scale of the adapters is alpha / rank.
             task: Classification of texts, or causal, the prediction of the next token.
@@ -114,7 +114,9 @@ def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:
     import transformers
 
     folder = Path(base).expanduser()
-    fix = "name a folder with config.json and weights, or a function that makes a model"
+    fix = (
+        "name a folder with config.json and weights, or a function -> nn.Module that makes a model"
+    )
     require((folder / "config.json").is_file(), "base", f"{base} is no folder of a model", fix)
     try:
         if task == "causal":

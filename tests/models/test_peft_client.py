@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import lightfed as lf
@@ -199,6 +200,20 @@ def test_what_cannot_be_adapted_is_refused(
     assert "pip install lightfed[hf]" in refused(".init_args.base")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install lightfed[hf]" in refused(".init_args.base", base=bases["bert"])
+
+
+def made() -> nn.Module:
+    """A base, by its dotted name."""
+    model: nn.Module = gpt2()
+    return model
+
+
+def test_a_configuration_names_a_function_that_makes_the_base() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PeftClient, "model")
+    given = {"base": f"{__name__}.made", "rank": 2, "task": "causal", "lora": LORA["gpt2"]}
+    net = parser.instantiate(parser.parse_object({"model": given})).model.net
+    assert isinstance(net, peft.PeftModelForCausalLM)
 
 
 def test_a_rank_names_a_group() -> None:
