@@ -265,6 +265,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ditto": {"algorithm": partial(Ditto, 0.5)},
     "fedbuff": {"algorithm": partial(FedBuff, CLIENTS)},
     "pfedme": {"algorithm": partial(PFedMe, 2.0, 3, 0.1)},
+    "steps on every batch": {"algorithm": partial(PFedMe, 2.0, 3, 0.1), "model": Smooth},
     "depthfl": {"algorithm": DepthFL, "model": partial(DepthConv, channels=(4, 6)), "data": images},
     "fedapen": {"algorithm": partial(FedAPEN, mlp)},
     "pfedmoe": {"algorithm": partial(PFedMoE, mlp, gate_units=8), "joined": True},
