@@ -5,16 +5,12 @@ Federated Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
     d_k = (x - y_k) / |a_k|,   x <- x - tau_eff sum_k p_k d_k,   tau_eff = sum_k p_k |a_k|
 
-|a_k| is the sum of the weights that a session gives to its gradients: its steps for plain SGD. p_k
-is n_k / n over the participants. As in the released code, tau_eff is sum_k p_k tau_k, of the steps,
-with a proximal term, and a_k ignores weight decay. Its server momentum is `model.server_optimizer`:
-SGD of rate 1; there a schedule of eta also scales the momentum. BatchNorm statistics are means
-weighted by n_k. Left out: momentum beside a proximal term as released, where the pull is added to
-the momentum buffer after each step. Here it is part of the gradient, and |a_k| follows from that.
+|a_k| is the sum of the weights of a session's gradients in x - y_k: for plain SGD tau_k, its steps.
+p_k is n_k / n over the participants. As in the released code, tau_eff is sum_k p_k tau_k with a
+proximal term, and |a_k| ignores weight decay. Its server momentum is SGD of rate 1 as
+`model.server_optimizer`, at a constant eta. BatchNorm statistics are means weighted by n_k.
+Deviation: with momentum, that code also adds the proximal term to the momentum buffer.
 """
-
-from collections.abc import Sequence
-from math import inf
 
 import torch
 from torch.optim import SGD
@@ -42,7 +38,7 @@ class FedNova(FedAvg):
             epochs: Least and most local epochs, drawn for each session; as configured by default.
         """
         super().__init__()
-        require_argument(0 <= mu < inf, "mu", mu, "give a proximal weight of 0 or more")
+        require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
         fits = epochs is None or 1 <= epochs[0] <= epochs[1]
         require_argument(fits, "epochs", epochs, "give two numbers from 1 on, the least first")
         self.mu, self.epochs = mu, epochs
@@ -50,38 +46,33 @@ class FedNova(FedAvg):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        self.directions = fed.keep("direction", durable=False)  # d_k
-        self.lengths = fed.keep("length", durable=False)  # |a_k|, or tau_k
+        self.updates = fed.keep("update", durable=False)  # d_k, and |a_k| or tau_k
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients, x = fed.participants(t), self.model.parameters_row
-        before, d, tau_eff = x.clone(), torch.zeros_like(x), x.new_zeros(())
+        before, mean = x.clone(), x.new_zeros(len(x) + 1)
         fed.send(self.model, clients)
         fed.train(clients, t, steps=self.steps(fed, clients, t))
         with fed.server_step(self.model):
             merged = fed.merge(clients, into=self.model)  # statistics remain as merged
-            fed.average(self.directions, merged, into=d, weights="samples")  # sum_k p_k d_k
-            fed.average(self.lengths, merged, into=tau_eff, weights="samples")
-            x.copy_(before - tau_eff * d)
+            fed.average(self.updates, merged, into=mean, weights="samples")
+            x.copy_(before - mean[-1] * mean[:-1])  # x - tau_eff sum_k p_k d_k
         fed.charge(clients, up=4)  # |a_k|
 
-    def steps(self, fed: Fleet, clients: Sequence[int], t: int) -> dict[int, int] | None:
+    def steps(self, fed: Fleet, clients: list[int], t: int) -> dict[int, int] | None:
         """Steps of the sessions by client, of drawn epochs; None for as many as configured."""
         if self.epochs is None:
             return None
         draws = {k: numpy_generator(fed.seed, "epochs", t, k) for k in clients}
-        least, most = self.epochs
-        epochs = {k: int(rng.integers(least, most + 1)) for k, rng in draws.items()}
+        epochs = {k: int(rng.integers(*self.epochs, endpoint=True)) for k, rng in draws.items()}
         return {k: n * fed.data.num_batches(k, t) for k, n in epochs.items()}
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        rule, name = s.group.optimizer.param_groups[0], type(s.group.optimizer).__name__
-        plain = s.group.takes_lr and type(s.group.optimizer) is SGD
-        plain = plain and not (rule["nesterov"] or rule["dampening"])
-        fix = "name torch.optim.SGD there, without nesterov and dampening"
-        require(plain, "model.optimizer", f"{name}, whose weights a_k are not known", fix)
+        rule, kind = s.group.optimizer.param_groups[0], type(s.group.optimizer)
+        plain = kind is SGD and s.group.takes_lr and not (rule["nesterov"] or rule["dampening"])
+        require(plain, "model.optimizer", kind.__name__, "name SGD without nesterov, dampening")
         require_argument((s.lr or 0.0) * self.mu < 1, "mu", self.mu, f"give less than 1 / {s.lr}")
 
     @override
@@ -95,5 +86,5 @@ class FedNova(FedAvg):
         for _ in range(s.step):
             velocity = rho * velocity + 1 - eta_mu * a
             a += velocity
-        self.directions[s.client] = (s.received - s.parameters) / a
-        self.lengths[s.client] = torch.tensor(float(s.step) if self.mu else a)
+        d, length = (s.received - s.parameters) / a, s.step if self.mu else a
+        self.updates[s.client] = torch.cat([d, d.new_tensor([length])])

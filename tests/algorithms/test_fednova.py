@@ -47,7 +47,7 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             if not algorithm.mu:  # else the steps
                 recorded = about["rounds"][t]["normalising_a"]
                 a = recorded[clients.index(client) if len(recorded) < 4 else client]
-                assert algorithm.lengths[client].item() == pytest.approx(a, rel=1e-6)
+                assert algorithm.updates[client][-1].item() == pytest.approx(a, rel=1e-6)
 
 
 def rows(algorithm: Algorithm, optimizer: Any, sizes: list[int], lr: float | None = 0.1) -> Tensor:
@@ -83,28 +83,23 @@ def test_the_length_is_how_far_equal_gradients_move_a_model() -> None:
         sgd.zero_grad()
         (-x + 0.5 / 2 * x**2).backward()
         sgd.step()
-    state = fed.row(0).floats[: len(algorithm.directions[0])]
-    assert algorithm.lengths[0] == 3
-    torch.testing.assert_close(algorithm.directions[0] * x.item() / 0.1, start(fed) - state)
-
-
-def start(fed: Any) -> Tensor:
-    """(P,) the parameters that clients of the first round receive."""
-    row: Tensor = fed.groups[0].initial.floats
-    return row[: fed.groups[0].layout.parameter_size]
+    d, tau = algorithm.updates[0][:-1], algorithm.updates[0][-1]
+    assert tau == 3  # steps
+    moved = fed.groups[0].initial.floats - fed.row(0).floats
+    torch.testing.assert_close(d * x.item() / 0.1, moved[: len(d)])
 
 
 def test_drawn_epochs_differ_by_client_and_round() -> None:
     algorithm = FedNova(epochs=(1, 5))
     group, data = ClientGroup(8, partial(MLP, hidden=(6,))), random_data([8] * 8, batch_size=4)
     fed = fleet_of([group], algorithm, data)
-    found = [algorithm.steps(fed, range(8), t) for t in range(3)]
+    found = [algorithm.steps(fed, [*range(8)], t) for t in range(3)]
     assert found[0] != found[1]
     counts = {n for drawn in found if drawn is not None for n in drawn.values()}
     assert counts == {2, 4, 6, 8, 10}
     fed.plan = RoundPlan(lr=0.1)
     run_round(fed, 0)
-    assert found[0] == {k: int(algorithm.lengths[k]) for k in range(8)}
+    assert found[0] == {k: int(algorithm.updates[k][-1]) for k in range(8)}
 
 
 @pytest.mark.parametrize("wrong", [{"mu": -1.0}, {"epochs": (2, 1)}, {"epochs": (0, 3)}])

@@ -16,7 +16,9 @@ from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbuff import FedBuff
+from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
@@ -262,6 +264,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedkd": {"algorithm": partial(FedKD, mlp, rounds=4)},
     "fml": {"algorithm": partial(FML, mlp)},
     "scaffold": {"algorithm": SCAFFOLD, "lr": 0.1},
+    "feddyn": {"algorithm": partial(FedDyn, 0.1)},
+    "fednova": {"algorithm": partial(FedNova, 0.3, (1, 3)), "lr": 0.1},
     "ditto": {"algorithm": partial(Ditto, 0.5)},
     "fedbuff": {"algorithm": partial(FedBuff, CLIENTS)},
     "pfedme": {"algorithm": partial(PFedMe, 2.0, 3, 0.1)},
