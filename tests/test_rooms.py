@@ -41,6 +41,7 @@ ROOMS = (
 CATALOGUES = {"utils", "algorithms", "models.networks", "data.datasets"}  # files apart
 PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
+    ("fednova", "fedavg"),
     ("fedprox", "fedavg"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),
