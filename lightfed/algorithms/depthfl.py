@@ -85,8 +85,8 @@ class DepthFL(OneModel):
             held = held[: len(w)]
             self.h -= self.alpha / fed.clients * held * (w - before)
             w -= (held > 0) * self.h / self.alpha
-        for k in fed.mine(merged) if self.alpha else ():
-            self.corrections[k] = self.corrections.get(k, 0.0) + self.changes[k]
+            for k in fed.mine(merged):
+                self.corrections[k] = self.corrections.get(k, 0.0) + self.changes[k]
 
     @override
     def session_start(self, s: SessionContext) -> None:

@@ -41,7 +41,7 @@ class FedBuff(OneModel):
         """Set the buffer and the server's step.
 
         Args:
-            buffer: K.
+            buffer: K. All clients are always at work, whatever the fraction in a round is.
             server_lr: eta_g.
             beta: Momentum of the server.
             exponent: e; 0 weighs old updates like new ones.

@@ -40,7 +40,7 @@ class FjORD(Algorithm):
     model: ServerModel
 
     def __init__(
-        self, widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0), distil: bool = True
+        self, widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0), distil: bool = False
     ) -> None:
         """Set the widths.
 
@@ -77,9 +77,9 @@ class FjORD(Algorithm):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
-        fed.send(self.model, clients)
+        fed.send(self.model, clients)  # w_k <- w, within the width p_k
         fed.train(clients, t)
-        fed.merge(clients, into=self.model)
+        fed.merge(clients, into=self.model)  # w[e] <- sum n_k w_k[e] / sum n_k
 
     @override
     def session_start(self, s: SessionContext) -> None:

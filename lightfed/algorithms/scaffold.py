@@ -72,5 +72,5 @@ class SCAFFOLD(OneModel):
     @override
     def session_end(self, s: SessionContext) -> None:
         if s.lr is None or not s.group.takes_lr:
-            raise UserError("model.optimizer", "none of known rate", "name one there")
+            raise UserError("model.optimizer", "none of known rate", "name one, such as SGD")
         self.changes[s.client] = (s.received - s.parameters) / (s.step * s.lr) - self.c

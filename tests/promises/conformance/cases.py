@@ -266,7 +266,7 @@ CASES = {
     "fedrolex_random": Case(
         partial(FedRolex, window="random", assignment="dynamic"), _conv, "abd"
     ),
-    "fjord": Case(partial(FjORD, [0.25, 0.5, 1.0]), _ordered, "abc"),
+    "fjord": Case(partial(FjORD, [0.25, 0.5, 1.0], True), _ordered, "abc"),
     "flexifed_clustered": Case(
         ClusteredCommon, DeepNet, "ab",
         federation={"store": "host", "fraction": 0.7, "accumulate": "fixed"},
