@@ -63,7 +63,7 @@ def _matrices(a: Tensor, b: Tensor, embedding: bool) -> tuple[Tensor, Tensor]:
 
 
 def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
-    """The adapters of a module, in the order of its parameters.
+    """The adapters of a module that are trained, in the order of its parameters.
 
     Args:
         module: a client's.
@@ -72,7 +72,8 @@ def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
     Raises:
         UserError: there are none, or one is not s B A.
     """
-    parameters = dict(module.named_parameters())
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    first = {name for name, _ in module.named_parameters()}
     found = []
     for name in parameters:
         path = name.split(".")
@@ -83,14 +84,23 @@ def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
             embedding = path[place] == "lora_embedding_B"
             A, B = _matrices(parameters[name], parameters[b], embedding)
             require(len(A) == B.shape[1], _KEY, f"{len(A)} ranks in {name}, not in {b}", fix)
+            if not (parameters[name].requires_grad or parameters[b].requires_grad):
+                continue  # such as adapters of peft that are not active
+            alone = all(_owners(module, parameters[own]) == 1 for own in (name, b))
+            fix = "give each layer factors of its own"
+            require(alone, _KEY, f"{name} or {b} belongs to several layers", fix)
+            if name not in first:
+                continue  # a module that is used in several places
             layer = ".".join(path[:place])
             owner = module.get_submodule(layer)
             magnitude = any("lora_magnitude" in own for own, _ in owner.named_parameters())
-            unlike = f"{layer} has a magnitude: its update is not s B A"
-            require(not magnitude, _KEY, unlike, "set use_dora: false")
+            plain = not magnitude and getattr(owner, "num_experts", 1) == 1
+            fix = "adapt linear layers, convolutions or embeddings, without use_dora"
+            require(plain, _KEY, f"the update of {layer} is not s B A", fix)
             scale = getattr(owner, "scaling", 1.0)
             if isinstance(scale, Mapping):  # by the names of peft's adapters
                 scale = scale[path[place + 1]]
+            require(scale > 0, _KEY, f"{layer} has the scale {scale}", "give an alpha above 0")
             across = bool(getattr(owner, "fan_in_fan_out", False))
             base = _base(module, layer, (*B.shape[:1], *A.shape[1:]), across)
             rank, inputs = A.shape
@@ -102,14 +112,18 @@ def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
     return found
 
 
+def _owners(module: nn.Module, tensor: Tensor) -> int:
+    """Number of modules that have a tensor as a parameter."""
+    return sum(own is tensor for part in module.modules() for own in part._parameters.values())
+
+
 def _base(module: nn.Module, layer: str, shape: Sequence[int], across: bool) -> str:
     """The name of a layer's weight; empty unless it is a frozen matrix of this layer alone."""
     weights = dict(module.named_parameters(remove_duplicate=False))
     for name in (f"{layer}.base_layer.weight", f"{layer}.base.weight", f"{layer}.weight"):
         if name in weights:
             weight = weights[name]
-            layers = [own for part in module.modules() for own in part._parameters.values()]
-            alone = sum(own is weight for own in layers) == 1
+            alone = _owners(module, weight) == 1
             plain = weight.is_floating_point() and not weight.requires_grad
             matrix = weight.T if across else weight.flatten(1)
             return name if alone and plain and matrix.shape == (*shape,) else ""

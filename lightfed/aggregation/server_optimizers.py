@@ -41,7 +41,8 @@ class _Adaptive(Optimizer):
             lr: eta.
             betas: beta_1 and beta_2.
             tau: Degree of adaptivity, which is added to the root of v.
-            v_init: v before the first round; the paper allows any of at least tau^2.
+            v_init: v before the first round; the paper has any number of at least tau^2, and
+                implementations have 0.
             bias_correction: None as in the paper; 0 for Adam's own, from the first round on; 1 for
                 that of Flower's FedAdam, which is one step ahead.
         """
@@ -50,30 +51,40 @@ class _Adaptive(Optimizer):
         require(fits, f"{_KEY}.betas", betas, "give two numbers from 0 to below 1")
         require(tau > 0, f"{_KEY}.tau", tau, "give a number above 0")
         require(v_init >= 0, f"{_KEY}.v_init", v_init, "give a number of 0 or more")
-        super().__init__(params, {"lr": lr})
-        self.betas, self.tau, self.v_init, self.ahead = betas, tau, v_init, bias_correction
+        rule = {"lr": lr, "betas": betas, "tau": tau, "v_init": v_init, "ahead": bias_correction}
+        super().__init__(params, rule)
 
     @override
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for x in group["params"]:
-                self._update(x, group["lr"])
+                self._update(x, **group)
 
-    def _update(self, x: Tensor, lr: float) -> None:
+    def _update(
+        self,
+        x: Tensor,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        tau: float,
+        v_init: float,
+        ahead: int | None,
+        **_: Any,
+    ) -> None:
         assert x.grad is not None
         state, delta = self.state[x], -x.grad
         if not state:
-            v = torch.full_like(x, self.v_init)
+            v = torch.full_like(x, v_init)
             state.update(step=0, m=torch.zeros_like(x), v=v)
-        beta_1, beta_2 = self.betas
+        beta_1, beta_2 = betas
         state["m"].mul_(beta_1).add_(delta, alpha=1 - beta_1)
         self.second(state["v"], delta * delta, beta_2)
         state["step"] += 1
-        if self.ahead is not None:
-            steps = state["step"] + self.ahead
+        if ahead is not None:
+            steps = state["step"] + ahead
             lr *= (1 - beta_2**steps) ** 0.5 / (1 - beta_1**steps)
-        x += lr * state["m"] / (state["v"].sqrt() + self.tau)
+        x += lr * state["m"] / (state["v"].sqrt() + tau)
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor, beta: float) -> None:
@@ -97,7 +108,7 @@ class FedYogi(_Adaptive):
 
 
 class FedAdagrad(_Adaptive):
-    """v = v + Delta^2; beta_1 is 0 in the paper."""
+    """v = v + Delta^2; the paper has `betas: [0, 0.99]`, of which the second does not matter."""
 
     @override
     def second(self, v: Tensor, square: Tensor, beta: float) -> None:

@@ -37,6 +37,7 @@ class DepthFL(OneModel):
 
     depths = True
     side_by_side = True
+    no_server_step = "DepthFL has a step of its own, of its memories"
     h: Tensor
 
     def __init__(self, alpha: float = 0.1, distil: bool = True, deepest: bool = False) -> None:

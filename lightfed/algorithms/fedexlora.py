@@ -4,7 +4,9 @@ Singhal, Ponkshe, Vepakomma: FedEx-LoRA: Exact Aggregation for Federated and Eff
 of Foundation Models. ACL 2025. https://arxiv.org/abs/2410.09432
 
 Deviations: clients are weighted by samples and may have unlike ranks; the paper has uniform weights
-and one rank. The released code adds the residual transposed, which is right for GPT-2 only.
+and one rank. A client of lower rank starts from the new W and its own ranks: it lacks the others,
+which the residual has taken into account. The released code adds the residual transposed, which is
+right for GPT-2 only.
 """
 
 from typing_extensions import override
@@ -24,4 +26,4 @@ class FedExLoRA(LowRank):
         A, D = sent.averaged(sent.p, over=sent.owners(sent.p))  # the mean by rank
         mean = Product(D, A)
         residual = sent.mean - mean  # E = M - D A;  W <- W + E
-        return Merged(mean, A, D, base=residual.dense, ranks=residual.left.shape[1])
+        return Merged(mean, A, D, base=residual.dense)

@@ -30,6 +30,8 @@ from lightfed.utils.rng import torch_generator
 class FedRolex(HeteroFL):
     """HeteroFL with rolling instead of leading slices."""
 
+    no_server_step = "its slices move, and the state of an optimiser would not"
+
     def __init__(
         self, step: int = 1, window: Literal["roll", "random"] = "roll", **heterofl: Any
     ) -> None:

@@ -46,7 +46,7 @@ class FedSALoRA(LowRank):
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
         if self.head == "personal":
-            self.others = []
+            self.others, self._others_numel = frozenset(), [0] * len(fed.groups)
         self.shared = [*self.others, *(layer[0].a for layer in self.layers)]
 
     @override

@@ -39,4 +39,4 @@ class FLoRA(LowRank):
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # W <- W + M, M = sum_k p_k s_k B_k A_k
-        return Merged(None, base=sent.mean.dense, ranks=sent.mean.left.shape[1])
+        return Merged(None, base=sent.mean.dense)

@@ -1,10 +1,10 @@
-"""HetLoRA: adapters of unlike rank, weighted by the size of their updates, may prune themselves.
+"""HetLoRA: clients of unlike rank are weighted by the size of their updates, and may drop ranks.
 
 Cho, Liu, Xu, Fahrezi, Joshi: Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
 Models. EMNLP 2024. https://arxiv.org/abs/2401.06432
 
-No official code was found. Deviations: a client weighs ||s_k B_k A_k||, its update as applied, of
-each layer by itself, where the paper has one scale and one adapter. Other trained tensors are
+No official code was found. Deviations: in each layer a client weighs ||s_k B_k A_k||, its update as
+applied; the paper has one scale and one adapter. Other trained tensors are
 weighted by p_k. A client has one rank, so it decides over the sum of its layers.
 """
 
@@ -39,12 +39,13 @@ class HetLoRA(LowRank):
         Args:
             weights: p_k of other tensors than adapters, by the number of samples, or uniform.
             gamma: Share of its ranks that a client keeps when it prunes itself; 1 for never.
-            decay: lambda, the weight of the norm of the others in the loss.
+            decay: lambda, the weight in the loss of ||A[q:]|| ||B[:, q:]||, of the other ranks.
             adapters: As of `RankMean`.
         """
         super().__init__(weights, adapters)
         require_argument(0 < gamma <= 1, "gamma", gamma, "give a share in (0, 1]")
-        require_argument(decay >= 0, "decay", decay, "give 0 or more")
+        fits, fix = decay == 0 or (decay > 0 and gamma < 1), "give 0 or more, and a gamma below 1"
+        require_argument(fits, "decay", decay, fix)
         self.gamma, self.decay = gamma, decay
 
     @override
@@ -60,10 +61,12 @@ class HetLoRA(LowRank):
 
     def pruned(self, client: int) -> int:
         """q, the rank of a client if it prunes itself."""
-        return max(1, int(self.gamma * self.kept[client]))
+        return max(1, int(self.gamma * int(self.kept[client])))
 
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        if not self.decay:
+            return
         # of lambda sum ||A[q:]|| ||B[:, q:]||; that of a norm of 0 is 0
         q = self.pruned(s.client)
         for (A, B), (dA, dB) in zip(

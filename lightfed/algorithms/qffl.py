@@ -22,6 +22,7 @@ from lightfed.state.server_model import ServerModel
 class QFFL(Algorithm):
     """FedAvg for the mean of F_k^(q+1) / (q + 1)."""
 
+    no_server_step = "q-FFL has a step of its own"
     model: ServerModel
 
     def __init__(self, q: float, lipschitz: float) -> None:

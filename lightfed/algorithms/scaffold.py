@@ -25,6 +25,7 @@ class SCAFFOLD(OneModel):
     """Clients step along g_i - c_i + c."""
 
     side_by_side = True
+    no_server_step = "SCAFFOLD has a step of its own, server_lr"
     c: Tensor
 
     def __init__(

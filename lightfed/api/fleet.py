@@ -254,15 +254,18 @@ class Fleet:
             self.check_nested(model, group)
         return model
 
-    def base_model(self) -> ServerModel:
+    def base_model(self, tensors: Collection[str] | None = None) -> ServerModel:
         """The frozen parameters of all clients as server state, for a method that changes them.
+
+        Args:
+            tensors: names of those to change; all by default.
 
         The clients' models have views of its row: a change is theirs at once, and no message.
 
         Raises:
             UserError: the groups have no frozen parameters, or unlike ones.
         """
-        return self.base.server_model([state.name for state in self.groups])
+        return self.base.server_model([state.name for state in self.groups], tensors)
 
     def keep(self, name: str, *, durable: bool = True) -> Kept:
         """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
@@ -464,7 +467,7 @@ class Fleet:
         """Let the server's optimiser step to what is merged into a model within the context.
 
         Its gradient is the parameters before minus those merged. Elements that no client has sent
-        have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does this alone.
+        have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does it by itself.
         """
         if self.server_optimizer is None or self._stepping is model:
             yield
@@ -481,10 +484,22 @@ class Fleet:
         row.copy_(before)
         optimizer.step()
 
+    @property
+    def server_rule(self) -> str:
+        """The server's optimiser and its settings, for comparison; empty if there is none."""
+        if self.server_optimizer is None:
+            return ""
+        made = self.server_optimizer([nn.Parameter(torch.zeros(1))])
+        settings = {k: v for k, v in made.param_groups[0].items() if k != "params"}
+        return f"{type(made).__name__} {settings}"
+
     def optimizer_of(self, model: ServerModel) -> Optimizer:
         """The optimiser of a model of the server, which `model.server_optimizer` names."""
         names = {id(part): name for name, part in self.algorithm.named_modules()}
-        name = names[id(model)]
+        name = names.get(id(model))
+        found, fix = "the method merges into a model that it does not keep", "leave it out"
+        if name is None:
+            raise UserError("model.server_optimizer", found, fix)
         if name not in self.server_optimizers:
             assert self.server_optimizer is not None
             parameter = nn.Parameter(model.parameters_row)
@@ -546,7 +561,10 @@ class Fleet:
     def charge(
         self, clients: Sequence[int], *, up: float | Sequence[float] = 0.0, down: float = 0.0
     ) -> None:
-        """Count bytes that each of the clients sends and receives in addition to its row."""
+        """Count bytes that each of the clients sends and receives in addition to its row.
+
+        `up` is one number for all, or one for each client.
+        """
         sizes = dict(
             zip(clients, [up] * len(clients) if isinstance(up, float | int) else up, strict=True)
         )
@@ -805,18 +823,19 @@ class Fleet:
         every = self.ranks.gather([pickled(dict(mine))])
         return dict(sorted(item for part in every for item in pickle.loads(part).items()))
 
-    def once(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """The results of jobs, each of which runs on one rank; all ranks get copies of them.
+    def once(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
+        """The results of jobs, on all ranks; each job runs on one.
 
-        For results whose bits depend on the machine, such as singular values.
+        For results whose bits depend on the machine, such as singular values. Results are in host
+        memory.
         """
+        world, rank, every = self.ranks.world, self.ranks.rank, [*jobs]
         if self.ranks.alone:
-            return [job() for job in jobs]
-        world, rank = self.ranks.world, self.ranks.rank
-        own = {i: jobs[i]() for i in range(rank, len(jobs), world)}
-        every = self.ranks.gather([pickled(own)])
-        found = {i: result for part in every for i, result in pickle.loads(part).items()}
-        return [found[i] for i in range(len(jobs))]
+            return [job() for job in every]
+        own = {i: every[i]() for i in range(rank, len(every), world)}
+        parts = self.ranks.gather([pickled(own)])
+        found = {i: result for part in parts for i, result in pickle.loads(part).items()}
+        return [found[i] for i in range(len(every))]
 
     def stored_bytes(self, client: int) -> int:
         """Bytes that a client of this rank keeps; 0 for a stateless one."""

@@ -48,7 +48,7 @@ class PeftClient(NetworkClient):
         Args:
             base: A folder of a model of transformers; or a class, or an annotated function, of one.
             rank: r of the adapters; None for no adapters: then the whole base is trained.
-            alpha: The scale of the adapters is alpha / rank.
+            alpha: The scale of the adapters is alpha / rank, unless `lora` has use_rslora.
             task: Classification of texts, or causal, the prediction of the next token.
             num_labels: Number of classes.
             lora: Other keys of peft.LoraConfig, such as target_modules and modules_to_save.
@@ -74,7 +74,9 @@ class PeftClient(NetworkClient):
         super().__init__(net)
         self.task = task
         self.loss = MeanMetric()
-        self.accuracy = MulticlassAccuracy(num_labels, average="micro", validate_args=False)
+        self.accuracy = MulticlassAccuracy(
+            num_labels, average="micro", ignore_index=-100, validate_args=False
+        )
 
     @override
     def forward(self, x: Any) -> Tensor:

@@ -5,8 +5,8 @@ sessions are only recorded, and the ledger counts the bytes up and down.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from typing_extensions import override
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.local_work import Phase
+
+T = TypeVar("T")
 
 
 class PlannedRanks(Ranks):
@@ -119,6 +121,11 @@ class DryFleet(Fleet):
             for sender in sources:
                 self.ledger.sent_up(sender, size)
                 self.ledger.sent_down(receiver, size)
+
+    @override
+    def once(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
+        """Nothing runs; results that clients would be sent are not there."""
+        return []
 
     @override
     def collect(self, mine: Mapping[int, Any]) -> dict[int, Any]:

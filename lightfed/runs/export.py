@@ -49,18 +49,14 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`.
 
-    They have what is in rows. Frozen parameters are written once, as `base.safetensors`, or as
-    `base-<group>.safetensors` for each group if they differ. A module with `export_adapter(folder)`
+    They have what is in rows. Frozen parameters that all groups share are written once, as
+    `base.safetensors`; others are in the clients' files. A module with `export_adapter(folder)`
     also writes `client<k>/` in a form of its own.
     """
-    base = fleet.base
-    if kinds and fleet.ranks.rank == 0 and base.bytes:
-        one = not base.unlike([state.name for state in fleet.groups])
-        for state in fleet.groups[:1] if one else fleet.groups:
-            tensors = _named({n: p.data for n, p in state.live.frozen.items()}, state.module)
-            _save(
-                tensors, folder / ("base.safetensors" if one else f"base-{state.name}.safetensors")
-            )
+    shared, first = fleet.base.shared, fleet.groups[0]
+    if kinds and fleet.ranks.rank == 0 and shared:
+        tensors = {name: first.live.frozen[name].data for name in shared}
+        _save(_named(tensors, first.module), folder / "base.safetensors")
     if "server" in kinds and fleet.ranks.rank == 0:
         for name, module in fleet.algorithm.named_modules():
             if isinstance(module, ServerModel):
@@ -72,8 +68,9 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
         share = range(rank, fleet.clients, world)
         for client in fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else share:
             rows, state = fleet.deployed(client), fleet.groups[fleet.home_group(client)]
+            own = {n: p.data for n, p in state.live.frozen.items() if n not in shared}
             tensors = state_dict(rows.live.layout, rows.row(client), state.module)
-            _save(tensors, folder / f"client{client}.safetensors")
+            _save(tensors | _named(own, state.module), folder / f"client{client}.safetensors")
             if hasattr(state.module, "export_adapter"):
                 with rows.bound(client) as module:
                     module.export_adapter(folder / f"client{client}")

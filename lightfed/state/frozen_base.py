@@ -5,7 +5,7 @@ saved with a client. A checkpoint has their digests only, unless a method change
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from lightfed_kernels import Layout
@@ -58,8 +58,16 @@ class FrozenBase:
         """Of the tensors, each counted once."""
         return sum(tensor.nbytes for tensor in self._held.values())
 
+    @property
+    def shared(self) -> list[str]:
+        """Names of the tensors that are the same in all groups."""
+        every = self.digests[1:]
+        return [
+            n for n, text in self.digests[0].items() if all(own.get(n) == text for own in every)
+        ]
+
     def unlike(self, names: Sequence[str], *, sliced: bool = False) -> str:
-        """What differs in the bases of two groups, which have these names; empty if nothing.
+        """What differs in the bases of two groups, which are called `names`; empty if nothing.
 
         With `sliced` tensors may differ if their shapes do, as in models of other widths.
         """
@@ -76,14 +84,18 @@ class FrozenBase:
                 return f"groups {names[0]} and {names[group]} have other values of {differ[0]}"
         return ""
 
-    def server_model(self, names: Sequence[str]) -> ServerModel:
+    def server_model(
+        self, names: Sequence[str], tensors: Collection[str] | None = None
+    ) -> ServerModel:
         """The base as a state of the server: a change of its row changes all clients' models.
 
-        A UserError if there is none, or it differs between the groups, which have these names.
+        A UserError if there is none, or it differs between the groups, which are called `names`.
+        `tensors` are those to change, by default all.
         """
         unlike, fix = self.unlike(names), "freeze the same tensors of the same values in all groups"
         require(not unlike, "model.clients", f"{unlike}, which the method changes", fix)
-        frozen = self._modules[0].frozen
+        every = self._modules[0].frozen
+        frozen = {n: p for n, p in every.items() if tensors is None or n in tensors}
         found, fix = "no frozen parameters, which the method changes", "freeze the base"
         require(bool(frozen), "model.clients", found, fix)
         layout = Layout.build((name, tuple(p.shape)) for name, p in frozen.items())
@@ -93,5 +105,5 @@ class FrozenBase:
             place.copy_(frozen[name].detach())
             for live in self._modules:
                 live.frozen[name].data = place
-        self._held = {(name, self.digests[0][name]): p.data for name, p in frozen.items()}
+        self._held |= {(name, self.digests[0][name]): p.data for name, p in frozen.items()}
         return ServerModel(whole, row)

@@ -43,7 +43,7 @@ class Adapted(nn.Module):
 
     def __init__(self, weight: Tensor, rank: int, scaling: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.float(), requires_grad=False)
+        self.weight = nn.Parameter(weight.float().clone(), requires_grad=False)
         one = [1] * (weight.dim() - 2)
         self.down = nn.Parameter(torch.ones(rank, *weight.shape[1:]))
         self.up = nn.Parameter(torch.zeros(len(weight), rank, *one))

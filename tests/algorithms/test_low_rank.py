@@ -1,11 +1,15 @@
 """Rules of low-rank adapters: what they refuse, and what holds without recordings."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
 from lightfed.aggregation.adapters import adapters_of
@@ -15,10 +19,11 @@ from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.flexlora import FlexLoRA
 from lightfed.algorithms.flora import FLoRA
 from lightfed.algorithms.rankmean import RankMean
+from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.algorithms.low_rank import NAMES, RULES, Adapted
-from tests.small import fleet_of, random_data, run_round
+from tests.small import fit, fleet_of, random_data, run_round
 
 DRAW = torch.Generator().manual_seed(0)
 BASE = torch.randn(5, 4, generator=DRAW)
@@ -48,6 +53,25 @@ class Tied(Net):
         self.other.weight = self.body.weight
 
 
+class Shared(Net):
+    """Two layers have one A."""
+
+    def __init__(self) -> None:
+        super().__init__(base=torch.eye(4))
+        self.second = Adapted(torch.eye(4), 2, 1.0)
+        self.second.down = self.body.down
+
+
+class Frozen(Net):
+    """A second pair of factors, of which some or none are trained."""
+
+    def __init__(self, *, down: bool, up: bool) -> None:
+        super().__init__()
+        self.other = Adapted(BASE, 2, 1.0)
+        self.other.down.requires_grad_(down)
+        self.other.up.requires_grad_(up)
+
+
 class Trained(Net):
     def __init__(self) -> None:
         super().__init__(up=nn.Parameter(torch.ones(5, 2)))
@@ -67,6 +91,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "no B": ([partial(Net, up=None)], {}),
     "a magnitude": ([partial(Net, lora_magnitude_vector=nn.Parameter(torch.ones(5)))], {}),
     "trained already": ([Trained], {}),
+    "an A of two layers": ([Shared], {}),
+    "a frozen A": ([partial(Frozen, down=False, up=True)], {}),
+    "a frozen B": ([partial(Frozen, down=True, up=False)], {}),
+    "a scale of 0": ([partial(Net, scaling=0.0)], {}),
+    "an update of experts": ([partial(Net, num_experts=2)], {}),
     "a tied base, FLoRA": ([Tied], {"rule": FLoRA}),
     "a tied base, FedEx": ([Tied], {"rule": FedExLoRA}),
     "a trained base": ([partial(Net, weight=nn.Parameter(BASE))], {"rule": FLoRA}),
@@ -89,6 +118,59 @@ def test_a_server_rank_below_a_clients_is_refused() -> None:
     with pytest.raises(UserError) as error:
         fleet(Net, partial(Net, 3), rule=FlexLoRA, server_rank=2)
     assert error.value.key == "model.algorithm.init_args.server_rank"
+
+
+def test_a_decay_without_ranks_to_drop_is_refused() -> None:
+    with pytest.raises(UserError) as error:
+        fleet(Net, rule=RULES["hetlora"], decay=0.1)
+    assert error.value.key == "model.algorithm.init_args.decay"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_factors_that_are_both_frozen_are_left_alone(rule: str) -> None:
+    fed = fleet(partial(Frozen, down=False, up=False), rule=RULES[rule])
+    run_round(fed, 0)
+    assert len(fed.algorithm.layers) == 1
+    assert (fed.groups[0].module.net.other.down == 1).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_round_without_a_usable_client_changes_nothing(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = fleet(Net, Net, rule=RULES[rule])
+    before = fed.algorithm.model.floats.clone()
+    monkeypatch.setattr(fed, "usable", lambda client: False)
+    metrics = run_round(fed, 0)
+    assert metrics["aggregation_error"] == metrics["aggregation_error_worst"] == 0
+    torch.testing.assert_close(fed.algorithm.model.floats, before)
+
+
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "fedsa"])
+def test_fine_tuning_starts_from_what_is_deployed(rule: str, tmp_path: Path) -> None:
+    """A rate of 0 in a second run: tests before and after fine-tuning agree."""
+    groups = [ClientGroup(2, partial(Net, rank, scaling=8 / rank)) for rank in (2, 3)]
+    root = Federation(
+        RULES[rule](adapters=NAMES), groups, optimizer=partial(SGD, lr=0.5),
+        lr_schedule=partial(LambdaLR, lr_lambda=lambda t: float(t < 2)),
+        evaluate=("global", "personal", "finetuned"),
+    )  # fmt: skip
+    trainer = fit(root, random_data([9, 12, 9, 12]), tmp_path, rounds=3)
+    found = trainer.results.rounds
+    assert found["finetuned/loss"].iloc[-1] == pytest.approx(found["personal/loss"].iloc[-1])
+    assert "global/loss" in found
+
+
+def test_frozen_factors_of_unlike_rank_are_exported_with_their_clients(tmp_path: Path) -> None:
+    groups = [ClientGroup(1, partial(Net, rank)) for rank in (2, 3)]
+    root = Federation(
+        RULES["ffa"](adapters=NAMES), groups, optimizer=partial(SGD, lr=0.1), export=("clients",)
+    )
+    fit(root, random_data([9, 9]), tmp_path)
+    models = tmp_path / "run" / "models"
+    assert {*load_file(models / "base.safetensors")} == {"body.weight"}
+    for client, rank in enumerate((2, 3)):
+        assert load_file(models / f"client{client}.safetensors")["body.down"].shape == (rank, 4)
 
 
 def test_a_tied_base_may_have_adapters_that_are_averaged() -> None:

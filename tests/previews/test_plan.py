@@ -71,7 +71,7 @@ def trained(case: Case) -> Ledger:
         "cloud_fedprox", "dpsgd", "fedapen", "fedavg", "fedavg_local_statistics", "fedbcd_async",
         "fedbcdi", "flexifed_max", "heterofl", "heterofl_dynamic", "lgfedavg_heads", "standalone",
         "apfl", "depthfl", "fedbuff", "fedrolex_random", "fjord", "pfedme", "ditto", "feddyn",
-        "fednova", "moon",
+        "fednova", "moon", "fedexlora", "fedsalora", "ffalora", "flexlora", "flora", "rankmean",
     ],
 )  # fmt: skip
 def test_bytes_are_those_of_a_run(name: str) -> None:

@@ -14,7 +14,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 
 
-class Ditto(Algorithm):
+class OwnDitto(Algorithm):
     """FedAvg, and after it a session of the personal model of every participant."""
 
     stateful = True  # a client's row is v_k

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightfed import Fleet, HeteroFL
 
 
-class FedRolex(HeteroFL):
+class OwnFedRolex(HeteroFL):
     """HeteroFL with rolling instead of leading slices."""
 
     @override

@@ -20,7 +20,7 @@ CONV: dict[str, Any] = {"class_path": "Conv", "init_args": {"hidden": [4]}}
 
 @pytest.mark.parametrize(
     ("algorithm", "arguments", "levels"),
-    [("ditto.Ditto", {"lam": 0.5}, "a"), ("fedrolex.FedRolex", {"weights": "samples"}, "ab")],
+    [("ditto.OwnDitto", {"lam": 0.5}, "a"), ("fedrolex.OwnFedRolex", {"weights": "samples"}, "ab")],
 )
 def test_an_algorithm_outside_the_package(
     algorithm: str,
@@ -49,7 +49,8 @@ def test_an_algorithm_outside_the_package(
 
 
 @pytest.mark.parametrize(
-    ("own", "packaged"), [(ditto.Ditto, lightfed.Ditto), (fedrolex.FedRolex, lightfed.FedRolex)]
+    ("own", "packaged"),
+    [(ditto.OwnDitto, lightfed.Ditto), (fedrolex.OwnFedRolex, lightfed.FedRolex)],
 )
 def test_it_gives_the_bits_of_the_packaged_one(own: Any, packaged: Any) -> None:
     models = []

@@ -1,14 +1,14 @@
 """What the rules of federated low-rank adapters have in common: all but the merge of a layer.
 
 The update of client k to a layer's weight W is s_k B_k A_k, with a scale s_k and a rank r_k of its
-own. Papers assume one scale. Here a client sends A_k and s_k B_k, so that a mean is one of updates.
+own. Papers assume one scale. Here a client sends A_k and s_k B_k, what it applies itself.
 The server holds A and D = s B of the greatest rank R; client k starts from A[:r_k] and
 B_k = D[:, :r_k] / s_k. All start from one A, drawn row by row, and B = 0. Other trained tensors,
 such as a head, are averaged as in FedAvg; integer buffers keep their initial values.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -69,10 +69,10 @@ class Sent:
     def averaged(
         self, weights: Sequence[float], *, over: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """A (R, in) and D (out, R): sums of the clients' factors, padded with zeros, `over` (R,).
+        """A (R, in) and D (out, R): sums of the clients' padded factors, divided by `over` (R,).
 
-        A rank of no client with a weight keeps its values: without them it would be 0 in both
-        factors, and its gradients too, for good.
+        A rank of no client with a weight keeps its values: otherwise both of its factors, and so
+        their gradients, would be 0 for good.
         """
         sum_A, sum_D = torch.zeros_like(self.old_A), torch.zeros_like(self.old_D)
         for weight, A, D in zip(weights, self.A, self.D, strict=True):
@@ -91,14 +91,12 @@ class Merged:
         applied: what the server applies instead of the clients' mean update, besides `base`.
         A, D: of the server; None if they do not change.
         base: (out, in) added to the weight W of all clients; None for nothing.
-        ranks: rank of what was added to W, as factors.
     """
 
     applied: Product | None
     A: Tensor | None = None
     D: Tensor | None = None
     base: Tensor | None = None
-    ranks: int = 0
 
     def error(self, mean: Product) -> tuple[float, float]:
         """||applied - M|| and ||M||, of what is added, in the precision of rows."""
@@ -149,14 +147,18 @@ class LowRank(Algorithm):
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         self._draws = torch.initial_seed()  # the one of (seed, "prepare"), the same for all groups
-        tensors = {name: p.detach() for name, p in module.named_parameters()}
+        parameters = dict(module.named_parameters())
+        tensors = {name: p.detach() for name, p in parameters.items()}
         for own in adapters_of(module, self.names):
             A, B = own.factors(tensors)
-            found, fix = f"{own.b} has been trained already", "merge it into the base"
-            require(not B.any(), "model.clients", found, fix)
-            fits, found = own.base or not self.changes_base, f"{own.layer} has no such weight"
-            fix = "freeze a plain weight of the layer's own, which the method adds to"
-            require(bool(fits), "model.clients", found, fix)
+            both = parameters[own.a].requires_grad and parameters[own.b].requires_grad
+            found, fix = f"one of {own.a} and {own.b} is frozen", "train both; FFALoRA freezes A"
+            require(both, "model.clients", found, fix)
+            fix = "choose an initialisation that does not change the model, as peft's default"
+            require(not B.any(), "model.clients", f"{own.b} does not start at 0", fix)
+            found = f"base_layer.weight, base.weight or weight of {own.layer} is missing, trained, "
+            found, fix = f"{found}quantised or shared", f"{type(self).__name__} needs a frozen one"
+            require(bool(own.base) or not self.changes_base, "model.clients", found, fix)
             A.copy_(self.initial(own, len(A)))
 
     def initial(self, own: Adapter, rank: int) -> Tensor:
@@ -173,14 +175,15 @@ class LowRank(Algorithm):
         ]
         factors = {name for layer in self.layers for name in (layer[0].a, layer[0].b)}
         layout = fed.groups[0].layout.floats
-        self.others = [entry.name for entry in layout if entry.name not in factors]
+        self.others = frozenset(entry.name for entry in layout if entry.name not in factors)
         self.model = self._server_model(fed)
         for (A, _), start in zip(self.server_factors(), self.starts, strict=True):
             A.copy_(start)
         for group in range(len(fed.groups)):
             fed.check_nested(self.model, group)
+        self._others_numel = [s.layout.floats.only(self.others).numel for s in fed.groups]
         if self.changes_base:
-            self.base = fed.base_model()
+            self.base = fed.base_model([layer[0].base for layer in self.layers])
             self.register_buffer("added", torch.zeros(len(self.layers), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))
 
@@ -234,12 +237,13 @@ class LowRank(Algorithm):
 
     def size(self, fed: Fleet, client: int, factors: str) -> int:
         """Bytes of some factors of a client, and of the other tensors."""
-        layout, number = fed.state(client).layout, 0
-        for layer in self.layers:
-            width = layer[0].inputs * ("A" in factors) + layer[0].outputs * ("B" in factors)
-            number += self.rank(fed, client, layer) * width
-        others = layout.floats.only(self.others).numel
-        return 4 * (number + others) + 8 * layout.integers.numel
+        others = self._others_numel[fed.home_group(client)]
+        widths = [
+            own.inputs * ("A" in factors) + own.outputs * ("B" in factors)
+            for own, *_ in self.layers
+        ]
+        ranks = [self.rank(fed, client, layer) for layer in self.layers]
+        return 4 * (others + sum(r * width for r, width in zip(ranks, widths, strict=True)))
 
     def _base_size(self, client: int) -> int:
         """Bytes of what was added to W since a client was served: factors, or dense if smaller."""
@@ -251,7 +255,8 @@ class LowRank(Algorithm):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        self.take(s.fed, s.client, s.row.floats)
+        if s.round >= 0:  # an evaluation begins with what a client deploys
+            self.take(s.fed, s.client, s.row.floats)
 
     def take(self, fed: Fleet, client: int, row: Tensor) -> None:
         """B_k = D / s_k, and no more ranks than r_k, in a row (P,) as the server sends it."""
@@ -278,9 +283,15 @@ class LowRank(Algorithm):
 
     def merge_adapters(self, fed: Fleet, clients: Sequence[int]) -> None:
         """Merge layer by layer, each on one rank, and measure the error of what is applied."""
-        jobs = [partial(self._job, sent) for sent in self.sent(fed, clients)]
-        every = fed.once(jobs)
-        for i, ((merged, _), (A, D)) in enumerate(zip(every, self.server_factors(), strict=True)):
+        fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
+        if not clients:
+            return
+        if self.changes_base:
+            for i, layer in enumerate(self.layers):
+                own = len(self.starts[i]) if self.down else 0  # those of D A in FedEx-LoRA
+                self.added[i] += own + sum(self.rank(fed, k, layer) for k in clients)
+        every = fed.once(partial(self._job, sent) for sent in self.sent(fed, clients))
+        for i, ((merged, _), (A, D)) in enumerate(zip(every, self.server_factors(), strict=False)):
             if merged.A is not None:
                 A.copy_(merged.A)
             if merged.D is not None:
@@ -288,41 +299,38 @@ class LowRank(Algorithm):
             if merged.base is not None:
                 weights = self.base.layout.floats.views(self.base.floats)
                 self.layers[i][0].weight(weights).add_(merged.base.to(fed.device))
-                self.added[i] += merged.ranks
-        wrong, right = (torch.tensor([error[j] for _, error in every]) for j in (0, 1))
-        each = torch.where(right > 0, wrong / right, torch.zeros(()))
-        whole = float(wrong.norm() / right.norm()) if right.any() else 0.0
-        fed.metrics |= {"aggregation_error": whole, "aggregation_error_worst": float(each.max())}
+        errors = torch.tensor([error for _, error in every]).reshape(-1, 2)
+        if errors.any():
+            wrong, right = errors.T
+            each = torch.where(right > 0, wrong / right, torch.zeros(()))
+            fed.metrics["aggregation_error"] = float(wrong.norm() / right.norm())
+            fed.metrics["aggregation_error_worst"] = float(each.max())
 
     def _job(self, sent: Sent) -> tuple[Merged, tuple[float, float]]:
         merged = self.merge_layer(sent)
         parts = {name: getattr(merged, name) for name in ("A", "D", "base")}
         host = {name: part.float().cpu() for name, part in parts.items() if part is not None}
-        return Merged(None, ranks=merged.ranks, **host), merged.error(sent.mean)
+        return Merged(None, **host), merged.error(sent.mean)
 
     @abstractmethod
     def merge_layer(self, sent: Sent) -> Merged:
         """The layer after the round."""
 
-    def sent(self, fed: Fleet, clients: Sequence[int]) -> list[Sent]:
+    def sent(self, fed: Fleet, clients: Sequence[int]) -> Iterator[Sent]:
         """What the clients sent, by layer, on every rank."""
         numbers = [fed.data.num_samples(k) if self.weights == "samples" else 1 for k in clients]
         every = fed.collect({k: self._factors(fed, k) for k in fed.mine(clients)})
-        found = []
         for i, (layer, (A, D)) in enumerate(zip(self.layers, self.server_factors(), strict=True)):
             own = [tuple(part.to(A).double() for part in every[k][i]) for k in clients]
             scales = [layer[fed.home_group(k)].scale for k in clients]
-            found.append(
-                Sent(
-                    p=[number / sum(numbers) for number in numbers],
-                    A=[A for A, _ in own],
-                    D=[scale * B for scale, (_, B) in zip(scales, own, strict=True)],
-                    old_A=A.double(),
-                    old_D=D.double(),
-                    start=self.starts[i].double(),
-                )
+            yield Sent(
+                p=[number / sum(numbers) for number in numbers],
+                A=[A for A, _ in own],
+                D=[scale * B for scale, (_, B) in zip(scales, own, strict=True)],
+                old_A=A.double(),
+                old_D=D.double(),
+                start=self.starts[i].double(),
             )
-        return found
 
     def _factors(self, fed: Fleet, client: int) -> list[tuple[Tensor, Tensor]]:
         """A_k and B_k of every layer, in host memory."""
@@ -336,9 +344,7 @@ class LowRank(Algorithm):
         """The server's adapters, cut to a client's rank; "global" in the module of the widest."""
         if kind in ("trained", "local"):
             return fed.rows(clients) if kind == "trained" else None
-        groups = [sum(own[g].rank for own in self.layers) for g in range(len(fed.groups))]
-        widest = fed.places.home_groups.index(groups.index(max(groups)))
-        whose = clients or [widest]
+        whose = clients or [self._widest(fed)]
         rows = fed.server_rows(self.model, whose)
 
         def read(some: Sequence[int]) -> Row:
@@ -348,7 +354,12 @@ class LowRank(Algorithm):
                 self.take(fed, client, each[-1].floats[0])
             return Row(torch.cat([r.floats for r in each]), torch.cat([r.integers for r in each]))
 
-        return replace(rows, read=read, clients=clients or range(1), shared=False)
+        return replace(rows, read=read, clients=clients or range(1), shared=not clients)
+
+    def _widest(self, fed: Fleet) -> int:
+        """The first client of the greatest ranks."""
+        groups = [sum(own[g].rank for own in self.layers) for g in range(len(fed.groups))]
+        return fed.places.home_groups.index(groups.index(max(groups)))
 
 
 def drawn(own: Adapter, rank: int, generator: torch.Generator) -> Tensor:
