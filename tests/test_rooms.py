@@ -42,6 +42,8 @@ CATALOGUES = {"utils", "algorithms", "models.networks", "data.datasets"}  # file
 PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
     ("fednova", "fedavg"),
+    ("fedper", "fedrep"),
+    ("fedbn", "fedper"),
     ("fedprox", "fedavg"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),

@@ -26,6 +26,7 @@ class FedRep(Algorithm):
     stateful = True  # a client's row is (phi, h_k)
     holds = "its head on the server's body"
     model: ServerModel
+    phases: Sequence[Phase]
     seen: Tensor  # (N,) whether a client has taken part
 
     def __init__(
@@ -56,13 +57,17 @@ class FedRep(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        layout = fed.one_layout("FedRep needs one for all")
-        self.body = [e.name for e in layout.floats if not e.name.startswith(self.head)]
+        layout = fed.one_layout(f"{type(self).__name__} needs one for all")
+        self.body = [e.name for e in layout.floats if self.shares(fed, e.name)]
         trained = [e.name for e in layout.floats.entries[: layout.parameters]]
         body = [name for name in trained if name in self.body]
         self.phases = Phase([self.head], self.head_epochs), Phase(body, self.body_epochs)
         self.model = fed.new_model()  # with private heads only its body ever changes
         self.register_buffer("seen", torch.zeros(fed.clients, dtype=torch.bool))
+
+    def shares(self, fed: Fleet, name: str) -> bool:
+        """Whether a tensor is of the body."""
+        return not name.startswith(self.head)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

@@ -24,11 +24,13 @@ from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbn import FedBN
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fednova import FedNova
+from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
@@ -236,6 +238,8 @@ CASES = {
     ),
     "fedbuff": Case(partial(FedBuff, 3, beta=0.5)),
     "fedbuff_at_once": Case(partial(FedBuff, 3, weights="samples", at_once=True)),
+    "fedbn": Case(FedBN, data=joined),
+    "fedper": Case(partial(FedPer, "net.layers.6")),
     "feddyn": Case(partial(FedDyn, 0.1), federation={"optimizer": partial(SGD, lr=0.1)}),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
     "fednova": Case(partial(FedNova, 0.1, (1, 3))),
