@@ -3,13 +3,14 @@
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
-    d_k = (x - y_k) / ||a_k||,   x <- x - tau_eff sum_k p_k d_k,   tau_eff = sum_k p_k ||a_k||
+    d_k = (x - y_k) / l_k,   x <- x - tau_eff sum_k p_k d_k,   tau_eff = sum_k p_k l_k
 
-||a_k|| is the sum of the weights of a session's gradients in x - y_k: for plain SGD tau_k, its steps.
-p_k is n_k / n over the participants. As in the released code, tau_eff is sum_k p_k tau_k with a
-proximal term, and ||a_k|| ignores weight decay. Its server momentum is SGD of rate 1 as
-`model.server_optimizer`, at a constant eta. BatchNorm statistics are means weighted by n_k.
-Deviation: with momentum, that code also adds the proximal term to the momentum buffer.
+l_k, the 1-norm of the paper's a_k, is the sum of the weights of a session's gradients in x - y_k:
+for plain SGD tau_k, its steps. p_k is n_k / n over the participants. As in the released code,
+tau_eff is sum_k p_k tau_k with a proximal term, and l_k ignores weight decay. Its server momentum
+is SGD of rate 1 as `model.server_optimizer`, at a constant eta. BatchNorm statistics are means
+weighted by n_k. Deviation: with momentum, that code also adds the proximal term to the momentum
+buffer.
 """
 
 import torch
@@ -46,7 +47,7 @@ class FedNova(FedAvg):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        self.updates = fed.keep("update", durable=False)  # d_k, and ||a_k|| or tau_k
+        self.updates = fed.keep("update", durable=False)  # d_k, and l_k or tau_k
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -58,7 +59,7 @@ class FedNova(FedAvg):
             merged = fed.merge(clients, into=self.model)  # statistics remain as merged
             fed.average(self.updates, merged, into=mean, weights="samples")
             x.copy_(before - mean[-1] * mean[:-1])  # x - tau_eff sum_k p_k d_k
-        fed.charge(clients, up=4)  # ||a_k||
+        fed.charge(clients, up=4)  # l_k
 
     def steps(self, fed: Fleet, clients: list[int], t: int) -> dict[int, int] | None:
         """Steps of the sessions by client, of drawn epochs; None for as many as configured."""
