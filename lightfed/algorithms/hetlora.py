@@ -4,8 +4,8 @@ Cho, Liu, Xu, Fahrezi, Joshi: Heterogeneous LoRA for Federated Fine-tuning of On
 Models. EMNLP 2024. https://arxiv.org/abs/2401.06432
 
 No official code was found. Deviations: in each layer a client weighs ||s_k B_k A_k||, its update as
-applied; the paper has one scale and one adapter. Other trained tensors are
-weighted by p_k. A client has one rank, so it decides over the sum of its layers.
+applied; the paper has one scale and one adapter. Other trained tensors are weighted by p_k. A
+client has one rank, so it decides over the sum of its layers.
 """
 
 from collections.abc import Sequence

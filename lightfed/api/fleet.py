@@ -257,10 +257,10 @@ class Fleet:
     def base_model(self, tensors: Collection[str] | None = None) -> ServerModel:
         """The frozen parameters of all clients as server state, for a method that changes them.
 
+        The clients' models have views of its row: a change is theirs at once, and no message.
+
         Args:
             tensors: names of those to change; all by default.
-
-        The clients' models have views of its row: a change is theirs at once, and no message.
 
         Raises:
             UserError: the groups have no frozen parameters, or unlike ones.

@@ -124,7 +124,7 @@ class DryFleet(Fleet):
 
     @override
     def once(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
-        """Nothing runs; results that clients would be sent are not there."""
+        """Run no job: there are no rows to compute from."""
         return []
 
     @override

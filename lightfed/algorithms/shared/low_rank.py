@@ -1,10 +1,10 @@
 """What the rules of federated low-rank adapters have in common: all but the merge of a layer.
 
 The update of client k to a layer's weight W is s_k B_k A_k, with a scale s_k and a rank r_k of its
-own. Papers assume one scale. Here a client sends A_k and s_k B_k, what it applies itself.
-The server holds A and D = s B of the greatest rank R; client k starts from A[:r_k] and
+own. Papers assume one scale. Here a client sends A_k and s_k B_k, the factors of what it applies.
+The server holds A and D = s B of the greatest rank R. Client k starts from A[:r_k] and
 B_k = D[:, :r_k] / s_k. All start from one A, drawn row by row, and B = 0. Other trained tensors,
-such as a head, are averaged as in FedAvg; integer buffers keep their initial values.
+such as a head, are averaged as in FedAvg. Integer buffers keep their initial values.
 """
 
 from abc import abstractmethod
@@ -209,9 +209,10 @@ class LowRank(Algorithm):
         clients = fed.participants(t)  # S
         self.send(fed, clients)
         fed.train(clients, t)
-        valid = [k for k in clients if fed.usable(k)]
-        with fed.server_step(self.model):
-            self.merge(fed, valid)
+        fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
+        if valid := [k for k in clients if fed.usable(k)]:
+            with fed.server_step(self.model):
+                self.merge(fed, valid)
         fed.charge(clients, up=[self.size(fed, k, self.up) for k in clients])
 
     def merge(self, fed: Fleet, valid: Sequence[int]) -> None:
@@ -283,14 +284,12 @@ class LowRank(Algorithm):
 
     def merge_adapters(self, fed: Fleet, clients: Sequence[int]) -> None:
         """Merge layer by layer, each on one rank, and measure the error of what is applied."""
-        fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
-        if not clients:
-            return
         if self.changes_base:
             for i, layer in enumerate(self.layers):
                 own = len(self.starts[i]) if self.down else 0  # those of D A in FedEx-LoRA
                 self.added[i] += own + sum(self.rank(fed, k, layer) for k in clients)
         every = fed.once(partial(self._job, sent) for sent in self.sent(fed, clients))
+        # Not strict: a plan has no results.
         for i, ((merged, _), (A, D)) in enumerate(zip(every, self.server_factors(), strict=False)):
             if merged.A is not None:
                 A.copy_(merged.A)

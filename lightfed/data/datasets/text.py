@@ -224,9 +224,9 @@ def docstrings(folder: Path) -> Iterator[str]:
 class NextCharacter(Dataset):
     """The texts of `Prose` or `Docstrings` in windows, for a causal model of `transformers`.
 
-    Both have one alphabet, 71 tokens: see `encode`. The columns
-    `input_ids` and `labels` are equal, (window,) int64. The classes of docstrings are packages, and
-    prose is one class; a window has text of one class.
+    Both have one alphabet, 71 tokens: see `encode`. The columns `input_ids` and `labels` are equal,
+    (window,) int64. The classes of docstrings are packages, and prose is one class. A window has
+    text of one class.
     """
 
     task = "columns"
