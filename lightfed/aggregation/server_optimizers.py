@@ -5,11 +5,12 @@ ICLR 2021. https://arxiv.org/abs/2003.00295, algorithm 2.
 
 They are torch optimisers whose gradient is -Delta: the server's model minus the mean of the
 clients'. FedAvgM (Hsu, Qi, Brown 2019) is torch's own SGD with momentum, and so is the outer
-Nesterov momentum of DiLoCo.
+Nesterov momentum of DiLoCo. `ServerStep` lets them step.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.utils.errors import require
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import UserError, require
 
 _KEY = "model.server_optimizer.init_args"
 
@@ -113,3 +115,65 @@ class FedAdagrad(_Adaptive):
     @override
     def second(self, v: Tensor, square: Tensor, beta: float) -> None:
         v.add_(square)
+
+
+class ServerStep:
+    """The step of the server's optimiser; without one, merges are the server's new values.
+
+    Args:
+        make: makes the optimiser of a model's parameters; None for none.
+        server: the module with the server's models.
+
+    Attributes:
+        optimizers: of the models that have been merged, by name.
+    """
+
+    def __init__(
+        self, make: Callable[[Iterable[nn.Parameter]], Optimizer] | None, server: nn.Module
+    ) -> None:
+        self.make, self._server = make, server
+        self.optimizers: dict[str, Optimizer] = {}
+        self._stepping: ServerModel | None = None
+
+    @contextmanager
+    def __call__(self, model: ServerModel) -> Iterator[None]:
+        """Let the optimiser step to what is merged into a model within the context.
+
+        Its gradient is the parameters before minus those merged. Elements that no client has sent
+        have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does it by itself.
+        """
+        if self.make is None or self._stepping is model:
+            yield
+            return
+        row, self._stepping = model.parameters_row, model
+        before = row.clone()
+        try:
+            yield
+        finally:
+            self._stepping = None
+        optimizer = self.of(model)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        parameter.data, parameter.grad = row, before - row
+        row.copy_(before)
+        optimizer.step()
+
+    @property
+    def rule(self) -> str:
+        """The optimiser and its settings, for comparison; empty if there is none."""
+        if self.make is None:
+            return ""
+        made = self.make([nn.Parameter(torch.zeros(1))])
+        settings = {k: v for k, v in made.param_groups[0].items() if k != "params"}
+        return f"{type(made).__name__} {settings}"
+
+    def of(self, model: ServerModel) -> Optimizer:
+        """The optimiser of a model; a UserError if the server does not keep that model."""
+        names = {id(part): name for name, part in self._server.named_modules()}
+        name = names.get(id(model))
+        found, fix = "the method merges into a model that it does not keep", "leave it out"
+        if name is None:
+            raise UserError("model.server_optimizer", found, fix)
+        if name not in self.optimizers:
+            assert self.make is not None
+            self.optimizers[name] = self.make([nn.Parameter(model.parameters_row)])
+        return self.optimizers[name]

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from lightfed.aggregation.coverage import Accumulate, Coverages, Parts
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
+from lightfed.aggregation.server_optimizers import ServerStep
 from lightfed.aggregation.weights import whole
 from lightfed.api.client_rows import ClientRows, pickled
 from lightfed.api.failures import Outcomes, check
@@ -81,7 +82,7 @@ class Fleet:
         ledger: bytes and FLOPs of all clients.
         training: runs sessions.
         session: under way, while its model is tested.
-        server_optimizers: of the server's models that have been merged, by name.
+        server_step: lets the server's optimiser step.
         plan: of this round, or of the last one.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
@@ -112,9 +113,7 @@ class Fleet:
         self.rounds, self.max_failed = rounds, max_failed
         why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
-        self.server_optimizer = server_optimizer
-        self.server_optimizers: dict[str, Optimizer] = {}
-        self._stepping: ServerModel | None = None
+        self.server_step = ServerStep(server_optimizer, algorithm)
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -461,50 +460,6 @@ class Fleet:
                     ranks=self.ranks,
                 )
         return valid
-
-    @contextmanager
-    def server_step(self, model: ServerModel) -> Iterator[None]:
-        """Let the server's optimiser step to what is merged into a model within the context.
-
-        Its gradient is the parameters before minus those merged. Elements that no client has sent
-        have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does it by itself.
-        """
-        if self.server_optimizer is None or self._stepping is model:
-            yield
-            return
-        row, self._stepping = model.parameters_row, model
-        before = row.clone()
-        try:
-            yield
-        finally:
-            self._stepping = None
-        optimizer = self.optimizer_of(model)
-        (parameter,) = optimizer.param_groups[0]["params"]
-        parameter.data, parameter.grad = row, before - row
-        row.copy_(before)
-        optimizer.step()
-
-    @property
-    def server_rule(self) -> str:
-        """The server's optimiser and its settings, for comparison; empty if there is none."""
-        if self.server_optimizer is None:
-            return ""
-        made = self.server_optimizer([nn.Parameter(torch.zeros(1))])
-        settings = {k: v for k, v in made.param_groups[0].items() if k != "params"}
-        return f"{type(made).__name__} {settings}"
-
-    def optimizer_of(self, model: ServerModel) -> Optimizer:
-        """The optimiser of a model of the server, which `model.server_optimizer` names."""
-        names = {id(part): name for name, part in self.algorithm.named_modules()}
-        name = names.get(id(model))
-        found, fix = "the method merges into a model that it does not keep", "leave it out"
-        if name is None:
-            raise UserError("model.server_optimizer", found, fix)
-        if name not in self.server_optimizers:
-            assert self.server_optimizer is not None
-            parameter = nn.Parameter(model.parameters_row)
-            self.server_optimizers[name] = self.server_optimizer([parameter])
-        return self.server_optimizers[name]
 
     @contextmanager
     def reordered(self, model: ServerModel, order: Callable[[int], Tensor]) -> Iterator[None]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lightfed.engine.session_setup import OptimizerFactory, make_optimizer
 from lightfed.previews.dry_run import DryFleet
 from lightfed.previews.layer_groups import aligned
+from lightfed.state.server_model import ServerModel
 
 _TABLE = 16  # ranks; more are summarised
 _WHY = {
@@ -55,6 +56,8 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
     modules = [state.module for state in fleet.groups]
     trained = max(sum(p.numel() for p in m.parameters() if p.requires_grad) for m in modules)
     one_of_each = int(row_bytes(fleet).sum())
+    server = sum(t.nbytes for t in fleet.algorithm.state_dict().values())
+    merged = [m.parameters_row for m in fleet.algorithm.modules() if isinstance(m, ServerModel)]
     return {
         "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
         "two rows of every group, the others in host memory": (
@@ -62,7 +65,10 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
         ),
         "live modules, one per group": one_of_each,
         "frozen parameters, held once": fleet.base.bytes,
-        "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
+        "server models": server,
+        "state of the server's optimiser": round(
+            sum(row.nbytes for row in merged) * state_slots(fleet.server_step.make)
+        ),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),
         "rows of other ranks, at most": fleet.others,
     }

@@ -43,7 +43,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
         },
         "seed": fleet.seed,
         "model.side_by_side": [state.packing.most for state in fleet.groups],
-        "model.server_optimizer": fleet.server_rule,
+        "model.server_optimizer": fleet.server_step.rule,
         "partition": partition,
         "server state": _digest({name: list(value.shape) for name, value in server.items()}),
     }
@@ -64,7 +64,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
-        _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_optimizers.items()},
+        _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_step.optimizers.items()},
     }
     states = fleet.states()
     return entries if states is None else entries | {CLIENTS: states}
@@ -80,7 +80,7 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     for name, state in checkpoint[_OPTIMIZERS].items():
         model = models[name]
         assert isinstance(model, ServerModel)
-        fleet.optimizer_of(model).load_state_dict(state)
+        fleet.server_step.of(model).load_state_dict(state)
     fleet.load_states(checkpoint[CLIENTS])
 
 

@@ -32,7 +32,7 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedNova(about.get("proximal_mu", 0.0))
     run = Recorded("fednova", name, algorithm)
     if momentum := about.get("server_momentum_gmf"):
-        run.fleet.server_optimizer = partial(SGD, lr=1.0, momentum=momentum)
+        run.fleet.server_step.make = partial(SGD, lr=1.0, momentum=momentum)
     epochs = [r.get("local_epochs", [about.get("local_epochs")] * 4) for r in about["rounds"]]
 
     def steps(_: FedNova, fed: Any, clients: list[int], t: int) -> dict[int, int]:

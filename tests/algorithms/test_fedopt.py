@@ -40,7 +40,7 @@ def optimizer_of(name: str, server: dict[str, Any]) -> Any:
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedAvg("uniform" if name.endswith("uniform") else "samples")
     run = Recorded("fedopt", name, algorithm)
-    run.fleet.server_optimizer = optimizer_of(name, run.about["server"])
+    run.fleet.server_step.make = optimizer_of(name, run.about["server"])
     algorithm.model.floats.copy_(run.row("init"))
     for t, _ in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
+from lightfed.aggregation.server_optimizers import FedAdam
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
@@ -173,6 +174,12 @@ def test_rows_of_clients_that_keep_nothing_are_as_many_as_were_ever_there() -> N
     assert memory(fleet, None)["server models"] == WIDE
     assert sum(call.counts.sum() for call in fleet.calls) == 3 * 2
     assert fleet.sums["bytes_down"] == fleet.sums["bytes_up"] == 3 * 2 * 4 * PARAMETERS[0]
+
+
+def test_memory_of_a_server_s_optimiser() -> None:
+    fleet = planned(FedAvg(), groups=ALIKE)
+    fleet.server_step.make = FedAdam
+    assert memory(fleet, None)["state of the server's optimiser"] == 2 * WIDE  # m and v
 
 
 def test_bytes_between_servers() -> None:
