@@ -146,6 +146,7 @@ def fleet_of(
     host_rows: bool = False,
     device: torch.device = CPU,
     server_optimizer: Any = None,
+    personal: Sequence[str] = (),
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -161,6 +162,7 @@ def fleet_of(
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
+        personal=personal,
     )  # fmt: skip
     steppers = [
         client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))

@@ -42,8 +42,8 @@ CATALOGUES = {"utils", "algorithms", "models.networks", "data.datasets"}  # file
 PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
     ("fednova", "fedavg"),
-    ("fedper", "fedrep"),
-    ("fedbn", "fedper"),
+    ("fedper", "fedavg"),
+    ("fedbn", "fedavg"),
     ("fedprox", "fedavg"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),

@@ -203,19 +203,19 @@ def _unlike_shapes(
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts of a server model are sent: tensors by name (None: all), and its buffers."""
+    """Which parts of a server model are sent: tensors by name (None: all), and its buffers.
+
+    Those of `personal` names are never sent.
+    """
 
     buffers: bool = True
     tensors: frozenset[str] | None = None
-
-    @classmethod
-    def of(cls, *, buffers: bool, tensors: Collection[str] | None) -> "Parts":
-        return cls(buffers, None if tensors is None else frozenset(tensors))
+    personal: frozenset[str] = frozenset()
 
     @property
     def integers(self) -> bool:
         """Integer buffers are sent only with the whole model."""
-        return self.buffers and self.tensors is None
+        return self.buffers and self.tensors is None and not self.personal
 
 
 class Coverages:
@@ -255,6 +255,7 @@ class Coverages:
             found = f"its server model has no tensor {name!r}"
             fix = f"give whole names, such as {layout.entries[0].name!r}"
             raise UserError("model.algorithm", found, fix)
+        names = names - parts.personal
         rows = () if self._label_rows is None else (*self._label_rows, *model.layout.label_rows)
         try:
             made = Coverage.build(

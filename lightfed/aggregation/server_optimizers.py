@@ -9,7 +9,7 @@ Nesterov momentum of DiLoCo. `ServerStep` lets them step.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,15 +123,19 @@ class ServerStep:
     Args:
         make: makes the optimiser of a model's parameters; None for none.
         server: the module with the server's models.
+        personal: names of tensors that clients keep: in the server's models they do not change.
 
     Attributes:
         optimizers: of the models that have been merged, by name.
     """
 
     def __init__(
-        self, make: Callable[[Iterable[nn.Parameter]], Optimizer] | None, server: nn.Module
+        self,
+        make: Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+        server: nn.Module,
+        personal: Collection[str] = (),
     ) -> None:
-        self.make, self._server = make, server
+        self.make, self._server, self._personal = make, server, personal
         self.optimizers: dict[str, Optimizer] = {}
         self._stepping: ServerModel | None = None
 
@@ -142,20 +146,24 @@ class ServerStep:
         Its gradient is the parameters before minus those merged. Elements that no client has sent
         have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does it by itself.
         """
-        if self.make is None or self._stepping is model:
+        if self._stepping is model or not (self.make or self._personal):
             yield
             return
-        row, self._stepping = model.parameters_row, model
-        before = row.clone()
+        before, self._stepping = model.floats.clone(), model
         try:
             yield
         finally:
             self._stepping = None
-        optimizer = self.of(model)
-        (parameter,) = optimizer.param_groups[0]["params"]
-        parameter.data, parameter.grad = row, before - row
-        row.copy_(before)
-        optimizer.step()
+        if self.make is not None:
+            row, optimizer = model.parameters_row, self.of(model)
+            (parameter,) = optimizer.param_groups[0]["params"]
+            parameter.data, parameter.grad = row, before[: len(row)] - row
+            row.copy_(before[: len(row)])
+            optimizer.step()
+        held = model.layout.floats.views(before)
+        for name, tensor in model.layout.floats.views(model.floats).items():
+            if name in self._personal:
+                tensor.copy_(held[name])
 
     @property
     def rule(self) -> str:

@@ -7,7 +7,6 @@ Algorithm 1 of the paper, with BatchNorm buffers averaged like weights. The pape
 such buffers; `buffers` offers two other readings.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import lightning.pytorch as L
@@ -17,7 +16,6 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import DataSpec
-from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
 
 
@@ -41,14 +39,15 @@ class FedAvg(Algorithm):
         super().__init__()
         self.weights: Weights = weights
         self.statistics = buffers
-        self.stateful = buffers == "local"  # a client keeps its statistics from round to round
-        if self.stateful:
-            self.holds = f"{self.holds}, with batch-norm statistics of its own"
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         if self.statistics == "drop":
             drop_statistics(module)
+
+    @override
+    def personal(self, module: L.LightningModule) -> set[str]:
+        return {n for n, _ in module.named_buffers()} if self.statistics == "local" else set()
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -57,22 +56,10 @@ class FedAvg(Algorithm):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        averaged = self.statistics == "average"
         clients = fed.participants(t)  # S_t
-        fed.send(self.model, clients, buffers=averaged)  # w_k <- w
+        fed.send(self.model, clients)  # w_k <- w
         fed.train(clients, t)  # E local epochs of SGD on D_k
-        # w <- sum_k n_k / n  w_k
-        fed.merge(clients, into=self.model, weights=self.weights, buffers=averaged)
-
-    @override
-    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        if not self.stateful:
-            return super().models(fed, kind, clients)
-        if kind in ("global", "local"):
-            return None  # the server has no statistics to evaluate with
-        if kind == "trained":
-            return fed.rows(clients)
-        return fed.rows(clients, given=self.model, buffers=False)
+        fed.merge(clients, into=self.model, weights=self.weights)  # w <- sum_k n_k / n  w_k
 
 
 def drop_statistics(module: L.LightningModule) -> None:

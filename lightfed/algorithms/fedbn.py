@@ -7,21 +7,16 @@ Layers are chosen by their type. The released code takes names with "bn" in them
 a normalisation within a shortcut. Deviation: layers of the other kinds stay with the client too.
 """
 
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.algorithms.fedper import FedPer
-from lightfed.api.fleet import Fleet, Weights
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.api.fleet import Weights
+from lightfed.models.personal import personal_tensors
 
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
-
-class FedBN(FedPer):
-    """A client's row is the server's weights, and its own scales, shifts and statistics."""
-
-    holds = "the server's layers and normalisations of its own"
-    personal = "normalisation layers"
+class FedBN(FedAvg):
+    """FedAvg of the other layers: scales, shifts and statistics are a client's own."""
 
     def __init__(self, weights: Weights = "uniform") -> None:
         """Set the weights of clients.
@@ -29,9 +24,8 @@ class FedBN(FedPer):
         Args:
             weights: Of the participants in the mean: uniform, as in the paper, or by samples.
         """
-        super().__init__(head="", weights=weights)
+        super().__init__(weights)
 
     @override
-    def shares(self, fed: Fleet, name: str) -> bool:
-        layer = fed.groups[0].module.get_submodule(name.rpartition(".")[0])
-        return not isinstance(layer, _NORMS)
+    def personal(self, module: L.LightningModule) -> set[str]:
+        return personal_tensors(module, ["norms"], key="model.clients")

@@ -25,6 +25,7 @@ class FedBuff(OneModel):
     """Asynchronous averaging with a buffer of K updates."""
 
     side_by_side = True
+    no_personal = "the server steps to updates of whole models"
     no_server_step = "FedBuff has a step of its own, server_lr and beta"
     version: Tensor  # (N,) s_k; -1 for an update that was lost
     momentum: Tensor  # (P,) b

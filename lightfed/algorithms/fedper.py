@@ -3,39 +3,32 @@
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers. 2019.
 https://arxiv.org/abs/1912.00818
 
-Clients are weighted by samples, as in the paper. The code released with FedRep runs FedPer with
-`private=False`, and trains all heads after the last round (`final_epochs`).
+Clients are weighted by samples, as in the paper. FedPer in the code released with FedRep is
+`FedRep` with `head_epochs: 0`: there a head is averaged too, and trained after the last round.
 """
 
+import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.algorithms.fedrep import FedRep
-from lightfed.api.fleet import Fleet, Weights
-from lightfed.utils.errors import require
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.api.algorithm import KEY
+from lightfed.api.fleet import Weights
+from lightfed.models.personal import personal_tensors
 
 
-class FedPer(FedRep):
-    """Local epochs of all parameters; the server averages the body."""
+class FedPer(FedAvg):
+    """FedAvg of the body: a client's head is its own."""
 
-    personal = "tensors whose names begin with `head`"
-
-    def __init__(
-        self, head: str, final_epochs: int = 0, weights: Weights = "samples", private: bool = True
-    ) -> None:
+    def __init__(self, head: str, weights: Weights = "samples") -> None:
         """Set what is a head.
 
         Args:
             head: Prefix of the names of its tensors, such as net.fc.
-            final_epochs: Local epochs of all clients' heads after the last round.
             weights: Of the participants in the mean: by samples, or uniform.
-            private: The server never gets a head.
         """
-        super().__init__(head, final_epochs=final_epochs, weights=weights, private=private)
+        super().__init__(weights)
+        self.head = head
 
     @override
-    def setup(self, fed: Fleet) -> None:
-        super().setup(fed)
-        self.phases = ()
-        found = f"a model without {self.personal}"
-        fits = len(self.body) < len(fed.groups[0].layout.floats.entries)
-        require(fits, "model.clients", found, "name others, or choose FedAvg")
+    def personal(self, module: L.LightningModule) -> set[str]:
+        return personal_tensors(module, [self.head], key=f"{KEY}.head")

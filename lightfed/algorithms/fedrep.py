@@ -42,14 +42,14 @@ class FedRep(Algorithm):
 
         Args:
             head: Prefix of the names of its tensors, such as net.fc.
-            head_epochs: Local epochs of the head, which come first.
+            head_epochs: Local epochs of the head, which come first; 0 trains both at once.
             body_epochs: Local epochs of the body.
             final_epochs: Local epochs of all clients' heads after the last round.
             weights: Of the participants in the mean: uniform, or by samples.
             private: The server never gets a head.
         """
         super().__init__()
-        require_argument(head_epochs >= 1, "head_epochs", head_epochs, "give at least 1")
+        require_argument(head_epochs >= 0, "head_epochs", head_epochs, "give 0 or more")
         require_argument(body_epochs >= 1, "body_epochs", body_epochs, "give at least 1")
         require_argument(final_epochs >= 0, "final_epochs", final_epochs, "give 0 or more")
         self.head, self.head_epochs, self.body_epochs = head, head_epochs, body_epochs
@@ -58,16 +58,13 @@ class FedRep(Algorithm):
     @override
     def setup(self, fed: Fleet) -> None:
         layout = fed.one_layout(f"{type(self).__name__} needs one for all")
-        self.body = [e.name for e in layout.floats if self.shares(fed, e.name)]
+        self.body = [e.name for e in layout.floats if not e.name.startswith(self.head)]
         trained = [e.name for e in layout.floats.entries[: layout.parameters]]
         body = [name for name in trained if name in self.body]
-        self.phases = Phase([self.head], self.head_epochs), Phase(body, self.body_epochs)
+        phases = Phase([self.head], self.head_epochs), Phase(body, self.body_epochs)
+        self.phases = phases if self.head_epochs else phases[:0]
         self.model = fed.new_model()  # with private heads only its body ever changes
         self.register_buffer("seen", torch.zeros(fed.clients, dtype=torch.bool))
-
-    def shares(self, fed: Fleet, name: str) -> bool:
-        """Whether a tensor is of the body."""
-        return not name.startswith(self.head)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

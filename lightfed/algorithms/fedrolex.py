@@ -31,6 +31,7 @@ class FedRolex(HeteroFL):
     """HeteroFL with rolling instead of leading slices."""
 
     no_server_step = "its slices move, and the state of an optimiser would not"
+    no_personal = "slices move, and a client's own units would not"
 
     def __init__(
         self, step: int = 1, window: Literal["roll", "random"] = "roll", **heterofl: Any

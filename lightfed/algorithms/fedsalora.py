@@ -7,24 +7,22 @@ The released code keeps the classifier with the client too on GLUE, and averages
 Deviation: A of unlike ranks is averaged by rank; the paper has one rank.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
+import lightning.pytorch as L
+from torch import Tensor
 from typing_extensions import override
 
+from lightfed.aggregation.adapters import adapters_of
 from lightfed.aggregation.products import Product
 from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.hooks import SessionContext
-from lightfed.state.rows import ModelKind, Rows
 
 
 class FedSALoRA(LowRank):
     """A is averaged; B_k starts at 0, stays with its client, and is never sent."""
 
-    stateful = True
     up = down = "A"
-    holds = "the server's A and a B of its own"
 
     def __init__(
         self,
@@ -43,20 +41,16 @@ class FedSALoRA(LowRank):
         self.head = head
 
     @override
-    def setup(self, fed: Fleet) -> None:
-        super().setup(fed)
-        if self.head == "personal":
-            self.others, self._others_numel = frozenset(), [0] * len(fed.groups)
-        self.shared = [*self.others, *(layer[0].a for layer in self.layers)]
+    def personal(self, module: L.LightningModule) -> set[str]:
+        adapters = adapters_of(module, self.names)
+        if self.head == "averaged":
+            return {own.b for own in adapters}
+        everything = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+        return everything - {own.a for own in adapters}
 
     @override
-    def send(self, fed: Fleet, clients: Sequence[int]) -> None:
-        sizes = [self.size(fed, k, self.down) for k in clients]
-        fed.send(self.model, clients, tensors=self.shared, size=sizes)
-
-    @override
-    def session_start(self, s: SessionContext) -> None:
-        """Nothing: B_k is the client's own."""
+    def take(self, fed: Fleet, client: int, row: Tensor) -> None:
+        """Nothing: A comes with the client's ranks, and B_k is its own."""
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
@@ -64,10 +58,3 @@ class FedSALoRA(LowRank):
         A, _ = sent.averaged(sent.p, over=sent.owners(sent.p))
         applied = Product.sum(sent.p, sent.D, [A[: len(own)] for own in sent.A])
         return Merged(applied, A)  # sum_k p_k s_k B_k A[:r_k], the mean of the clients' models
-
-    @override
-    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        if kind in ("global", "local"):
-            return None  # the server has no B
-        given = None if kind == "trained" else self.model
-        return fed.rows(clients, given=given, tensors=self.shared if given else None)

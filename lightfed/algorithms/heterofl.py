@@ -122,9 +122,9 @@ class HeteroFL(Algorithm):
         self._tests.estimate_global(self.model)
 
     @override
-    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows:
+    def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
         """The global model, with logits of other labels zero for "local", or clients' slices."""
         if kind in ("global", "local"):
             return self._tests.of_global(self.model, clients)
         own = fed.rows(clients) if kind == "trained" else fed.server_rows(self.model, clients)
-        return self._tests.of_slices(own)
+        return None if own is None else self._tests.of_slices(own)

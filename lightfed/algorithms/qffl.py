@@ -23,6 +23,7 @@ class QFFL(Algorithm):
     """FedAvg for the mean of F_k^(q+1) / (q + 1)."""
 
     no_server_step = "q-FFL has a step of its own"
+    no_personal = "the length of a step is that of whole models"
     model: ServerModel
 
     def __init__(self, q: float, lipschitz: float) -> None:

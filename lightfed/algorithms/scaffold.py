@@ -62,7 +62,7 @@ class SCAFFOLD(OneModel):
         self.c += len(merged) / fed.clients * change
         for k in fed.mine(merged):
             self.controls[k] = self.controls.get(k, 0.0) + self.changes[k]
-        size = 4 * self.model.layout.parameter_numel  # of c_i+ - c_i, and of c
+        size = fed.sizes(self.model, clients, buffers=False)  # of c_i+ - c_i, and of c
         fed.charge(clients, up=size, down=size)
 
     @override

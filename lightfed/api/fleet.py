@@ -31,6 +31,7 @@ from lightfed.local.hooks import Hooks, SessionContext
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
+from lightfed.models.personal import personal_tensors
 from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.frozen_base import FrozenBase
@@ -71,9 +72,12 @@ class Fleet:
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
         server_optimizer: steps to what is merged; by default merges are the server's new values.
+        personal: tensors that stay with their client, as of `personal_tensors`.
 
     Attributes:
         clients: number of clients.
+        personal: names of the tensors that no message has: a client's own.
+        stateful: clients keep their rows, for the algorithm or for these tensors.
         groups: the groups' modules and row stores.
         base: the frozen parameters of all groups, which are in no row.
         places: where clients are.
@@ -103,6 +107,7 @@ class Fleet:
         rounds: int | None = None,
         max_failed: int | None = None,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+        personal: Sequence[str] = (),
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -113,7 +118,6 @@ class Fleet:
         self.rounds, self.max_failed = rounds, max_failed
         why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
-        self.server_step = ServerStep(server_optimizer, algorithm)
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -128,6 +132,9 @@ class Fleet:
             build(group, data, name=name, position=position)
             for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
+        self.personal = self._personal(personal)
+        self.stateful = algorithm.stateful or bool(self.personal)
+        self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
             if pack is not None:
                 state.packing = pack(self, state)
@@ -135,7 +142,7 @@ class Fleet:
             self.groups,
             data,
             self.work,
-            keeps=algorithm.stateful,
+            keeps=self.stateful,
             ranks=ranks,
             seed=seed,
         )
@@ -164,13 +171,31 @@ class Fleet:
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         algorithm.setup(self)
 
+    def _personal(self, chosen: Sequence[str]) -> frozenset[str]:
+        """Names of the algorithm's and the configured personal tensors; sets those of groups."""
+        algorithm, found = self.algorithm, set[str]()
+        why = algorithm.no_personal
+        if why is None:
+            why = "its clients keep models of their own" if algorithm.stateful else ""
+        refused = f"{list(chosen)}, but of {type(algorithm).__name__} {why}"
+        require(not (chosen and why), "model.personal", refused, "leave it out")
+        for state in self.groups:
+            found |= algorithm.personal(state.module) | personal_tensors(state.module, chosen)
+        for state in self.groups:
+            state.personal = state.layout.positions(found).to(self.device)
+            shares = len(state.personal) < state.layout.parameter_numel
+            fix = "choose fewer, or Standalone"
+            require(shares, "model.personal", f"all tensors of group {state.name}", fix)
+        return frozenset(found)
+
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
         return participants(self._sampled, self.clients, seed=self.seed, t=t)
 
     def assign(self, groups: Mapping[int, int]) -> None:
         """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""
-        assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
+        found = "a client that keeps tensors of its own cannot change its shape"
+        require(not self.stateful, "model.algorithm", found, "keep none, or keep the groups fixed")
         self.places.assign(groups)
 
     def mine(self, clients: Sequence[int]) -> list[int]:
@@ -275,7 +300,7 @@ class Fleet:
         """
         assert name not in self.kept, f"{name} is kept already"
         found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
-        require(self.algorithm.stateful or not durable, "model.algorithm", found, fix)
+        require(self.stateful or not durable, "model.algorithm", found, fix)
         self.kept[name] = Kept(name, place=self._place, device=self.device, durable=durable)
         return self.kept[name]
 
@@ -309,7 +334,7 @@ class Fleet:
             size: bytes on the wire, for all or by client, if the model is sent in another form.
         """
         self._open(clients)
-        parts = Parts.of(buffers=buffers, tensors=tensors)
+        parts = self._parts(buffers, tensors)
         covered = self._covered(model, clients, parts)
         self.ledger.sent_down(clients, covered if size is None else size)
         mine = self.mine(clients)
@@ -387,7 +412,7 @@ class Fleet:
 
         A UserError if too many of the sessions failed.
         """
-        if self.algorithm.stateful:
+        if self.stateful:
             not_finite = [r.client for r in bad if not self._outcomes.finite(r)]
             for client in self.mine(not_finite):
                 self._reset(client)
@@ -436,7 +461,7 @@ class Fleet:
         Returns:
             the clients in the mean; updates of the others were not finite.
         """
-        parts = Parts.of(buffers=buffers, tensors=tensors)
+        parts = self._parts(buffers, tensors)
         self.deliver([*self._inbox])
         valid = self._outcomes.contributing(clients)
         senders = self._outcomes.sending(clients if sent is None else sorted(sent))
@@ -514,11 +539,15 @@ class Fleet:
         return valid
 
     def charge(
-        self, clients: Sequence[int], *, up: float | Sequence[float] = 0.0, down: float = 0.0
+        self,
+        clients: Sequence[int],
+        *,
+        up: float | Sequence[float] = 0.0,
+        down: float | Sequence[float] = 0.0,
     ) -> None:
         """Count bytes that each of the clients sends and receives in addition to its row.
 
-        `up` is one number for all, or one for each client.
+        They are one number for all, or one for each client.
         """
         sizes = dict(
             zip(clients, [up] * len(clients) if isinstance(up, float | int) else up, strict=True)
@@ -529,7 +558,13 @@ class Fleet:
 
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
         """Count the bytes of clients that read a server's model; their rows do not change."""
-        self.ledger.sent_down(clients, self._covered(model, clients, Parts()))
+        self.ledger.sent_down(clients, self.sizes(model, clients))
+
+    def sizes(
+        self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True
+    ) -> list[float]:
+        """Bytes of the part of a server's model that each client exchanges."""
+        return self._covered(model, clients, self._parts(buffers, None))
 
     def relay(self, model: ServerModel, times: int) -> None:
         """Count the bytes of servers that send a model to or from a coordinator or each other."""
@@ -602,6 +637,10 @@ class Fleet:
             accumulate=self.accumulate,
         )
 
+    def _parts(self, buffers: bool, tensors: Collection[str] | None) -> Parts:
+        """What a message has of a server model, or of these tensors."""
+        return Parts(buffers, None if tensors is None else frozenset(tensors), self.personal)
+
     def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
         """Bytes of the parts of a server model that each client covers."""
         groups = [self.group_of(k) for k in clients]
@@ -662,7 +701,7 @@ class Fleet:
 
         This is not a message: the ledger does not count it.
         """
-        parts = Parts.of(buffers=buffers, tensors=tensors)
+        parts = self._parts(buffers, tensors)
         self._coverages.take(model, self.group_of(client), parts, self.row(client))
 
     def rows(
@@ -686,7 +725,7 @@ class Fleet:
         state = self.state(clients[0]) if s is None else s.group
         if given is None:
             return Rows(state.live, clients, self._read)
-        parts, group = Parts.of(buffers=buffers, tensors=tensors), self.groups.index(state)
+        parts, group = self._parts(buffers, tensors), self.groups.index(state)
 
         def read(some: Sequence[int]) -> Row:
             rows = self._read(some)
@@ -708,14 +747,18 @@ class Fleet:
 
     def server_rows(
         self, models: ServerModel | Sequence[ServerModel], clients: Sequence[int]
-    ) -> Rows:
+    ) -> Rows | None:
         """What clients of one group cover of the server's model; they share one row.
+
+        With personal tensors each has a row of its own, and there is no whole model.
 
         Args:
             models: of the server, or of each client's own server.
             clients: none for whole models, as the global ones.
         """
         given = [models] if isinstance(models, ServerModel) else models
+        if self.personal:
+            return self.rows(clients, given=given[0]) if clients else None
         group = self.home_group(clients[0]) if clients else 0
         state, shared = self.groups[group], all(model is given[0] for model in given)
         whose = clients or range(len(given))
@@ -794,7 +837,7 @@ class Fleet:
 
     def stored_bytes(self, client: int) -> int:
         """Bytes that a client of this rank keeps; 0 for a stateless one."""
-        if not self.algorithm.stateful:
+        if not self.stateful:
             return 0
         layout, mask = self.state(client).layout, self.kept.mask(client)
         floats = layout.floats.numel if mask is None else int(popcount(mask))
@@ -812,7 +855,7 @@ class Fleet:
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()
-        if not self.algorithm.stateful:
+        if not self.stateful:
             self._inbox.clear()
 
     def close_round(self) -> dict[str, float]:
@@ -820,15 +863,15 @@ class Fleet:
         return self.metrics | self.ledger.close_round()
 
     def states(self) -> Saved | None:
-        """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""
-        if not self.algorithm.stateful:
+        """The state of this rank's clients for a checkpoint; None if they keep none."""
+        if not self.stateful:
             return None
         self.deliver([*self._inbox])
         return self.client_rows.saved()
 
     def load_states(self, shards: Sequence[Saved]) -> None:
         """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
-        for shard in shards if self.algorithm.stateful else ():
+        for shard in shards if self.stateful else ():
             states = by_client(shard)
             for client in self.mine(list(states)):
                 self.client_rows.restore(client, states[client])

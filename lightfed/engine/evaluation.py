@@ -73,7 +73,7 @@ class Evaluation:
         self._fleet, self._data = fleet, data
         self._reports: dict[Kind, list[Report]] = {}
         self._kinds, self._warned = frozenset(kinds), not kinds
-        if "finetuned" in kinds and fleet.algorithm.stateful:
+        if "finetuned" in kinds and fleet.stateful:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
             fix = "leave it out: it is for clients that start from the server's model"
             raise UserError("model.evaluate", found, fix)
@@ -146,7 +146,7 @@ class Evaluation:
         """The evaluated clients of a group in packs: those of one home, or of about one size."""
         fleet, members = self._fleet, self._members.get(group, [])
         most = fleet.groups[group].packing.most
-        if not fleet.algorithm.stateful:
+        if not fleet.stateful:
             members = sorted(members, key=lambda k: len(self._data.test_index(k)))
             return [members[i : i + most] for i in range(0, len(members), most)]
         return split(members, fleet.pack_of)
@@ -177,7 +177,7 @@ class Evaluation:
     ) -> tuple[list[int], list[tuple[tuple[Kind, int], Piece]]]:
         """The jobs of a rank, those of clients that are tested `alone`, and its pieces."""
         fleet, world = self._fleet, self._fleet.ranks.world
-        home = fleet.places.owner.__getitem__ if fleet.algorithm.stateful else None
+        home = fleet.places.owner.__getitem__ if fleet.stateful else None
         jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
         if ("global", 0) in self._rows.keys() - self._row_tests:
             jobs.insert(0, GLOBAL)
@@ -280,7 +280,7 @@ class Evaluation:
         fleet, rank = self._fleet, self._fleet.ranks.rank
         for (kind, _), tests in self._row_tests.items():
             reports = tests.finish(fleet.ranks)
-            if not fleet.algorithm.stateful or kind == "global":
+            if not fleet.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]
                 continue
             mine = [report for report in reports if fleet.places.owner[report.client] == rank]

@@ -56,6 +56,7 @@ class Federation(Recorded, L.LightningModule):
         *,
         optimizer: OptimizerFactory | None = None,
         server_optimizer: OptimizerFactory | None = None,
+        personal: list[str] | str = "",
         lr_schedule: ScheduleFactory | None = None,
         fraction: float = 1.0,
         clients_per_round: int | None = None,
@@ -82,6 +83,9 @@ class Federation(Recorded, L.LightningModule):
             server_optimizer: Optimizer that takes what clients are merged to as a step, such as
                 FedAdam, FedYogi, FedAdagrad, or torch's SGD with momentum (FedAvgM, DiLoCo). By
                 default the merge is the server's new model.
+            personal: Tensors that stay with their client, as of FedPer and FedBN: prefixes of their
+                names, such as net.fc, or norms for all normalisation layers. They are never sent or
+                merged, and the server's model is tested only with a client's own.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
             fraction: Share of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
@@ -131,6 +135,7 @@ class Federation(Recorded, L.LightningModule):
             "host_rows": store == "host",
             "max_failed": max_failed_clients,
             "server_optimizer": server_optimizer,
+            "personal": [personal] if isinstance(personal, str) and personal else [*personal],
         }
         self._kinds = tuple(evaluate)
         self.packs = Packs(side_by_side, pack_memory)
@@ -250,7 +255,7 @@ class Federation(Recorded, L.LightningModule):
     def predict_step(self, batch: Any, *args: Any) -> Any:
         """The outputs of the model that the client deploys, on its rank; None on the others."""
         fleet, client = self.fleet, self.predicts
-        owner = fleet.places.owner if self.algorithm.stateful else {}
+        owner = fleet.places.owner if fleet.stateful else {}
         if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
             return None
         rows = fleet.deployed(client)

@@ -250,12 +250,14 @@ class GroupState:
         optimizer: of sessions one after the other; attached with it.
         takes_lr: whether its optimiser uses the round's learning rate.
         packing: how its clients train side by side; set before they get their ranks.
+        personal: (N,) elements of (P,) parameters that stay with their client; set likewise.
     """
 
     session: LocalSession
     optimizer: Optimizer
     takes_lr: bool = True
     packing: Packing = Packing()
+    personal: Tensor = torch.empty(0, dtype=torch.int64)
 
     def __init__(
         self,

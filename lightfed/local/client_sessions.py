@@ -11,7 +11,6 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
-from lightfed.local.optimizer import Proximal
 from lightfed.local.pack_session import LaneReport
 from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
@@ -62,7 +61,7 @@ class ClientSessions:
     def work(self, s: SessionContext) -> Work:
         """The work of a session that has begun."""
         s.proximal = self._fleet.algorithm.proximal(s)
-        return self._work(s, "", self._fleet.kept.mask(s.client), s.proximal)
+        return self._work(s, "", self._fleet.kept.mask(s.client))
 
     def end(self, s: SessionContext, work: Work, report: PendingReport | LaneReport) -> None:
         """Finish a session on its trained row, and test the client after its training."""
@@ -162,14 +161,9 @@ class ClientSessions:
             self._masked[state.name] = MaskedFlops(state.module, sample, layout, state.flops)
         return self._masked[state.name](mask) if state.flops else 0.0
 
-    def _work(
-        self,
-        s: SessionContext,
-        purpose: str,
-        mask: Tensor | None = None,
-        proximal: Proximal | None = None,
-    ) -> Work:
+    def _work(self, s: SessionContext, purpose: str, mask: Tensor | None = None) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
+        hooked = self._has_gradient or (self._fleet.personal and s.proximal is not None)
         plans, client, t = self.plans, s.client, s.round
         repeat = 1 if purpose else plans.repeat
         return Work(
@@ -178,9 +172,9 @@ class ClientSessions:
             epoch_batches=self._fleet.data.num_batches(client, t) * repeat,
             lr=self._fleet.plan.lr if s.group.takes_lr else None,
             seed=plans.seed(client, t, purpose),
-            hook=partial(self._gradient, s) if self._has_gradient else None,
+            hook=partial(self._gradient, s) if hooked else None,
             mask=mask,
-            proximal=proximal,
+            proximal=None if self._fleet.personal else s.proximal,
             phases={} if purpose else plans.phases_of(client, t, s.module),
         )
 
@@ -194,10 +188,18 @@ class ClientSessions:
         )
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        """Pass a batch's gradient through the algorithm's hook before the optimiser."""
+        """Pass a batch's gradient through the algorithm's hook before the optimiser.
+
+        Elements of personal tensors stay as they are: neither a hook nor a pull is about them.
+        """
+        own = gradient[s.group.personal] if self._fleet.personal else None
         returned: object = self._fleet.algorithm.local_gradient(s, gradient)  # type: ignore[func-returns-value]
         fix = "change the gradient in place, as by +="
         require(returned is None, "model.algorithm", "local_gradient returns a value", fix)
+        if own is not None:
+            if s.proximal is not None:
+                gradient.add_(s.parameters - s.proximal.anchor, alpha=s.proximal.gamma)
+            gradient[s.group.personal] = own
         s.step += 1
 
     def _test(self, moment: Moment, s: SessionContext) -> None:

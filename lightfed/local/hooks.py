@@ -82,6 +82,8 @@ class Hooks(Recorded, nn.Module, ABC):
             is tested in its session. The first is the default of `model.evaluate_at`.
         tests_both: every evaluation tests clients at both moments, as the paper reports them.
         no_server_step: why no optimiser can step for the server; empty if one can.
+        no_personal: why clients cannot keep some tensors to themselves (`model.personal`); empty if
+            they can. None: they can unless the class is `stateful`.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
@@ -98,6 +100,7 @@ class Hooks(Recorded, nn.Module, ABC):
     moments: tuple[Moment, ...] = ("aggregated",)
     tests_both: bool = False
     no_server_step: str = ""
+    no_personal: str | None = None
     holds: str = ""
     side_by_side: bool | None = None
 
@@ -114,6 +117,10 @@ class Hooks(Recorded, nn.Module, ABC):
 
         Draws from torch's default generator are the same for all groups.
         """
+
+    def personal(self, module: L.LightningModule) -> set[str]:
+        """Names of the tensors that stay with their client: no message has them."""
+        return set()
 
     def session_start(self, s: SessionContext) -> None:
         """Called before a client's session, with its module bound to its row."""
@@ -181,6 +188,8 @@ class SessionFleet(Protocol):
     """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
 
     algorithm: Hooks
+    personal: frozenset[str]
+    stateful: bool
     clients: int
     groups: list[GroupState]
     data: FederatedDataModule

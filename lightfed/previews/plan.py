@@ -42,7 +42,7 @@ def row_bytes(fleet: DryFleet) -> np.ndarray:
 
 def rank_rows(fleet: DryFleet) -> np.ndarray:
     """(ranks,) bytes of clients' rows; each group allocates for its largest number of rows."""
-    keeps = fleet.algorithm.stateful
+    keeps = fleet.stateful
     calls = [fleet.sessions(range(fleet.clients))] if keeps else fleet.calls
     return row_bytes(fleet) @ np.max([call.counts for call in calls], axis=0)
 

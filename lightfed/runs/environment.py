@@ -51,7 +51,8 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "ranks": fleet.ranks.world,
             "device": name,
             "precision": str(trainer.precision),
-            "personal": fleet.algorithm.holds or _kept(fleet.algorithm),
+            "personal": (fleet.algorithm.holds or _kept(fleet.algorithm))
+            + ", with tensors of its own" * bool(fleet.personal),
             "evaluate_at": evaluation.at,
             "evaluated_clients": len(evaluation.clients),
             "side_by_side": fleet.training.side_by_side,

@@ -22,7 +22,11 @@ def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -
 
     Tensors to which `module` gives several names have all of them.
     """
-    return _named(layout.floats.views(row.floats) | layout.integers.views(row.integers), module)
+    return _named(_views(layout, row), module)
+
+
+def _views(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
+    return layout.floats.views(row.floats) | layout.integers.views(row.integers)
 
 
 def _named(named: dict[str, Tensor], module: nn.Module | None) -> dict[str, Tensor]:
@@ -41,7 +45,7 @@ def _named(named: dict[str, Tensor], module: nn.Module | None) -> dict[str, Tens
 def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
     """Reject an export that would only fail after the last round."""
     if "clients" in kinds:
-        here = fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else [0]
+        here = fleet.mine(range(fleet.clients)) if fleet.stateful else [0]
         for client in here[:1]:
             fleet.deployed(client)
 
@@ -49,9 +53,9 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`.
 
-    They have what is in rows. Frozen parameters that all groups share are written once, as
-    `base.safetensors`; others are in the clients' files. A module with `export_adapter(folder)`
-    also writes `client<k>/` in a form of its own.
+    The server's lack tensors that stay with clients; all have what is in rows. Frozen parameters
+    that all groups share are written once, as `base.safetensors`; others are in the clients' files.
+    A module with `export_adapter(folder)` also writes `client<k>/` in a form of its own.
     """
     shared, first = fleet.base.shared, fleet.groups[0]
     if kinds and fleet.ranks.rank == 0 and shared:
@@ -61,12 +65,13 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
         for name, module in fleet.algorithm.named_modules():
             if isinstance(module, ServerModel):
                 suffix = "" if name == "model" else f"-{name}"
-                tensors = state_dict(module.layout, module.row, fleet.groups[0].module)
-                _save(tensors, folder / f"server{suffix}.safetensors")
+                named = _views(module.layout, module.row)
+                sent = {n: tensor for n, tensor in named.items() if n not in fleet.personal}
+                _save(_named(sent, first.module), folder / f"server{suffix}.safetensors")
     if "clients" in kinds:
         rank, world = fleet.ranks.rank, fleet.ranks.world
         share = range(rank, fleet.clients, world)
-        for client in fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else share:
+        for client in fleet.mine(range(fleet.clients)) if fleet.stateful else share:
             rows, state = fleet.deployed(client), fleet.groups[fleet.home_group(client)]
             own = {n: p.data for n, p in state.live.frozen.items() if n not in shared}
             tensors = state_dict(rows.live.layout, rows.row(client), state.module)
@@ -86,7 +91,7 @@ def export_masks(fleet: Fleet, folder: Path) -> None:
 
     Bit i of word w is element 32 w + i of a row. Each rank writes its own clients.
     """
-    if not fleet.algorithm.stateful:
+    if not fleet.stateful:
         return
     for client in fleet.mine(range(fleet.clients)):
         mask = fleet.kept.mask(client)

@@ -7,7 +7,7 @@ live module per group and rank. A session binds it to a client's row, which take
 building a module takes a hundred milliseconds.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,6 +98,12 @@ class ModelLayout:
     @property
     def parameter_numel(self) -> int:
         return sum(entry.numel for entry in self.floats.entries[: self.parameters])
+
+    def positions(self, names: Collection[str]) -> Tensor:
+        """(N,) where the elements of these tensors lie in (P,) parameters."""
+        entries = [e for e in self.floats.entries[: self.parameters] if e.name in names]
+        spans = [torch.arange(e.offset, e.offset + e.numel) for e in entries]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *spans])
 
     def signature(self) -> list[list[object]]:
         """Names and shapes, comparable across processes and JSON."""

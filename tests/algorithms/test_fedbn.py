@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbn import FedBN
 from lightfed.algorithms.fedper import FedPer
+from lightfed.algorithms.fedrep import FedRep
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
@@ -45,7 +46,7 @@ def test_the_released_run_of_fedbn(monkeypatch: pytest.MonkeyPatch) -> None:
         run.fleet.row(client).floats.copy_(start)
     for t, clients in run.rounds(monkeypatch):
         for name, expected in views(run.row(f"r{t}/server")).items():
-            assert (name in algorithm.body) != ("bn" in name)
+            assert (name in run.fleet.personal) == ("bn" in name)
             close(views(algorithm.model.floats)[name], expected)
         for client in clients:
             close(run.fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
@@ -65,7 +66,7 @@ def test_fedavg_averages_what_fedbn_keeps(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_released_run_of_fedper(monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = FedPer("net.fc3.", final_epochs=10, weights="uniform", private=False)
+    algorithm = FedRep("net.fc3.", head_epochs=0, final_epochs=10, private=False)
     follow(algorithm, Recorded("fedper", "mlp_uniform", algorithm, optimizer=released), monkeypatch)
 
 
@@ -75,8 +76,11 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(algorithm, Recorded("fedper", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
 
 
-@pytest.mark.parametrize("algorithm", [FedBN, partial(FedPer, "net.other.")])
-def test_a_model_without_a_part_of_its_own_is_refused(algorithm: Any) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [(FedBN, "model.clients"), (partial(FedPer, "net.other."), "model.algorithm.init_args.head")],
+)
+def test_a_model_without_a_part_of_its_own_is_refused(algorithm: Any, key: str) -> None:
     with pytest.raises(UserError) as error:
         fleet_of([ClientGroup(2, partial(MLP, hidden=(4,)))], algorithm(), random_data([4, 4]))
-    assert error.value.key == "model.clients"
+    assert error.value.key == key

@@ -159,7 +159,7 @@ def run(algorithm: Any, clients: int, layers: int, folder: str) -> tuple[Any, di
     server = sum(x.nbytes for x in root.state_dict().values())
     return fleet, {
         "clients": clients,
-        "rows": sum(rows) if fleet.algorithm.stateful else 0,
+        "rows": sum(rows) if fleet.stateful else 0,
         "server": server,
         "base": fleet.base.bytes,
         "alive": alive(),

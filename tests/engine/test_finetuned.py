@@ -18,6 +18,7 @@ from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
@@ -165,7 +166,7 @@ def test_the_steps_of_a_rounds_sessions_are_not_those_of_an_evaluation() -> None
 @pytest.mark.parametrize(
     "make",
     [
-        Standalone, partial(LGFedAvg, 1), partial(FedAvg, buffers="local"), partial(DPSGD, Ring()),
+        Standalone, partial(LGFedAvg, 1), partial(FedPer, "net.layers.3"), partial(DPSGD, Ring()),
         partial(DisPFL, Ring(), static=True),
     ],
 )  # fmt: skip

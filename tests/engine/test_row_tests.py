@@ -123,7 +123,7 @@ def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int 
     for state in made.groups:
         patch.setattr(state, "packing", Packing(most))
     patch.setattr(row_tests, "_FEW", few)
-    if made.algorithm.stateful:
+    if made.stateful:
         counts = [state.group.count for state in made.groups]
         made.places.packs = dict(enumerate(blocks(counts, [most] * len(counts))))
 
@@ -148,7 +148,7 @@ def test_metrics_are_those_of_one_client_at_a_time(
 ) -> None:
     made = fleet(name)
     metrics, reports = evaluate(made)
-    assert {-1} < set(alone) or made.algorithm.stateful
+    assert {-1} < set(alone) or made.stateful
     alone.clear()
     for side, few in ((len(SIZES), 2), (3, 2), (3, 9)):
         side_by_side(made, side, monkeypatch, few=few)
@@ -232,7 +232,7 @@ def test_pieces_do_not_depend_on_the_ranks(name: str, monkeypatch: pytest.Monkey
     run: list[Sequence[Any]] = []
     for (kind, group), tests in evaluation._row_tests.items():
         for rank in range(2):
-            home = homes.__getitem__ if made.algorithm.stateful else None
+            home = homes.__getitem__ if made.stateful else None
             run.append(tests.pieces(rank, 2, home))
             for piece in run[-1]:
                 tests.run(piece, evaluation._rows[kind, group])

@@ -24,6 +24,8 @@ from lightfed.utils.errors import require
 class Hierarchical(Algorithm):
     """Each server has active devices, which train for K steps or epochs."""
 
+    no_personal = "servers exchange whole models"
+
     def __init__(
         self,
         servers: int = 10,

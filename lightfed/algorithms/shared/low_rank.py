@@ -175,7 +175,10 @@ class LowRank(Algorithm):
         ]
         factors = {name for layer in self.layers for name in (layer[0].a, layer[0].b)}
         layout = fed.groups[0].layout.floats
-        self.others = frozenset(entry.name for entry in layout if entry.name not in factors)
+        mixed = factors & fed.personal - self.personal(fed.groups[0].module)
+        fix = "leave them out, or choose FedSALoRA, whose clients keep B"
+        require(not mixed, "model.personal", f"factors of adapters, {min(mixed, default='')}", fix)
+        self.others = frozenset(e.name for e in layout if e.name not in factors | fed.personal)
         self.model = self._server_model(fed)
         for (A, _), start in zip(self.server_factors(), self.starts, strict=True):
             A.copy_(start)
@@ -345,6 +348,8 @@ class LowRank(Algorithm):
             return fed.rows(clients) if kind == "trained" else None
         whose = clients or [self._widest(fed)]
         rows = fed.server_rows(self.model, whose)
+        if rows is None or (fed.personal and not clients):
+            return None
 
         def read(some: Sequence[int]) -> Row:
             each = []

@@ -14,6 +14,7 @@ class OneModel(Algorithm):
     """One model for all, the server's: a client's row is only what its last session left."""
 
     stateful = True
+    no_personal = ""
     holds = "the server's model"
     model: ServerModel
 

@@ -192,9 +192,12 @@ class SliceTests:
             seed=fed.seed,
         )
 
-    def of_global(self, model: ServerModel, clients: Sequence[int]) -> Rows:
+    def of_global(self, model: ServerModel, clients: Sequence[int]) -> Rows | None:
         """The global model, for the labels that each client holds, or without clients for all."""
-        rows = replace(self._fed.server_rows(model, []), live=self._global.live)
+        whole = self._fed.server_rows(model, [])
+        if whole is None:
+            return None
+        rows = replace(whole, live=self._global.live)
         return replace(rows, clients=clients, buffers=self._absent) if clients else rows
 
     def of_slices(self, rows: Rows) -> Rows:
