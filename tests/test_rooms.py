@@ -45,6 +45,7 @@ PARENTS = {
     ("fedper", "fedrep"),
     ("fedbn", "fedper"),
     ("fedprox", "fedavg"),
+    ("fedtgp", "fedproto"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),
     ("cloudfedavg", "fedavg"),
