@@ -45,6 +45,7 @@ PARENTS = {
     ("fedper", "fedavg"),
     ("fedbn", "fedavg"),
     ("fedprox", "fedavg"),
+    ("fedtgp", "fedproto"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),
     ("cloudfedavg", "fedavg"),

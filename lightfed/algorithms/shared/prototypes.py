@@ -1,12 +1,14 @@
-"""Clients that exchange a vector per class instead of weights: the base of FD and FedProto."""
+"""Clients that send a vector per class instead of weights: FD, FedProto, FedTGP, FedGH."""
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm, require_argument
@@ -14,9 +16,11 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.models.client_module import ClientModule
-from lightfed.models.composites.class_means import ClassMeans, mean_of_clients
+from lightfed.models.composites.class_means import ClassMeans, ClassSums, mean_of_clients
 from lightfed.models.composites.prototype import ClassClient
+from lightfed.models.composites.split import SplitNetwork, evaluating
 from lightfed.utils.errors import require
+from lightfed.utils.rng import torch_generator
 
 Absent = Literal["keep", "forget"]
 
@@ -67,22 +71,26 @@ class ByClass(Algorithm):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients, host = fed.participants(t), torch.device("cpu")
-        common = self.common.to(host)
-        for client in clients:
-            fed.ledger.sent_down(client, common.bytes)
+        clients = fed.participants(t)
+        fed.charge(clients, down=self.common.bytes)
         fed.train(clients, t)
-        uploads = {k: ClassMeans(self._values[k], self._seen[k]) for k in self._values}
-        packages = fed.collect({k: p.to(host) for k, p in uploads.items()})
-        for client, package in packages.items():
-            fed.ledger.sent_up(client, package.bytes)
-        finite = [package for client, package in packages.items() if fed.usable(client)]
-        if finite:
-            mean = mean_of_clients(finite)
-            if self.absent == "keep":
-                mean = mean.over(common)
-            self.values.copy_(mean.values)
-            self.seen.copy_(mean.seen)
+        packages = uploads(fed, self.packages(fed, clients))
+        if packages:
+            self.learn(fed, t, packages)
+
+    def packages(self, fed: Fleet, clients: Sequence[int]) -> dict[int, ClassMeans]:
+        """What the participants on this rank send: here what their sessions have gathered."""
+        return {k: ClassMeans(self._values[k], self._seen[k]) for k in self._values}
+
+    def learn(self, fed: Fleet, t: int, packages: Sequence[ClassMeans]) -> None:
+        """The server's new vectors, from the participants' packages."""
+        mean = mean_of_clients(packages)
+        self.take(mean.over(self.common) if self.absent == "keep" else mean)
+
+    def take(self, common: ClassMeans) -> None:
+        """Replace the server's vectors."""
+        self.values.copy_(common.values)
+        self.seen.copy_(common.seen)
 
     @property
     def common(self) -> ClassMeans:
@@ -108,3 +116,76 @@ class ByClass(Algorithm):
         assert isinstance(module, ClientModule)
         assert isinstance(module.net, ClassClient)
         return module.net
+
+
+def uploads(fed: Fleet, packages: Mapping[int, ClassMeans]) -> list[ClassMeans]:
+    """The usable packages of all ranks, in ascending order of the clients; counts their bytes."""
+    host = torch.device("cpu")
+    found = fed.collect({k: p.to(host) for k, p in packages.items()})
+    for client, package in found.items():
+        fed.ledger.sent_up(client, package.bytes)
+    return [package for client, package in found.items() if fed.usable(client)]
+
+
+def trained_means(fed: Fleet, clients: Sequence[int], part: str) -> dict[int, ClassMeans]:
+    """Mean features by class of this rank's clients after their sessions.
+
+    A pass in evaluation mode over all training samples, which is counted as one of the whole
+    network. `part` names the `SplitNetwork` in a client's module.
+    """
+    found: dict[int, ClassMeans] = {}
+    for k in clients:
+        fed.ledger.computed(k, fed.state(k).flops * fed.data.num_samples(k))
+    for k in filter(fed.usable, fed.mine(clients)):
+        net = fed.bind(k).get_submodule(part)
+        assert isinstance(net, SplitNetwork)
+        shape = fed.data.num_classes, net.feature_dim + 1
+        table = torch.zeros(shape, dtype=torch.float64, device=fed.device)
+        sums = ClassSums(table[:, 1:], table[:, 0])
+        with evaluating(net), torch.no_grad():
+            for x, y in fed.data.batches(fed.data.client_plan(k, fed.data.batch_size)):
+                sums.add(y, net.extractor(x))
+        found[k] = sums.means()
+    return found
+
+
+class ServerSGD:
+    """A server's training on the clients' vectors, in batches as large as the clients'.
+
+    `lr` is the rate, `epochs` the number of passes over a round's vectors.
+    """
+
+    def __init__(self, lr: float, epochs: int) -> None:
+        require_argument(0 < lr < inf, "lr", lr, "give a rate above 0")
+        require_argument(epochs >= 1, "epochs", epochs, "give at least 1")
+        self.lr, self.epochs = lr, epochs
+
+    def of(
+        self,
+        fed: Fleet,
+        t: int,
+        packages: Sequence[ClassMeans],
+        parameters: Mapping[str, Tensor],
+        loss: Callable[[dict[str, Tensor], Tensor, Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """Trained copies of the parameters, on the CPU; one rank trains for all.
+
+        `loss` is of the parameters by name, (B, D) vectors and their (B,) classes.
+        """
+        values = torch.cat([package.values[package.seen] for package in packages])
+        labels = torch.cat([package.seen.nonzero()[:, 0] for package in packages])
+
+        def train() -> dict[str, Tensor]:
+            leaves = {n: p.detach().cpu().clone().requires_grad_() for n, p in parameters.items()}
+            optimizer = SGD(leaves.values(), lr=self.lr)
+            draw = torch_generator(fed.seed, "means", t)
+            for _ in range(self.epochs):
+                order = torch.randperm(len(labels), generator=draw)
+                for index in order.split(fed.data.batch_size):
+                    optimizer.zero_grad()
+                    with torch.enable_grad():
+                        loss(leaves, values[index], labels[index]).backward()
+                    optimizer.step()
+            return {name: leaf.detach() for name, leaf in leaves.items()}
+
+        return fed.once([train])[0]

@@ -69,3 +69,11 @@ def mean_of_clients(packages: Sequence[ClassMeans]) -> ClassMeans:
         sums += torch.where(package.seen[:, None], package.values, 0).double()
         counts += package.seen
     return ClassMeans((sums / counts.clamp(min=1)[:, None]).float(), counts > 0)
+
+
+def distances(x: Tensor, vectors: Tensor) -> Tensor:
+    """(B, D) and (C, D) -> (B, C) Euclidean distances.
+
+    Not by a matrix product, which loses precision for small ones.
+    """
+    return torch.cdist(x, vectors, compute_mode="donot_use_mm_for_euclid_dist")

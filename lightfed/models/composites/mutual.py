@@ -1,13 +1,8 @@
 """Clients that train a private and a shared network side by side and teach each other.
 
-FML: Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765
-FedKD: Wu et al., Communication-efficient federated learning via knowledge distillation, 2022,
-https://arxiv.org/abs/2108.13323
-FedAPEN: Qin et al., FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
-Statistical Heterogeneity, 2023, https://doi.org/10.1145/3580305.3599344
-
-`losses` gives one loss per network. One backward pass of their sum updates both. In the form
-"separate" a network's targets are constants, so the sum has the gradient of each loss.
+`lightfed.algorithms` has the papers. `losses` gives one loss per network. One backward pass of
+their sum updates both. In the form "separate" a network's targets are constants, so the sum has the
+gradient of each loss.
 """
 
 from collections.abc import Iterable
@@ -142,6 +137,42 @@ class FedKD(_Pair):
     def _constant(self, value: Tensor) -> Tensor:
         """Detach a loss's target in the form "separate"."""
         return value if self.form == "htfllib" else value.detach()
+
+
+class FedMRL(_Pair):
+    """Nested representations: the leading part of z is enough for the shared network.
+
+        z = W (z_G, z_F) + b,   L = CE(head_F(z)) + CE(head_G(z[:d]))
+
+    z is as large as z_F, the features of F.
+
+    Args:
+        private: F.
+        shared: G, of d features, at most as many as F has.
+    """
+
+    clipped_separately = ("shared", "projection")
+    private: SplitNetwork
+    shared: SplitNetwork
+
+    def __init__(self, private: SplitNetwork, shared: SplitNetwork) -> None:
+        super().__init__(private, shared)
+        small, large = shared.feature_dim, private.feature_dim
+        self.projection = nn.Linear(small + large, large)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits of the private network's head."""
+        return self.private.head(self._nested(x))
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The losses of a batch (B, ...) with labels (B,): "private", of all of z, and "shared"."""
+        z = self._nested(x)
+        large, small = self.private.head(z), self.shared.head(z[:, : self.shared.feature_dim])
+        return {"private": F.cross_entropy(large, y), "shared": F.cross_entropy(small, y)}
+
+    def _nested(self, x: Tensor) -> Tensor:
+        return self.projection(torch.cat((self.shared.extractor(x), self.private.extractor(x)), 1))
 
 
 class FedAPEN(_Pair):

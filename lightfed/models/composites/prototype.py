@@ -1,12 +1,7 @@
-"""Clients that share a vector per class instead of weights: FD and FedProto.
+"""Clients that share a vector per class instead of weights: FD, FedProto, FedTGP.
 
-FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and
-Augmentation under Non-IID Private Data, 2018, https://arxiv.org/abs/1811.11479
-FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, 2022,
-https://arxiv.org/abs/2105.00243
-
-In a session a client gathers the outputs of all its batches and epochs, each as it was before the
-step on its batch.
+`lightfed.algorithms` has the papers. In a session a client gathers the outputs of all its batches
+and epochs, each as it was before the step on its batch.
 """
 
 from typing import Literal
@@ -16,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.composites.class_means import ClassMeans, ClassSums
+from lightfed.models.composites.class_means import ClassMeans, ClassSums, distances
 from lightfed.models.composites.split import SplitNetwork
 
 Target = Literal["softmax", "raw"]
@@ -157,10 +152,8 @@ class FedProtoClient(ClassClient):
     def _scores(self, features: Tensor, rule: Inference) -> Tensor:
         if rule == "head" or not self._has_common:
             return self.private.head(features)
-        # Not by a matrix product, which loses precision for small distances.
-        mode = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(features.float(), self.common, compute_mode=mode)
-        return torch.where(self.common_seen, -distances.square() / features.shape[1], -torch.inf)
+        squares = distances(features.float(), self.common).square()
+        return torch.where(self.common_seen, -squares / features.shape[1], -torch.inf)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The losses of a batch: "hard" and "prototypes", weighted; gathers its features."""

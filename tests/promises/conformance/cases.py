@@ -28,7 +28,9 @@ from lightfed.algorithms.fedbn import FedBN
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fedexlora import FedExLoRA
+from lightfed.algorithms.fedgh import FedGH
 from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fedmrl import FedMRL
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedproto import FedProto
@@ -36,6 +38,7 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.fedrolex import FedRolex
 from lightfed.algorithms.fedsalora import FedSALoRA
+from lightfed.algorithms.fedtgp import FedTGP
 from lightfed.algorithms.ffalora import FFALoRA
 from lightfed.algorithms.fjord import FjORD
 from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
@@ -241,12 +244,15 @@ CASES = {
     "fedbn": Case(FedBN, data=joined),
     "fedper": Case(partial(FedPer, "net.layers.6")),
     "feddyn": Case(partial(FedDyn, 0.1), federation={"optimizer": partial(SGD, lr=0.1)}),
+    "fedgh": Case(FedGH, DeepNet, "ab", data=joined),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
+    "fedmrl": Case(partial(FedMRL, _mlp), data=joined, federation={"store": "host"}),
     "fednova": Case(partial(FedNova, 0.1, (1, 3))),
     "fednova_momentum": Case(
         FedNova, _mlp, federation={"server_optimizer": partial(SGD, lr=1.0, momentum=0.5)}
     ),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
+    "fedtgp": Case(partial(FedTGP, epochs=3), _mlp, federation={"fraction": 0.6}),
     "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
     "fedsalora": Case(partial(FedSALoRA, **_adapters), AdapterNet, "abc", data=joined),
     "ffalora": Case(partial(FFALoRA, **_adapters), AdapterNet, "abc", data=joined),
