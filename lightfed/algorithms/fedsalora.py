@@ -8,51 +8,39 @@ Deviation: A of unlike ranks is averaged by rank; the paper has one rank.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
-from lightfed.api.fleet import Fleet, Weights
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelKind, Rows
 
 
-class FedSALoRA(LowRank):
+class FedSALoRA(AdapterRule):
     """A is averaged; B_k starts at 0, stays with its client, and is never sent."""
 
     stateful = True
     up = down = "A"
     holds = "the server's A and a B of its own"
 
-    def __init__(
-        self,
-        weights: Weights = "samples",
-        head: Literal["averaged", "personal"] = "averaged",
-        adapters: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, head: Literal["averaged", "personal"] = "averaged", **rule: Any) -> None:
         """Set what clients share besides A.
 
         Args:
-            weights: p_k, by the number of samples, or uniform.
             head: All other trained tensors: `averaged` as in FedAvg, or `personal`: never sent.
-            adapters: As of `RankMean`.
+            **rule: `weights` and `adapters` as of `RankMean`.
         """
-        super().__init__(weights, adapters)
+        super().__init__(**rule)
         self.head = head
 
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        if self.head == "personal":
-            self.others, self._others_numel = frozenset(), [0] * len(fed.groups)
-        self.shared = [*self.others, *(layer[0].a for layer in self.layers)]
-
-    @override
-    def send(self, fed: Fleet, clients: Sequence[int]) -> None:
-        sizes = [self.size(fed, k, self.down) for k in clients]
-        fed.send(self.model, clients, tensors=self.shared, size=sizes)
+        self.others = frozenset() if self.head == "personal" else self.others
+        self.shared = [*self.others, *(own.a for own in self.adapters[0])]
 
     @override
     def session_start(self, s: SessionContext) -> None:
@@ -61,7 +49,7 @@ class FedSALoRA(LowRank):
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k
-        A, _ = sent.averaged(sent.p, over=sent.owners(sent.p))
+        A, _ = sent.averaged(sent.p, by_rank=True)
         applied = Product.sum(sent.p, sent.D, [A[: len(own)] for own in sent.A])
         return Merged(applied, A)  # sum_k p_k s_k B_k A[:r_k], the mean of the clients' models
 
@@ -70,4 +58,4 @@ class FedSALoRA(LowRank):
         if kind in ("global", "local"):
             return None  # the server has no B
         given = None if kind == "trained" else self.model
-        return fed.rows(clients, given=given, tensors=self.shared if given else None)
+        return fed.rows(clients, given=given, tensors=self.shared)
