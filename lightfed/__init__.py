@@ -90,7 +90,7 @@ _NAMES = {
     "models.networks.vgg": "VGG VGG11GN",
     "models.ordered_dropout": "OrderedDropout",
     "models.peft_client": "PeftClient",
-    "topology.topology": "Adjacency Full RandomRegular Ring SmallWorld Star TimeVarying Torus",
+    "topology.topology": "Adjacency Full NetworkX Ring TimeVarying",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -77,36 +77,36 @@ def adapters_of(module: nn.Module, names: Mapping[str, str]) -> list[Adapter]:
     found = []
     for name in parameters:
         path = name.split(".")
-        for place in (i for i, part in enumerate(path) if part in names):
-            b = ".".join([*path[:place], names[path[place]], *path[place + 1 :]])
-            fix = "give every A (r, in) a B (out, r) of the same rank r"
-            require(b in parameters, _KEY, f"{name}, and no {b}", fix)
-            embedding = path[place] == "lora_embedding_B"
-            A, B = _matrices(parameters[name], parameters[b], embedding)
-            require(len(A) == B.shape[1], _KEY, f"{len(A)} ranks in {name}, not in {b}", fix)
-            if not (parameters[name].requires_grad or parameters[b].requires_grad):
-                continue  # such as adapters of peft that are not active
-            alone = all(_owners(module, parameters[own]) == 1 for own in (name, b))
-            fix = "give each layer factors of its own"
-            require(alone, _KEY, f"{name} or {b} belongs to several layers", fix)
-            if name not in first:
-                continue  # a module that is used in several places
-            layer = ".".join(path[:place])
-            owner = module.get_submodule(layer)
-            magnitude = any("lora_magnitude" in own for own, _ in owner.named_parameters())
-            plain = not magnitude and getattr(owner, "num_experts", 1) == 1
-            fix = "adapt linear layers, convolutions or embeddings, without use_dora"
-            require(plain, _KEY, f"the update of {layer} is not s B A", fix)
-            scale = getattr(owner, "scaling", 1.0)
-            if isinstance(scale, Mapping):  # by the names of peft's adapters
-                scale = scale[path[place + 1]]
-            require(scale > 0, _KEY, f"{layer} has the scale {scale}", "give an alpha above 0")
-            across = bool(getattr(owner, "fan_in_fan_out", False))
-            base = _base(module, layer, (*B.shape[:1], *A.shape[1:]), across)
-            rank, inputs = A.shape
-            found.append(
-                Adapter(layer, name, b, rank, inputs, len(B), float(scale), embedding, base, across)
-            )
+        place = next((i for i, part in enumerate(path) if part in names), None)
+        if place is None:
+            continue
+        b = ".".join([*path[:place], names[path[place]], *path[place + 1 :]])
+        embedding, fix = path[place] == "lora_embedding_B", "give every A (r, in) a B (out, r)"
+        require(b in parameters, _KEY, f"{name}, and no {b}", fix)
+        A, B = _matrices(parameters[name], parameters[b], embedding)
+        require(len(A) == B.shape[1], _KEY, f"{len(A)} ranks in {name}, not in {b}", fix)
+        if not (parameters[name].requires_grad or parameters[b].requires_grad):
+            continue  # such as adapters of peft that are not active
+        alone = all(_owners(module, parameters[own]) == 1 for own in (name, b))
+        fix = "give each layer factors of its own"
+        require(alone, _KEY, f"{name} or {b} belongs to several layers", fix)
+        if name not in first:
+            continue  # a module that is used in several places
+        layer = ".".join(path[:place])
+        owner = module.get_submodule(layer)
+        magnitude = any("lora_magnitude" in own for own, _ in owner.named_parameters())
+        plain = not magnitude and getattr(owner, "num_experts", 1) == 1
+        fix = "adapt linear layers, convolutions or embeddings, without use_dora"
+        require(plain, _KEY, f"the update of {layer} is not s B A", fix)
+        scale = getattr(owner, "scaling", 1.0)
+        if isinstance(scale, Mapping):  # by the names of peft's adapters
+            scale = scale[path[place + 1]]
+        require(scale > 0, _KEY, f"{layer} has the scale {scale}", "give an alpha above 0")
+        across = bool(getattr(owner, "fan_in_fan_out", False))
+        base = _base(module, layer, (len(B), A.shape[1]), across)
+        rank, inputs = A.shape
+        sizes = rank, inputs, len(B)
+        found.append(Adapter(layer, name, b, *sizes, float(scale), embedding, base, across))
     marks, fix = ", ".join(names), "add adapters to the model, or name theirs in `adapters`"
     require(bool(found), _KEY, f"{type(module).__name__} has no parameter named {marks}", fix)
     return found
@@ -128,18 +128,3 @@ def _base(module: nn.Module, layer: str, shape: Sequence[int], across: bool) -> 
             matrix = weight.T if across else weight.flatten(1)
             return name if alone and plain and matrix.shape == (*shape,) else ""
     return ""
-
-
-def matched(groups: Sequence[tuple[str, Sequence[Adapter]]]) -> list[list[Adapter]]:
-    """The adapters of named groups, by layer and group.
-
-    Raises:
-        UserError: groups adapt unlike layers, or their shapes differ in more than rank.
-    """
-    first, mine = groups[0]
-    for name, theirs in groups:
-        sizes = [{f"{a.layer} {a.outputs, a.inputs}" for a in some} for some in (mine, theirs)]
-        unlike = sorted(sizes[0] ^ sizes[1])
-        found = f"groups {first} and {name} differ in the adapters of {', '.join(unlike[:2])}"
-        require(not unlike, _KEY, found, "adapt the same layers; groups may differ in rank")
-    return [[*layer] for layer in zip(*(own for _, own in groups), strict=True)]

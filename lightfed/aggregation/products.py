@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Product:
     def __sub__(self, other: "Product") -> "Product":
         return Product.sum([1, -1], [self.left, other.left], [self.right, other.right])
 
-    @property
+    @cached_property
     def dense(self) -> Tensor:
         """(out, in)."""
         return self.left @ self.right

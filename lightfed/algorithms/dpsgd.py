@@ -6,7 +6,7 @@ Algorithms? NeurIPS 2017. https://arxiv.org/abs/1705.09056
 As in the released code of DisPFL, a client takes the plain mean over itself and its senders, and
 then trains local epochs. The paper takes one gradient step, at the client's old model, and its
 weights are symmetric and doubly stochastic. Those of a plain mean are so in undirected graphs in
-which all have as many neighbours (Ring, Full, RandomRegular); in others, such as Star, what clients
+which all have as many neighbours (Ring, Full); in others, such as a star, what clients
 agree on is not their plain mean.
 """
 

@@ -12,10 +12,10 @@ right for GPT-2 only.
 from typing_extensions import override
 
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 
 
-class FedExLoRA(LowRank):
+class FedExLoRA(AdapterRule):
     """W + D A = W_old + sum_k p_k s_k B_k A_k: the server's model is exact."""
 
     changes_base = True
@@ -23,7 +23,7 @@ class FedExLoRA(LowRank):
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
-        A, D = sent.averaged(sent.p, over=sent.owners(sent.p))  # the mean by rank
+        A, D = sent.averaged(sent.p, by_rank=True)  # the mean by rank
         mean = Product(D, A)
         residual = sent.mean - mean  # E = M - D A;  W <- W + E
         return Merged(mean, A, D, base=residual.dense)

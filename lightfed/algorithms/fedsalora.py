@@ -7,7 +7,7 @@ The released code keeps the classifier with the client too on GLUE, and averages
 Deviation: A of unlike ranks is averaged by rank; the paper has one rank.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import lightning.pytorch as L
 from torch import Tensor
@@ -15,29 +15,22 @@ from typing_extensions import override
 
 from lightfed.aggregation.adapters import adapters_of
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
-from lightfed.api.fleet import Fleet, Weights
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 
 
-class FedSALoRA(LowRank):
+class FedSALoRA(AdapterRule):
     """A is averaged; B_k starts at 0, stays with its client, and is never sent."""
 
     up = down = "A"
 
-    def __init__(
-        self,
-        weights: Weights = "samples",
-        head: Literal["averaged", "personal"] = "averaged",
-        adapters: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, head: Literal["averaged", "personal"] = "averaged", **rule: Any) -> None:
         """Set what clients share besides A.
 
         Args:
-            weights: p_k, by the number of samples, or uniform.
             head: All other trained tensors: `averaged` as in FedAvg, or `personal`: never sent.
-            adapters: As of `RankMean`.
+            **rule: `weights` and `adapters` as of `RankMean`.
         """
-        super().__init__(weights, adapters)
+        super().__init__(**rule)
         self.head = head
 
     @override
@@ -55,6 +48,6 @@ class FedSALoRA(LowRank):
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k
-        A, _ = sent.averaged(sent.p, over=sent.owners(sent.p))
+        A, _ = sent.averaged(sent.p, by_rank=True)
         applied = Product.sum(sent.p, sent.D, [A[: len(own)] for own in sent.A])
         return Merged(applied, A)  # sum_k p_k s_k B_k A[:r_k], the mean of the clients' models

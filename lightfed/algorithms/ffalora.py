@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from lightfed.aggregation.adapters import adapters_of
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 from lightfed.models.build import DataSpec
 
 
-class FFALoRA(LowRank):
+class FFALoRA(AdapterRule):
     """Clients train B only, and only B is sent."""
 
     up = down = "B"

@@ -8,35 +8,30 @@ zero up to rounding get D = 0 and the initial row of A: the product is the same,
 trained. Optimisers of clients start new in every session, because the basis changes in every round.
 """
 
+from typing import Any
+
 import torch
 from typing_extensions import override
 
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent, rounded
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent, rounded
 from lightfed.api.algorithm import require_argument
-from lightfed.api.fleet import Weights
 
 
-class FlexLoRA(LowRank):
+class FlexLoRA(AdapterRule):
     """A client of rank r starts from the r largest components of the mean product."""
 
     no_server_step = "its step would be one of dense weights"
 
-    def __init__(
-        self,
-        weights: Weights = "samples",
-        server_rank: int | None = None,
-        adapters: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, server_rank: int | None = None, **rule: Any) -> None:
         """Set what the server keeps.
 
         Args:
-            weights: p_k, by the number of samples, or uniform.
             server_rank: Number of components that the server keeps; by default the greatest rank of
                 a client, which is all that can be sent.
-            adapters: As of `RankMean`.
+            **rule: `weights` and `adapters` as of `RankMean`.
         """
-        super().__init__(weights, adapters)
+        super().__init__(**rule)
         self.server_rank = server_rank
 
     @override

@@ -12,12 +12,13 @@ import torch
 from typing_extensions import override
 
 from lightfed.aggregation.adapters import Adapter
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent, drawn
+from lightfed.aggregation.products import Product
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent, drawn
 from lightfed.local.hooks import SessionContext
 from lightfed.utils.rng import torch_generator
 
 
-class FLoRA(LowRank):
+class FLoRA(AdapterRule):
     """W <- W + sum_k p_k s_k B_k A_k, for all clients."""
 
     down = ""
@@ -27,9 +28,10 @@ class FLoRA(LowRank):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        every, group = self.factors(s.fed, s.client, s.row.floats), s.fed.home_group(s.client)
-        for layer, (A, _) in zip(self.layers, every, strict=True):
-            A.copy_(self.fresh(s, layer[group]))  # and B = 0
+        adapters = self.adapters[s.fed.home_group(s.client)]
+        every = self.factors(s.fed, s.client, s.row.floats)
+        for own, (A, _) in zip(adapters, every, strict=True):
+            A.copy_(self.fresh(s, own))  # and B = 0
 
     def fresh(self, s: SessionContext, own: Adapter) -> torch.Tensor:
         """(r_k, in) the A with which a session starts."""
@@ -39,4 +41,4 @@ class FLoRA(LowRank):
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # W <- W + M, M = sum_k p_k s_k B_k A_k
-        return Merged(None, base=sent.mean.dense)
+        return Merged(Product(sent.old_D, sent.old_A), base=sent.mean.dense)  # D = 0

@@ -9,40 +9,33 @@ client has one rank, so it decides over the sum of its layers.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.adapters import Adapter
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 from lightfed.api.algorithm import require_argument
-from lightfed.api.fleet import Fleet, Weights
+from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 
 
-class HetLoRA(LowRank):
+class HetLoRA(AdapterRule):
     """The padded mean, with weights ||s_k B_k A_k|| / sum_j ||s_j B_j A_j||."""
 
     kept: Tensor  # (N,) r_k; the configured rank at first
 
-    def __init__(
-        self,
-        weights: Weights = "samples",
-        gamma: float = 1.0,
-        decay: float = 0.0,
-        adapters: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, gamma: float = 1.0, decay: float = 0.0, **rule: Any) -> None:
         """Set how clients prune themselves.
 
         Args:
-            weights: p_k of other tensors than adapters, by the number of samples, or uniform.
             gamma: Share of its ranks that a client keeps when it prunes itself; 1 for never.
             decay: lambda, the weight in the loss of ||A[q:]|| ||B[:, q:]||, of the other ranks.
-            adapters: As of `RankMean`.
+            **rule: `weights` and `adapters` as of `RankMean`; weights of other tensors.
         """
-        super().__init__(weights, adapters)
+        super().__init__(**rule)
         require_argument(0 < gamma <= 1, "gamma", gamma, "give a share in (0, 1]")
         fits, fix = decay == 0 or (decay > 0 and gamma < 1), "give 0 or more, and a gamma below 1"
         require_argument(fits, "decay", decay, fix)
@@ -51,16 +44,20 @@ class HetLoRA(LowRank):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        ranks = [max(layer[g].rank for layer in self.layers) for g in range(len(fed.groups))]
-        own = [ranks[fed.home_group(k)] for k in range(fed.clients)]
+        own = [max(super(HetLoRA, self).ranks(fed, k)) for k in range(fed.clients)]
         self.register_buffer("kept", torch.tensor(own))
 
     @override
-    def rank(self, fed: Fleet, client: int, layer: Sequence[Adapter]) -> int:
-        return min(super().rank(fed, client, layer), int(self.kept[client]))
+    def ranks(self, fed: Fleet, client: int) -> list[int]:
+        return [min(rank, int(self.kept[client])) for rank in super().ranks(fed, client)]
+
+    def tails(self, fed: Fleet, client: int, row: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """A[q:] and B[:, q:] by layer."""
+        q = self.pruned(client)
+        return [(A[q:], B[:, q:]) for A, B in self.factors(fed, client, row)]
 
     def pruned(self, client: int) -> int:
-        """q, the rank of a client if it prunes itself."""
+        """The rank q of a client if it prunes itself."""
         return max(1, int(self.gamma * int(self.kept[client])))
 
     @override
@@ -68,32 +65,24 @@ class HetLoRA(LowRank):
         if not self.decay:
             return
         # of lambda sum ||A[q:]|| ||B[:, q:]||; that of a norm of 0 is 0
-        q = self.pruned(s.client)
-        for (A, B), (dA, dB) in zip(
-            self.factors(s.fed, s.client, s.parameters),
-            self.factors(s.fed, s.client, gradient),
-            strict=True,
-        ):
-            a, b = A[q:].norm(), B[:, q:].norm()
-            dA[q:] += self.decay * b * torch.nan_to_num(A[q:] / a)
-            dB[:, q:] += self.decay * a * torch.nan_to_num(B[:, q:] / b)
+        both = (self.tails(s.fed, s.client, row) for row in (s.parameters, gradient))
+        for (A, B), (dA, dB) in zip(*both, strict=True):
+            a, b = A.norm(), B.norm()
+            dA += self.decay * b * torch.nan_to_num(A / a)
+            dB += self.decay * a * torch.nan_to_num(B / b)
 
     @override
-    def merge_adapters(self, fed: Fleet, clients: Sequence[int]) -> None:
+    def merge(self, fed: Fleet, clients: Sequence[int]) -> None:
         # r_k <- q if sum ||A[q:]|| ||B[:, q:]|| is less than in what the client received
         shrunk = {}
-        for client in fed.mine(clients) if self.gamma < 1 else ():
-            received = fed.deployed(client).row(client)
-            before = self.tail(fed, client, received.floats)
-            shrunk[client] = self.tail(fed, client, fed.row(client).floats) < before
+        for k in fed.mine(clients) if self.gamma < 1 else ():
+            rows = fed.row(k).floats, fed.deployed(k).row(k).floats
+            every = (self.tails(fed, k, row) for row in rows)
+            now, before = (sum(float(A.norm() * B.norm()) for A, B in tails) for tails in every)
+            shrunk[k] = now < before
         for client in [k for k, yes in fed.collect(shrunk).items() if yes]:
             self.kept[client] = self.pruned(client)
-        super().merge_adapters(fed, clients)
-
-    def tail(self, fed: Fleet, client: int, row: Tensor) -> float:
-        """The sum of ||A[q:]|| ||B[:, q:]|| over layers."""
-        q, every = self.pruned(client), self.factors(fed, client, row)
-        return sum(float(A[q:].norm() * B[:, q:].norm()) for A, B in every)
+        super().merge(fed, clients)
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:

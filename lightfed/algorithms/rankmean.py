@@ -7,14 +7,14 @@ FLaaS. 2024. https://arxiv.org/abs/2408.08699
 from typing_extensions import override
 
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 
 
-class RankMean(LowRank):
+class RankMean(AdapterRule):
     """A rank is the mean over its owners; adapters are trained from round to round."""
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k; of D = s B the columns alike
-        A, D = sent.averaged(sent.p, over=sent.owners(sent.p))
+        A, D = sent.averaged(sent.p, by_rank=True)
         return Merged(Product(D[:, : sent.top], A[: sent.top]), A, D)

@@ -7,10 +7,10 @@ round, in A and in B, so that their product shrinks by the square of the owners'
 from typing_extensions import override
 
 from lightfed.aggregation.products import Product
-from lightfed.algorithms.shared.low_rank import LowRank, Merged, Sent
+from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 
 
-class ZeroPadded(LowRank):
+class ZeroPadded(AdapterRule):
     """The mean over all clients of factors that are padded with zeros."""
 
     @override

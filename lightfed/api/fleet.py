@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from numbers import Integral
 from typing import Literal, NamedTuple, TypeVar
 
@@ -821,19 +822,25 @@ class Fleet:
         every = self.ranks.gather([pickled(dict(mine))])
         return dict(sorted(item for part in every for item in pickle.loads(part).items()))
 
-    def once(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
-        """The results of jobs, on all ranks; each job runs on one.
+    def once(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """The results of jobs, in host memory on all ranks; each job runs on one.
 
-        For results whose bits depend on the machine, such as singular values. Results are in host
-        memory.
+        For results whose bits depend on the machine, such as singular values. As many are held at a
+        time as there are ranks. What a job raises is raised on all ranks.
         """
-        world, rank, every = self.ranks.world, self.ranks.rank, [*jobs]
+        waiting = iter(jobs)
         if self.ranks.alone:
-            return [job() for job in every]
-        own = {i: every[i]() for i in range(rank, len(every), world)}
-        parts = self.ranks.gather([pickled(own)])
-        found = {i: result for part in parts for i, result in pickle.loads(part).items()}
-        return [found[i] for i in range(len(every))]
+            yield from (job() for job in waiting)
+        while some := list(islice(waiting, self.ranks.world)):
+            results: list[T | Exception] = []
+            try:
+                results += [job() for job in some[self.ranks.rank : self.ranks.rank + 1]]
+            except Exception as error:
+                results.append(error)
+            for result in map(pickle.loads, self.ranks.gather([pickled(one) for one in results])):
+                if isinstance(result, Exception):
+                    raise result
+                yield result
 
     def stored_bytes(self, client: int) -> int:
         """Bytes that a client of this rank keeps; 0 for a stateless one."""

@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +18,6 @@ from lightfed.utils.rng import seeded
 
 Batch = dict[str, Tensor]  # of named columns
 Task = Literal["classification", "causal"]
-
-_OWN = {"r": "rank", "lora_alpha": "alpha", "task_type": "task"}  # keys of peft -> ours
 
 
 class PeftClient(NetworkClient):
@@ -57,7 +54,6 @@ class PeftClient(NetworkClient):
             UserError: transformers or peft are missing, the base cannot be loaded, or peft cannot
                 add such adapters.
         """
-        require(rank is None or rank >= 1, "rank", rank, "give at least 1")
         try:
             import transformers
 
@@ -116,30 +112,20 @@ def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:
     import transformers
 
     folder = Path(base).expanduser()
-    fix = (
-        "name a folder with config.json and weights, or a function -> nn.Module that makes a model"
-    )
+    fix = "name a folder with config.json and weights, or a function -> nn.Module that makes it"
     require((folder / "config.json").is_file(), "base", f"{base} is no folder of a model", fix)
     try:
         if task == "causal":
-            net = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        else:
-            kind = transformers.AutoModelForSequenceClassification
-            net = kind.from_pretrained(folder, num_labels=num_labels)
+            return transformers.AutoModelForCausalLM.from_pretrained(folder)
+        kind = transformers.AutoModelForSequenceClassification
+        return kind.from_pretrained(folder, num_labels=num_labels)
     except Exception as error:  # of files of others
         raise UserError("base", f"{base} cannot be loaded ({reason(error)})", fix) from error
-    return net
 
 
 def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn.Module:
     """A model with adapters; `own` are peft's keys for `rank` and `alpha`."""
     from peft import LoraConfig, get_peft_model
 
-    known = {field.name for field in fields(LoraConfig)} - _OWN.keys()
-    for name, value in lora.items():
-        fix = f"give {_OWN.get(name, 'keys of peft.LoraConfig')} instead"
-        require(name in known, f"lora.{name}", value, fix)
-    found = "true, so that an update is not s B A"
-    require(not lora.get("use_dora"), "lora.use_dora", found, "leave it out")
     kind = "CAUSAL_LM" if task == "causal" else "SEQ_CLS"
     return get_peft_model(net, LoraConfig(task_type=kind, **own, **lora))

@@ -5,7 +5,7 @@ sessions are only recorded, and the ledger counts the bytes up and down.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -123,9 +123,9 @@ class DryFleet(Fleet):
                 self.ledger.sent_down(receiver, size)
 
     @override
-    def once(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
+    def once(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
         """Run no job: there are no rows to compute from."""
-        return []
+        return iter(())
 
     @override
     def collect(self, mine: Mapping[int, Any]) -> dict[int, Any]:

@@ -3,28 +3,21 @@
 A topology is a class whose arguments are config keys. `round_senders` is the graph of a round.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from inspect import signature
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
 from lightfed.topology.matrices import read_adjacency
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import derive_seed, numpy_generator
 
-if TYPE_CHECKING:
-    import networkx as nx  # takes a second, and most runs do not need it
-
-Lists = tuple[tuple[int, ...], ...]
-
 _KEY = "model.algorithm.init_args.topology.init_args"
-LARGEST = 1000  # clients; the spectral gap of more takes over half a second
 
 
 class Topology(Recorded, ABC):
@@ -73,19 +66,6 @@ def round_senders(
     }
 
 
-def warning_of_isolated(topology: Topology, *, clients: int, seed: int) -> str | None:
-    """Warning that names the clients without senders in a fixed graph; None if there are none."""
-    if topology.varies:
-        return None
-    lists = round_senders(topology, 0, clients=clients, seed=seed)
-    isolated = [client for client, senders in lists.items() if not senders]
-    if not isolated:
-        return None
-    names = ", ".join(map(str, isolated[:10]))
-    more = "" if len(isolated) <= 10 else f" and {len(isolated) - 10} more"
-    return f"the topology isolates clients {names}{more}: they receive from no other client"
-
-
 @dataclass(frozen=True)
 class Ring(Topology):
     """Every client receives from the previous and the next one."""
@@ -130,107 +110,51 @@ class TimeVarying(Topology):
         return (drawn + (drawn >= client)).tolist()
 
 
-@dataclass(frozen=True)
-class Torus(Topology):
-    """A grid without borders, filled row by row; clients receive from their four neighbours.
+class NetworkX(Topology):
+    """A graph of networkx, drawn once for all rounds; every edge is in both directions.
 
-    With one or two rows or columns, some of the four coincide.
+    Such as `random_regular_graph`, `watts_strogatz_graph`, `star_graph`, or `grid_2d_graph` with
+    `periodic`. Its nodes in ascending order are the clients.
     """
 
-    rows: int | None = None
-    """Rows of the grid; null for the grid nearest to a square."""
+    def __init__(self, generator: str, arguments: dict[str, Any]) -> None:
+        """Name the graph.
 
-    def __post_init__(self) -> None:
-        _need(self.rows is None or self.rows >= 1, "rows", self.rows, "give at least 1")
-
-    @override
-    def check(self, clients: int) -> None:
-        rows = self._rows(clients)
-        found = f"{clients} clients do not fill {rows} rows"
-        _need(clients % rows == 0, "rows", found, "give a divisor of the number of clients")
-        found = f"{clients} clients only form a grid of a single row"
-        _need(self.rows is not None or rows > 1, "rows", found, "change their number, or use Ring")
-
-    def _rows(self, clients: int) -> int:
-        if self.rows is not None:
-            return self.rows
-        return next(rows for rows in range(math.isqrt(clients), 0, -1) if clients % rows == 0)
-
-    @override
-    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        rows = self._rows(clients)
-        columns = clients // rows
-        row, column = divmod(client, columns)
-        above, below = (row - 1) % rows * columns + column, (row + 1) % rows * columns + column
-        left, right = row * columns + (column - 1) % columns, row * columns + (column + 1) % columns
-        return sorted({above, below, left, right} - {client})
-
-
-@dataclass(frozen=True)
-class RandomRegular(Topology):
-    """An undirected graph with the same number of neighbours for all, drawn once for all rounds."""
-
-    degree: int
-    """Neighbours per client; degree times clients must be even."""
-
-    def __post_init__(self) -> None:
-        _need(self.degree >= 1, "degree", self.degree, "give at least 1")
+        Args:
+            generator: the name of a function of networkx that makes a graph.
+            arguments: its arguments by name. Without a `seed` among them, that of the run names
+                the draw.
+        """
+        self.generator, self.arguments = generator, arguments
+        self._drawn: dict[int, list[list[int]]] = {}
 
     @override
     def check(self, clients: int) -> None:
-        _check_others("degree", self.degree, clients)
-        found = f"{clients} clients of {self.degree} neighbours each, both odd numbers"
-        _need(clients * self.degree % 2 == 0, "degree", found, "make one of them even")
+        nodes = len(self._senders(0))
+        found = f"a graph of {nodes} nodes, for {clients} clients"
+        _need(nodes == clients, "arguments", found, "give a node for each client")
 
     @override
     def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        return list(_random_regular(clients, self.degree, seed=seed)[client])
+        return list(self._senders(seed)[client])
 
+    def _senders(self, seed: int) -> list[list[int]]:
+        if seed not in self._drawn:
+            import networkx as nx  # takes a second
 
-@dataclass(frozen=True)
-class SmallWorld(Topology):
-    """An undirected ring with shortcuts, drawn once for all rounds (Watts and Strogatz 1998)."""
-
-    neighbours: int
-    """Number of nearest neighbours on the ring, half on either side; even."""
-    rewire: float
-    """Probability of rewiring an edge of the ring to a random client."""
-
-    def __post_init__(self) -> None:
-        even = self.neighbours >= 2 and self.neighbours % 2 == 0
-        _need(even, "neighbours", self.neighbours, "give an even number of at least 2")
-        found = f"{self.rewire} is not a probability"
-        _need(0.0 <= self.rewire <= 1.0, "rewire", found, "give a number from 0 to 1")
-
-    @override
-    def check(self, clients: int) -> None:
-        _check_others("neighbours", self.neighbours, clients)
-
-    @override
-    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        return list(_small_world(clients, self.neighbours, self.rewire, seed=seed)[client])
-
-
-@dataclass(frozen=True)
-class Star(Topology):
-    """One client exchanges with all others, and they only with it."""
-
-    centre: int = 0
-    """Number of the central client."""
-
-    def __post_init__(self) -> None:
-        _need(self.centre >= 0, "centre", self.centre, "give the number of a client")
-
-    @override
-    def check(self, clients: int) -> None:
-        found = f"client {self.centre} of {clients}"
-        _need(self.centre < clients, "centre", found, f"give 0 to {clients - 1}")
-
-    @override
-    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        if client != self.centre:
-            return [self.centre]
-        return Full().senders(client, t, clients=clients, seed=seed)
+            make = getattr(nx, self.generator, None)
+            _need(callable(make), "generator", f"networkx has no {self.generator}", "name another")
+            seeded = "seed" in signature(make).parameters
+            named = {"seed": derive_seed(seed, "graph") % 2**32} if seeded else {}
+            try:
+                graph = make(**named | self.arguments).to_undirected()
+            except (AttributeError, TypeError, ValueError, nx.NetworkXException) as error:
+                fix = "give what networkx documents"
+                raise UserError(f"{_KEY}.arguments", reason(error), fix) from error
+            place = {node: i for i, node in enumerate(sorted(graph))}
+            links = [{place[other] for other in graph[node]} for node in place]
+            self._drawn[seed] = [sorted(own - {i}) for i, own in enumerate(links)]
+        return self._drawn[seed]
 
 
 class Adjacency(Topology):
@@ -257,42 +181,6 @@ class Adjacency(Topology):
         return np.flatnonzero(self._matrix[client]).tolist()
 
 
-def summarise(topology: Topology, *, clients: int, seed: int) -> dict[str, str | int | float]:
-    """Class, in-degrees and spectral gap of the graph of round 0."""
-    counts = [len(own) for own in round_senders(topology, 0, clients=clients, seed=seed).values()]
-    summary: dict[str, str | int | float] = {"class": type(topology).__name__}
-    if clients <= LARGEST:
-        summary["spectral_gap"] = spectral_gap(graph(topology, 0, clients=clients, seed=seed))
-    mean = sum(counts) / clients
-    return summary | {"least_heard": min(counts), "mean_heard": mean, "most_heard": max(counts)}
-
-
-def graph(
-    topology: Topology, t: int, *, clients: int, seed: int, active: Collection[int] | None = None
-) -> np.ndarray:
-    """(K, K) bool; row k marks the senders to client k in round t (`round_senders`)."""
-    matrix = np.zeros((clients, clients), dtype=np.bool_)
-    for client, senders in round_senders(
-        topology, t, clients=clients, seed=seed, active=active
-    ).items():
-        matrix[client, senders] = True
-    return matrix
-
-
-def spectral_gap(graph: np.ndarray) -> float:
-    """How fast averaging over a graph (K, K) reaches consensus: 0 never, 1 at once.
-
-    1 - |lambda_2| of W, the row-stochastic matrix of a plain mean over each client and its senders
-    (D-PSGD: Lian et al. 2017, assumption 1, bounds |lambda_2|^2). For one client it is 1. Time
-    grows with K^3: half a second for 1,000 clients.
-    """
-    if len(graph) == 1:
-        return 1.0
-    mixing = graph + np.eye(len(graph))
-    mixing /= mixing.sum(axis=1, keepdims=True)
-    return max(0.0, 1.0 - float(np.sort(np.abs(np.linalg.eigvals(mixing)))[-2]))
-
-
 def _need(fits: bool, name: str, found: object, fix: str) -> None:
     require(fits, f"{_KEY}.{name}", found, fix)
 
@@ -300,33 +188,3 @@ def _need(fits: bool, name: str, found: object, fix: str) -> None:
 def _check_others(name: str, wanted: int, clients: int) -> None:
     found = f"{wanted} neighbours, but each of {clients} clients has {clients - 1} others"
     _need(wanted < clients, name, found, "lower it, or raise the number of clients (model.clients)")
-
-
-@lru_cache(maxsize=4)
-def _random_regular(clients: int, degree: int, *, seed: int) -> Lists:
-    """An undirected graph in which every client has `degree` neighbours, drawn by (seed, "graph").
-
-    If more than half of all edges exist, the missing ones are drawn instead: networkx pairs the
-    ends of edges until no client is its own neighbour, which a dense graph seldom gives.
-    """
-    import networkx as nx
-
-    drawn = min(degree, clients - 1 - degree)
-    graph = nx.random_regular_graph(drawn, clients, seed=derive_seed(seed, "graph"))
-    return _ascending(graph if drawn == degree else nx.complement(graph))
-
-
-@lru_cache(maxsize=4)
-def _small_world(clients: int, neighbours: int, rewire: float, *, seed: int) -> Lists:
-    """Watts and Strogatz's graph (Nature 393, 1998), drawn by (seed, "graph").
-
-    `neighbours` is even. Each edge of the ring is rewired with probability `rewire`.
-    """
-    import networkx as nx
-
-    seed = derive_seed(seed, "graph")
-    return _ascending(nx.watts_strogatz_graph(clients, neighbours, rewire, seed=seed))
-
-
-def _ascending(graph: "nx.Graph") -> Lists:
-    return tuple(tuple(sorted(graph[client])) for client in range(len(graph)))

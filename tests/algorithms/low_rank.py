@@ -22,7 +22,7 @@ from lightfed.algorithms.flexlora import FlexLoRA
 from lightfed.algorithms.flora import FLoRA
 from lightfed.algorithms.hetlora import HetLoRA
 from lightfed.algorithms.rankmean import RankMean
-from lightfed.algorithms.shared.low_rank import LowRank
+from lightfed.algorithms.shared.adapter_rule import AdapterRule
 from lightfed.algorithms.zeropadded import ZeroPadded
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.torch_data import FromTorch
@@ -31,7 +31,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
 from tests.small import GOLDEN, Given, fleet_of, run_round
 
-RULES: dict[str, type[LowRank]] = {
+RULES: dict[str, type[AdapterRule]] = {
     "rankmean": RankMean, "zeropad": ZeroPadded, "hetlora": HetLoRA, "flexlora": FlexLoRA,
     "flora": FLoRA, "fedex": FedExLoRA, "ffa": FFALoRA, "fedsa": FedSALoRA,
 }  # fmt: skip
@@ -134,7 +134,7 @@ class Recorded:
         splits = TensorDataset(x, y), TensorDataset(x[:1] + 1, y[:1])
         return FederatedDataModule(FromTorch(*splits), Given(*parts), batch_size=1000)
 
-    def _rule(self, method: str) -> LowRank:
+    def _rule(self, method: str) -> AdapterRule:
         recorded, about = self, self.about
         given: dict[str, Any] = {"weights": about["weights"], "adapters": NAMES}
         if method == "flexlora":

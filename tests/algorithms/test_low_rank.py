@@ -130,7 +130,7 @@ def test_a_decay_without_ranks_to_drop_is_refused() -> None:
 def test_factors_that_are_both_frozen_are_left_alone(rule: str) -> None:
     fed = fleet(partial(Frozen, down=False, up=False), rule=RULES[rule])
     run_round(fed, 0)
-    assert len(fed.algorithm.layers) == 1
+    assert len(fed.algorithm.adapters[0]) == 1
     assert (fed.groups[0].module.net.other.down == 1).all()
 
 

@@ -267,6 +267,30 @@ def test_what_is_collected_does_not_train_on(world: int) -> None:
             assert row.untyped_storage().nbytes() == row.nbytes
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_jobs_run_once_and_their_errors_reach_all_ranks(world: int) -> None:
+    ran: list[int] = []
+
+    def job(number: int) -> int:
+        ran.append(number)
+        if number == 7:
+            raise ArithmeticError("7")
+        return number**2
+
+    def work(ranks: Ranks) -> list[int]:
+        fed = Fleet.__new__(Fleet)
+        fed.ranks = ranks
+        results = fed.once(partial(job, number) for number in range(20))
+        found = [next(results) for _ in range(7)]
+        with pytest.raises(ArithmeticError):
+            next(results)
+        return found
+
+    each = [work(Ranks(CPU))] if world == 1 else on_ranks(world, work)
+    assert each == [[number**2 for number in range(7)]] * world
+    assert sorted(ran) == list(range(8 if world == 1 else 9))  # as many at a time as ranks
+
+
 def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
     """On a GPU the module could not compute with the row itself."""
     data = random_data([5, 3], batch_size=2)

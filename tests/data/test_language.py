@@ -238,7 +238,7 @@ def test_a_bad_argument_is_named(kind: Any, key: str) -> None:
 
 def test_a_new_text_only_defines_its_lines() -> None:
     class Twelve(Text):
-        def _lines(self, split: str) -> list[str]:
+        def lines(self, split: str) -> list[str]:
             return ["one two three", "two three four"] if split == "train" else ["four five"]
 
     data = prepared(Twelve(rows=2, window=3), clients=2)

@@ -45,9 +45,8 @@ def test_encode_matches_a_slow_reference(texts: list[str], length: int) -> None:
     assert codes.tolist() == [slowly(text, length) for text in texts]
 
 
-@pytest.mark.parametrize("hub", [False, True])
-def test_ag_news_reads_both_layouts(hub: bool, tmp_path: Path) -> None:
-    written = tiny.ag_news(tmp_path, hub=hub)
+def test_ag_news_is_a_title_and_a_description(tmp_path: Path) -> None:
+    written = tiny.ag_news(tmp_path)
     dataset = AGNews(str(tmp_path), length=50)
     assert dataset.classes == tuple(tiny.NEWS)
     assert (dataset.num_classes, dataset.input_shape, dataset.task) == (4, (50,), "classification")
@@ -98,14 +97,6 @@ def csv_of(content: str) -> Callable[[Path], object]:
     return write
 
 
-def hub_of(**columns: list[object]) -> Callable[[Path], object]:
-    def write(root: Path) -> None:
-        (root / "ag_news" / "data").mkdir(parents=True)
-        tiny.parquet(root / "ag_news" / "data" / "train-0.parquet", columns)
-
-    return write
-
-
 def test_line_breaks_in_a_text_are_kept(tmp_path: Path) -> None:
     csv_of('"1","a","b\r\nc"\r\n"2","d","e"\r\n')(tmp_path)
     loaded = AGNews(str(tmp_path), length=6).load("train")
@@ -114,32 +105,15 @@ def test_line_breaks_in_a_text_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "found"),
-    [
-        (csv_of('"1","a","b"\n"one","c","d"\n'), "'one'"),
-        (hub_of(label=[1], content=["a"]), "KeyError: 'text'"),
-        (hub_of(text=["a"], title=["b"]), "KeyError: 'label'"),
-        (hub_of(text=["a", None], label=[0, 1]), "sample 1 has the text"),
-        (hub_of(text=["a"], label=["World"]), "'World'"),
-    ],
+    ("content", "found"), [('"1","a","b"\n"one","c","d"\n', "'one'"), ('"1","\udcff","b"\n', "")]
 )
-def test_what_is_not_ag_news_is_refused(
-    write: Callable[[Path], object], found: str, tmp_path: Path
-) -> None:
-    write(tmp_path)
+def test_what_is_not_ag_news_is_refused(content: str, found: str, tmp_path: Path) -> None:
+    csv_of("")(tmp_path)
+    path = tmp_path / "ag_news_csv" / "train.csv"
+    path.write_bytes(content.encode(errors="surrogateescape"))
     error = refused(tmp_path)
     assert found in error.found
-    assert str(tmp_path / "ag_news") in error.found
-
-
-def test_damaged_files_are_one_line(tmp_path: Path) -> None:
-    tiny.ag_news(tmp_path / "hub", hub=True)
-    path = tmp_path / "hub" / "ag_news" / "data" / "train-00000-of-00001.parquet"
-    path.write_bytes(path.read_bytes()[:-40])
-    assert str(tmp_path / "hub" / "ag_news") in refused(tmp_path / "hub").found
-    csv_of("")(tmp_path)
-    (tmp_path / "ag_news_csv" / "train.csv").write_bytes(b'"1","\xff","b"\n')
-    assert "cannot be read" in refused(tmp_path).found
+    assert str(path) in error.found
 
 
 def test_a_length_is_at_least_one() -> None:

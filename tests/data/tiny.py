@@ -158,14 +158,14 @@ NEWS = {
 
 
 def ag_news(
-    root: Path, *, train: int = 80, test: int = 24, hub: bool = False
+    root: Path, *, train: int = 80, test: int = 24
 ) -> dict[str, tuple[list[str], np.ndarray]]:
-    """ROOT/ag_news_csv: two csv files, or with `hub` parquet files in ROOT/ag_news/data.
+    """ROOT/ag_news_csv: two csv files.
 
     Titles and descriptions are of the words of a class, and hold commas, quotes and ends of lines.
     Returned are the texts and the labels (N,) of both splits.
     """
-    folder = root / "ag_news" / "data" if hub else root / "ag_news_csv"
+    folder = root / "ag_news_csv"
     folder.mkdir(parents=True)
     written = {}
     for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
@@ -175,13 +175,9 @@ def ag_news(
         titles = [" ".join(rng.choice(own, 3)) for own in words]
         bodies = [f'{", ".join(rng.choice(own, 9))} "{own[0]}"\\\nend' for own in words]
         texts = [f"{title} {body}" for title, body in zip(titles, bodies, strict=True)]
-        if hub:
-            columns = {"text": texts, "label": labels.tolist()}
-            parquet(folder / f"{split}-00000-of-00001.parquet", columns)
-        else:
-            with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
-                rows = zip((labels + 1).tolist(), titles, bodies, strict=True)
-                csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+        with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            rows = zip((labels + 1).tolist(), titles, bodies, strict=True)
+            csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
         written[split] = (texts, labels)
     return written
 

@@ -188,11 +188,10 @@ def refused(key: str, kind: str = "bert", **given: Any) -> str:
 def test_what_cannot_be_adapted_is_refused(
     bases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(".init_args.rank", rank=0)
+    refused("", rank=0)
     assert "nowhere" in refused(".init_args.base", base="nowhere")
-    assert "LORA_ALHPA" in refused(".init_args.lora.LORA_ALHPA", lora={"LORA_ALHPA": 3})
-    assert "rank" in refused(".init_args.lora.r", lora={"r": 3})
-    refused(".init_args.lora.use_dora", lora={"use_dora": True})
+    assert "LORA_ALHPA" in refused("", lora={"LORA_ALHPA": 3})
+    refused("", lora={"r": 3})
     assert "modules" in refused("", lora={"target_modules": ["nothing"]})
     (tmp_path / "config.json").write_text("{}")
     refused(".init_args.base", base=str(tmp_path))
@@ -262,3 +261,12 @@ def adapted(rate: float = 1.0) -> PeftClient:
 @pytest.mark.matrix
 def test_ranks_and_restarts_give_the_same_bits() -> None:
     conformance(lf.FedExLoRA, model=adapted, levels="ab", data=partial(data, "gpt2", 7))
+
+
+@pytest.mark.parametrize("name", ["use_dora", "lora_bias"])
+def test_updates_that_are_not_s_b_a_are_refused(name: str, tmp_path: Path) -> None:
+    """A bias of B is scaled, too, and clients of unlike rank have unlike scales."""
+    with pytest.raises(UserError) as error:
+        trained(lf.RankMean(), tmp_path, "bert", 2, 4, lora=LORA["bert"] | {name: True})
+    assert error.value.key == "model.clients"
+    assert name in error.value.fix

@@ -1,7 +1,6 @@
 """Clients without a server, which receive from the neighbours of a graph."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from typing_extensions import override
 
@@ -12,8 +11,6 @@ from lightfed.topology.topology import (
     TimeVarying,
     Topology,
     round_senders,
-    summarise,
-    warning_of_isolated,
 )
 
 
@@ -39,12 +36,7 @@ class Peers(Algorithm):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.topology.check(fed.clients)
-        fed.warn(warning_of_isolated(self.topology, clients=fed.clients, seed=fed.seed))
 
     def senders(self, fed: Fleet, t: int, active: Sequence[int]) -> dict[int, list[int]]:
         """S_{k,t}: the active clients that each active client receives from, in round t."""
         return round_senders(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
-
-    @override
-    def environment(self, fed: Fleet) -> dict[str, Any]:
-        return {"topology": summarise(self.topology, clients=fed.clients, seed=fed.seed)}

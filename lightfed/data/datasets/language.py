@@ -98,7 +98,7 @@ class Text(Dataset):
         self.input_shape = (window,)
 
     @abstractmethod
-    def _lines(self, split: Split) -> list[str]:
+    def lines(self, split: Split) -> list[str]:
         """The lines of a split."""
 
     def _words(self, line: str) -> list[str]:
@@ -106,7 +106,7 @@ class Text(Dataset):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary(map(self._words, self._lines("train")), **self._frequent)
+        return Vocabulary(map(self._words, self.lines("train")), **self._frequent)
 
     @property
     @override
@@ -115,7 +115,7 @@ class Text(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        tokens = self.vocabulary.encode(map(self._words, self._lines(split)))
+        tokens = self.vocabulary.encode(map(self._words, self.lines(split)))
         windows = fold(tokens, rows=self.rows if split == "train" else 1, window=self.window)
         rows, per_row, _ = windows.shape
         x = torch.from_numpy(windows.reshape(rows * per_row, self.window).copy())
@@ -142,7 +142,7 @@ class WikiText2(Text):
         self.root = Path(root).expanduser()
 
     @override
-    def _lines(self, split: Split) -> list[str]:
+    def lines(self, split: Split) -> list[str]:
         import pandas as pd
 
         path = self.root / "wikitext-2" / f"wiki.{split}.tokens"
@@ -170,7 +170,7 @@ class Prose(Text):
     _frequent = {"least": 2}
 
     @override
-    def _lines(self, split: Split) -> list[str]:
+    def lines(self, split: Split) -> list[str]:
         from pydoc_data.topics import topics
 
         names = sorted(topics)
@@ -226,7 +226,7 @@ class Sentences(Text):
         )
 
     @override
-    def _lines(self, split: Split) -> list[str]:
+    def lines(self, split: Split) -> list[str]:
         table = self._tables[split]
         return texts_of(table, column_of(table, self._text, "text"), split)
 
@@ -238,7 +238,7 @@ class Sentences(Text):
     def load(self, split: Split) -> Samples:
         column = column_of(self._tables["train"], self._group, "group")
         owners = coded(self._tables, column, "group", trained=False)[1][split].numpy()
-        lines, windows, groups = self._lines(split), [], []
+        lines, windows, groups = self.lines(split), [], []
         order = np.argsort(owners, kind="stable")
         for own in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
             stream = self.vocabulary.encode(self._words(lines[i]) for i in own)

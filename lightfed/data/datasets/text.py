@@ -72,12 +72,12 @@ class Characters(Dataset):
         self.input_shape = (length,)
 
     @abstractmethod
-    def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
+    def texts(self, split: Split) -> tuple[list[str], np.ndarray]:
         """The texts of a split, and their classes, (N,) int64."""
 
     @override
     def load(self, split: Split) -> Samples:
-        texts, labels = self._texts(split)
+        texts, labels = self.texts(split)
         x = torch.from_numpy(encode(texts, self.length))
         return Samples(x=x, y=torch.from_numpy(labels.copy()))
 
@@ -85,8 +85,8 @@ class Characters(Dataset):
 class AGNews(Characters):
     """127,600 news items of four classes: 120,000 for training, 7,600 for testing.
 
-    From ROOT/ag_news_csv/{train,test}.csv, the published files, where a text is the title, a space
-    and the description; or from the files of the hub, ROOT/ag_news/data/{train,test}-*.parquet.
+    From ROOT/ag_news_csv/{train,test}.csv, the published files; a text is the title, a space and
+    the description. `Hub` reads the files of the hub.
     """
 
     classes = ("World", "Sports", "Business", "Sci/Tech")
@@ -95,7 +95,7 @@ class AGNews(Characters):
         """Read AG News.
 
         Args:
-            root: the folder that holds ag_news_csv, or ag_news.
+            root: the folder that holds ag_news_csv.
             length: characters of a sample: 1014 for CharCNN, 1024 for VDCNN in the papers. Longer
                 texts are cut, shorter ones padded.
         """
@@ -103,27 +103,18 @@ class AGNews(Characters):
         self.root = Path(root).expanduser()
 
     @override
-    def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
+    def texts(self, split: Split) -> tuple[list[str], np.ndarray]:
         import pandas as pd
 
         path = self.root / "ag_news_csv" / f"{split}.csv"
-        parts = sorted((self.root / "ag_news" / "data").glob(f"{split}-*.parquet"))
-        if not parts and not path.is_file():
-            raise missing(path, holds="ag_news_csv, or ag_news of the hub")
+        if not path.is_file():
+            raise missing(path, holds="ag_news_csv")
+        columns: Any = {"label": int, "title": str, "text": str}
         try:
-            if path.is_file():
-                columns: Any = {"label": int, "title": str, "text": str}
-                table = pd.read_csv(path, names=[*columns], dtype=columns, keep_default_na=False)
-                table["text"], table["label"] = table.title + " " + table.text, table.label - 1
-            else:
-                table = pd.concat(map(pd.read_parquet, parts))
-            texts, labels = table["text"].tolist(), table["label"].to_numpy(np.int64)
-            bad = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
-            if bad is not None:
-                raise ValueError(f"sample {bad} has the text {texts[bad]!r}")
-        except Exception as error:  # pandas and pyarrow have their own
-            raise unreadable(path if path.is_file() else parts[0], error) from error
-        return texts, labels
+            table = pd.read_csv(path, names=[*columns], dtype=columns, keep_default_na=False)
+        except Exception as error:  # pandas has its own
+            raise unreadable(path, error) from error
+        return (table.title + " " + table.text).tolist(), table.label.to_numpy(np.int64) - 1
 
 
 class Docstrings(Characters):
@@ -159,13 +150,13 @@ class Docstrings(Characters):
     def load(self, split: Split) -> Samples:
         if self._tokenizer is None:
             return super().load(split)
-        texts, labels = self._texts(split)
+        texts, labels = self.texts(split)
         classes = torch.from_numpy(labels)
         columns = tokenized(texts, classes, self._tokenizer, self.length)
         return Samples(columns.tensors["input_ids"], classes, None, columns)
 
     @override
-    def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
+    def texts(self, split: Split) -> tuple[list[str], np.ndarray]:
         texts, labels = self._found
         count = min(self.per_class, *np.bincount(labels, minlength=self.num_classes).tolist())
         found = f"not all of {', '.join(self.classes)} are installed with documented *.py files"
@@ -251,9 +242,9 @@ class NextCharacter(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        streams = [Prose()._lines(split)]
+        streams = [Prose().lines(split)]
         if self._docstrings:
-            texts, labels = self._docstrings._texts(split)
+            texts, labels = self._docstrings.texts(split)
             streams = [
                 [texts[i] for i in np.flatnonzero(labels == c)] for c in range(len(self.classes))
             ]

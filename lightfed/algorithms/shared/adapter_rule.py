@@ -8,7 +8,7 @@ such as a head, are averaged as in FedAvg. Integer buffers keep their initial va
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -18,7 +18,7 @@ from lightfed_kernels import Layout
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.adapters import PEFT, Adapter, adapters_of, matched
+from lightfed.aggregation.adapters import PEFT, Adapter, adapters_of
 from lightfed.aggregation.products import Product
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
@@ -52,35 +52,29 @@ class Sent:
     @property
     def top(self) -> int:
         """The greatest rank of the round."""
-        return max(len(A) for A in self.A)
+        return max(map(len, self.A))
 
     @cached_property
     def mean(self) -> Product:
         """M = sum_k p_k s_k B_k A_k, the mean of the clients' updates."""
         return Product.sum(self.p, self.D, self.A)
 
-    def owners(self, weights: Sequence[float]) -> Tensor:
-        """(R,) the sum of the weights of the clients that have rank j."""
-        total = torch.zeros_like(self.old_A[:, 0])
-        for weight, A in zip(weights, self.A, strict=True):
-            total[: len(A)] += weight
-        return total
+    def averaged(self, weights: Sequence[float], *, by_rank: bool = False) -> tuple[Tensor, Tensor]:
+        """A (R, in) and D (out, R): sums of the clients' padded factors.
 
-    def averaged(
-        self, weights: Sequence[float], *, over: Tensor | float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """A (R, in) and D (out, R): sums of the clients' padded factors, divided by `over` (R,).
-
-        A rank of no client with a weight keeps its values: otherwise both of its factors, and so
-        their gradients, would be 0 for good.
+        With `by_rank` a rank is divided by the weights of the clients that have it. A rank of no
+        client with a weight keeps its values: otherwise both of its factors, and so their
+        gradients, would be 0 for good.
         """
-        sum_A, sum_D = torch.zeros_like(self.old_A), torch.zeros_like(self.old_D)
-        for weight, A, D in zip(weights, self.A, self.D, strict=True):
-            sum_A[: len(A)] += weight * A
-            sum_D[:, : len(A)] += weight * D
-        present, over = self.owners(weights) > 0, torch.as_tensor(over).to(sum_A)
-        A = torch.where(present[:, None], sum_A / over.expand(len(sum_A))[:, None], self.old_A)
-        return rounded(A), rounded(torch.where(present, sum_D / over, self.old_D))
+        A, D = torch.zeros_like(self.old_A), torch.zeros_like(self.old_D)
+        owned = torch.zeros_like(A[:, 0])
+        for weight, own_A, own_D in zip(weights, self.A, self.D, strict=True):
+            owned[: len(own_A)] += weight
+            A[: len(own_A)] += weight * own_A
+            D[:, : len(own_A)] += weight * own_D
+        over, present = owned if by_rank else torch.ones_like(owned), owned > 0
+        A = torch.where(present[:, None], A / over[:, None], self.old_A)
+        return rounded(A), rounded(torch.where(present, D / over, self.old_D))
 
 
 @dataclass(frozen=True)
@@ -88,33 +82,31 @@ class Merged:
     """A layer after a merge.
 
     Attributes:
-        applied: what the server applies instead of the clients' mean update, besides `base`.
+        applied: what the server's adapter applies, besides `base`.
         A, D: of the server; None if they do not change.
         base: (out, in) added to the weight W of all clients; None for nothing.
     """
 
-    applied: Product | None
+    applied: Product
     A: Tensor | None = None
     D: Tensor | None = None
     base: Tensor | None = None
 
     def error(self, mean: Product) -> tuple[float, float]:
         """||applied - M|| and ||M||, of what is added, in the precision of rows."""
+        wrong = self.applied - mean
         if self.base is None:
-            assert self.applied is not None
-            return (self.applied - mean).norm(), mean.norm()
-        applied = rounded(self.base)
-        if self.applied is not None:
-            applied = applied + self.applied.dense
-        return float((applied - mean.dense).norm()), float(mean.dense.norm())
+            return wrong.norm(), mean.norm()
+        return float((wrong.dense + rounded(self.base)).norm()), mean.norm()
 
 
-class LowRank(Algorithm):
+class AdapterRule(Algorithm):
     """A rule: `merge_layer`, and which factors are sent.
 
     Attributes:
         up: the factors that clients send.
         down: those that the server sends.
+        shared: names of the tensors that the server writes into rows; None for all.
         changes_base: the rule adds to the weights W of all clients.
         model: A and D, and all other trained tensors.
         base: the weights W, if the rule changes them.
@@ -123,6 +115,7 @@ class LowRank(Algorithm):
     side_by_side = True
     holds = "the server's adapters, cut to its rank"
     up = down = "AB"
+    shared: Collection[str] | None = None
     changes_base = False
     model: ServerModel
     base: ServerModel
@@ -167,95 +160,91 @@ class LowRank(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        each = [(state.name, adapters_of(state.module, self.names)) for state in fed.groups]
-        self.layers = matched(each)
+        each = [{a.layer: a for a in adapters_of(s.module, self.names)} for s in fed.groups]
+        for state, theirs in zip(fed.groups, each, strict=True):
+            unlike = ", ".join(sorted(each[0].keys() ^ theirs.keys())[:2])
+            found = f"groups {fed.groups[0].name} and {state.name} differ in adapters of {unlike}"
+            fix = "adapt the same layers; groups may differ in rank"
+            require(not unlike, "model.clients", found, fix)
+        self.adapters = [[theirs[layer] for layer in each[0]] for theirs in each]
         self.starts = [
-            self.initial(layer[0], rank).to(fed.device)
-            for layer, rank in zip(self.layers, self.server_ranks(), strict=True)
+            self.initial(own, rank).to(fed.device)
+            for own, rank in zip(self.adapters[0], self.server_ranks(), strict=True)
         ]
-        factors = {name for layer in self.layers for name in (layer[0].a, layer[0].b)}
+        factors = {name for own in self.adapters[0] for name in (own.a, own.b)}
         layout = fed.groups[0].layout.floats
         mixed = factors & fed.personal - self.personal(fed.groups[0].module)
         fix = "leave them out, or choose FedSALoRA, whose clients keep B"
         require(not mixed, "model.personal", f"factors of adapters, {min(mixed, default='')}", fix)
         self.others = frozenset(e.name for e in layout if e.name not in factors | fed.personal)
+        for i, own in enumerate(self.adapters[0]):
+            bias = own.b.removesuffix("weight") + "bias"
+            fits = bias not in self.others or len({group[i].scale for group in self.adapters}) == 1
+            found, fix = f"{bias} of groups with unlike alpha / rank", "leave out lora_bias"
+            require(fits, "model.clients", found, fix)
         self.model = self._server_model(fed)
-        for (A, _), start in zip(self.server_factors(), self.starts, strict=True):
-            A.copy_(start)
         for group in range(len(fed.groups)):
             fed.check_nested(self.model, group)
-        self._others_numel = [s.layout.floats.only(self.others).numel for s in fed.groups]
         if self.changes_base:
-            self.base = fed.base_model([layer[0].base for layer in self.layers])
-            self.register_buffer("added", torch.zeros(len(self.layers), dtype=torch.int64))
+            self.base = fed.base_model([own.base for own in self.adapters[0]])
+            self.register_buffer("added", torch.zeros(len(self.starts), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))
 
     def server_ranks(self) -> list[int]:
         """The server's rank R of every layer: the greatest of a group."""
-        return [max(own.rank for own in layer) for layer in self.layers]
+        return [max(own.rank for own in layer) for layer in zip(*self.adapters, strict=True)]
 
     def _server_model(self, fed: Fleet) -> ServerModel:
-        """The first group's initial values, but A and D with R ranks."""
+        """The first group's initial values, but of R ranks: the common A, and D = 0."""
         state = fed.groups[0]
         shapes: dict[str, tuple[int, ...]] = {}
-        for layer, start in zip(self.layers, self.starts, strict=True):
-            shapes |= layer[0].shapes(dict(state.module.named_parameters()), len(start))
+        for own, start in zip(self.adapters[0], self.starts, strict=True):
+            shapes |= own.shapes(dict(state.module.named_parameters()), len(start))
         floats = Layout.build((e.name, shapes.get(e.name, e.shape)) for e in state.layout.floats)
         row = Row(floats.new_row(device=fed.device), state.initial.integers.to(fed.device))
         values, places = state.layout.floats.views(state.initial.floats), floats.views(row.floats)
         for name in self.others:
             places[name].copy_(values[name])
+        for own, start in zip(self.adapters[0], self.starts, strict=True):
+            if own.a in places:  # not FFA-LoRA's
+                own.factors(places)[0].copy_(start)
         return ServerModel(replace(state.layout, floats=floats), row)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)  # S
-        self.send(fed, clients)
+        sizes = self.sizes(fed, clients, self.down)
+        if self.changes_base:
+            sizes += self._missed(clients)
+            self.seen[clients] = self.added
+        fed.send(self.model, clients, tensors=self.shared, size=sizes.tolist())
         fed.train(clients, t)
         fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
         if valid := [k for k in clients if fed.usable(k)]:
             with fed.server_step(self.model):
                 self.merge(fed, valid)
-        fed.charge(clients, up=[self.size(fed, k, self.up) for k in clients])
+        fed.charge(clients, up=self.sizes(fed, clients, self.up).tolist())
 
-    def merge(self, fed: Fleet, valid: Sequence[int]) -> None:
-        """The mean of all other tensors, and the rule's merge of the adapters."""
-        if self.others:
-            nothing = dict.fromkeys(valid, 0)  # their bytes are charged with the adapters'
-            fed.merge(
-                valid, into=self.model, weights=self.weights, tensors=self.others, sizes=nothing
-            )
-        self.merge_adapters(fed, valid)
+    def ranks(self, fed: Fleet, client: int) -> list[int]:
+        """r_k by layer."""
+        return [own.rank for own in self.adapters[fed.home_group(client)]]
 
-    def send(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """A[:r_k], D[:, :r_k], the other tensors, and what was added to W since the last time."""
-        sizes = [self.size(fed, k, self.down) for k in clients]
-        if self.changes_base:
-            sizes = [size + self._base_size(k) for k, size in zip(clients, sizes, strict=True)]
-            self.seen[clients] = self.added
-        fed.send(self.model, clients, size=sizes)
-
-    def rank(self, fed: Fleet, client: int, layer: Sequence[Adapter]) -> int:
-        """r_k."""
-        return layer[fed.home_group(client)].rank
-
-    def size(self, fed: Fleet, client: int, factors: str) -> int:
-        """Bytes of some factors of a client, and of the other tensors."""
-        others = self._others_numel[fed.home_group(client)]
+    def sizes(self, fed: Fleet, clients: Sequence[int], factors: str) -> Tensor:
+        """(K,) bytes of some factors of each client, and of the other tensors."""
         widths = [
             own.inputs * ("A" in factors) + own.outputs * ("B" in factors)
-            for own, *_ in self.layers
+            for own in self.adapters[0]
         ]
-        ranks = [self.rank(fed, client, layer) for layer in self.layers]
-        return 4 * (others + sum(r * width for r, width in zip(ranks, widths, strict=True)))
+        ranks = torch.tensor([self.ranks(fed, k) for k in clients])
+        others = torch.tensor([s.layout.floats.only(self.others).numel for s in fed.groups])
+        whose = [fed.home_group(k) for k in clients]
+        return 4 * (ranks @ torch.tensor(widths) + others[whose])
 
-    def _base_size(self, client: int) -> int:
-        """Bytes of what was added to W since a client was served: factors, or dense if smaller."""
-        number = 0
-        for (own, *_), ranks in zip(self.layers, self.added - self.seen[client], strict=True):
-            factors = int(ranks) * (own.inputs + own.outputs)
-            number += min(own.inputs * own.outputs, factors)
-        return 4 * number
+    def _missed(self, clients: Sequence[int]) -> Tensor:
+        """(K,) bytes of what was added to W since each was served: factors, or dense if smaller."""
+        shapes = torch.tensor([(own.inputs, own.outputs) for own in self.adapters[0]])
+        factors = (self.added - self.seen[clients]).cpu() * shapes.sum(1)
+        return 4 * torch.minimum(factors, shapes.prod(1)).sum(1)
 
     @override
     def session_start(self, s: SessionContext) -> None:
@@ -264,71 +253,76 @@ class LowRank(Algorithm):
 
     def take(self, fed: Fleet, client: int, row: Tensor) -> None:
         """B_k = D / s_k, and no more ranks than r_k, in a row (P,) as the server sends it."""
-        for layer, (A, B) in zip(self.layers, self.factors(fed, client, row), strict=True):
-            rank = self.rank(fed, client, layer)
+        adapters, ranks = self.adapters[fed.home_group(client)], self.ranks(fed, client)
+        every = self.factors(fed, client, row)
+        for own, rank, (A, B) in zip(adapters, ranks, every, strict=True):
             A[rank:], B[:, rank:] = 0, 0
-            B.div_(layer[fed.home_group(client)].scale)
+            B.div_(own.scale)
 
     def factors(self, fed: Fleet, client: int, row: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Views (r, in) of A and (out, r) of B, by layer, in a client's row or a gradient (P,)."""
-        state, group = fed.state(client), fed.home_group(client)
+        state = fed.state(client)
         floats, trained = state.layout.floats, state.layout.parameters
         tensors = {e.name: floats.view(row, e) for e in floats.entries[:trained]}
         tensors |= state.live.frozen  # FFA-LoRA's A
-        return [layer[group].factors(tensors) for layer in self.layers]
+        return [own.factors(tensors) for own in self.adapters[fed.home_group(client)]]
 
     def server_factors(self) -> list[tuple[Tensor, Tensor]]:
         """Views (R, in) of the server's A and (out, R) of its D, by layer."""
-        first = [layer[0] for layer in self.layers]
-        frozen = zip(first, self.starts, strict=True)  # FFA-LoRA's A
+        frozen = zip(self.adapters[0], self.starts, strict=True)  # FFA-LoRA's A
         tensors = {own.a: A.T if own.embedding else A for own, A in frozen}
         tensors |= self.model.layout.floats.views(self.model.floats)
-        return [own.factors(tensors) for own in first]
+        return [own.factors(tensors) for own in self.adapters[0]]
 
-    def merge_adapters(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """Merge layer by layer, each on one rank, and measure the error of what is applied."""
+    def merge(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """The mean of all other tensors, and layer by layer the rule's merge, each on one rank."""
+        if self.others:
+            free = dict.fromkeys(clients, 0)  # their bytes are charged with the adapters'
+            fed.merge(
+                clients, into=self.model, weights=self.weights, tensors=self.others, sizes=free
+            )
         if self.changes_base:
-            for i, layer in enumerate(self.layers):
-                own = len(self.starts[i]) if self.down else 0  # those of D A in FedEx-LoRA
-                self.added[i] += own + sum(self.rank(fed, k, layer) for k in clients)
-        every = fed.once(partial(self._job, sent) for sent in self.sent(fed, clients))
+            mean = [len(start) if self.down else 0 for start in self.starts]  # D A of FedEx-LoRA
+            self.added += torch.tensor([mean, *(self.ranks(fed, k) for k in clients)]).sum(0)
+        norms = []
+        jobs = (partial(self._job, sent) for sent in self._sent(fed, clients))
+        places = zip(self.adapters[0], self.server_factors(), strict=True)
         # Not strict: a plan has no results.
-        for i, ((merged, _), (A, D)) in enumerate(zip(every, self.server_factors(), strict=False)):
-            if merged.A is not None:
-                A.copy_(merged.A)
-            if merged.D is not None:
-                D.copy_(merged.D)
-            if merged.base is not None:
+        for (own, factors), ((*merged, base), error) in zip(places, fed.once(jobs), strict=False):
+            for place, value in zip(factors, merged, strict=True):
+                if value is not None:
+                    place.copy_(value)
+            if base is not None:
                 weights = self.base.layout.floats.views(self.base.floats)
-                self.layers[i][0].weight(weights).add_(merged.base.to(fed.device))
-        errors = torch.tensor([error for _, error in every]).reshape(-1, 2)
-        if errors.any():
-            wrong, right = errors.T
+                own.weight(weights).add_(base.to(fed.device))
+            norms.append(error)
+        wrong, right = torch.tensor(norms).reshape(-1, 2).T
+        if right.any():
             each = torch.where(right > 0, wrong / right, torch.zeros(()))
             fed.metrics["aggregation_error"] = float(wrong.norm() / right.norm())
             fed.metrics["aggregation_error_worst"] = float(each.max())
 
-    def _job(self, sent: Sent) -> tuple[Merged, tuple[float, float]]:
+    def _job(self, sent: Sent) -> tuple[list[Tensor | None], tuple[float, float]]:
+        """A, D and what is added to the base, in host memory, and the error."""
         merged = self.merge_layer(sent)
-        parts = {name: getattr(merged, name) for name in ("A", "D", "base")}
-        host = {name: part.float().cpu() for name, part in parts.items() if part is not None}
-        return Merged(None, **host), merged.error(sent.mean)
+        parts = (merged.A, merged.D, merged.base)
+        host = [None if part is None else part.float().cpu() for part in parts]
+        return host, merged.error(sent.mean)
 
     @abstractmethod
     def merge_layer(self, sent: Sent) -> Merged:
         """The layer after the round."""
 
-    def sent(self, fed: Fleet, clients: Sequence[int]) -> Iterator[Sent]:
+    def _sent(self, fed: Fleet, clients: Sequence[int]) -> Iterator[Sent]:
         """What the clients sent, by layer, on every rank."""
         numbers = [fed.data.num_samples(k) if self.weights == "samples" else 1 for k in clients]
         every = fed.collect({k: self._factors(fed, k) for k in fed.mine(clients)})
-        for i, (layer, (A, D)) in enumerate(zip(self.layers, self.server_factors(), strict=True)):
-            own = [tuple(part.to(A).double() for part in every[k][i]) for k in clients]
-            scales = [layer[fed.home_group(k)].scale for k in clients]
+        for i, (A, D) in enumerate(self.server_factors()):
+            scales = [self.adapters[fed.home_group(k)][i].scale for k in clients]
             yield Sent(
                 p=[number / sum(numbers) for number in numbers],
-                A=[A for A, _ in own],
-                D=[scale * B for scale, (_, B) in zip(scales, own, strict=True)],
+                A=[every[k][i][0].to(A).double() for k in clients],
+                D=[s * every[k][i][1].to(D).double() for k, s in zip(clients, scales, strict=True)],
                 old_A=A.double(),
                 old_D=D.double(),
                 start=self.starts[i].double(),
@@ -336,34 +330,29 @@ class LowRank(Algorithm):
 
     def _factors(self, fed: Fleet, client: int) -> list[tuple[Tensor, Tensor]]:
         """A_k and B_k of every layer, in host memory."""
-        every = self.factors(fed, client, fed.row(client).floats)
-        ranks = [self.rank(fed, client, layer) for layer in self.layers]
-        each = zip(ranks, every, strict=True)
-        return [(A[:r].detach().cpu(), B[:, :r].cpu()) for r, (A, B) in each]
+        every, ranks = self.factors(fed, client, fed.row(client).floats), self.ranks(fed, client)
+        each = zip(every, ranks, strict=True)
+        return [(A[:rank].detach().cpu(), B[:, :rank].cpu()) for (A, B), rank in each]
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
         """The server's adapters, cut to a client's rank; "global" in the module of the widest."""
         if kind in ("trained", "local"):
             return fed.rows(clients) if kind == "trained" else None
-        whose = clients or [self._widest(fed)]
+        ranks = [sum(own.rank for own in group) for group in self.adapters]
+        whose = clients or [fed.places.home_groups.index(ranks.index(max(ranks)))]
         rows = fed.server_rows(self.model, whose)
         if rows is None or (fed.personal and not clients):
             return None
 
         def read(some: Sequence[int]) -> Row:
-            each = []
-            for client in some if clients else whose:
-                each.append(rows.read([client]).clone())
-                self.take(fed, client, each[-1].floats[0])
+            own = some if clients else whose
+            each = [rows.read([client]).clone() for client in own]
+            for client, row in zip(own, each, strict=True):
+                self.take(fed, client, row.floats[0])
             return Row(torch.cat([r.floats for r in each]), torch.cat([r.integers for r in each]))
 
         return replace(rows, read=read, clients=clients or range(1), shared=not clients)
-
-    def _widest(self, fed: Fleet) -> int:
-        """The first client of the greatest ranks."""
-        groups = [sum(own[g].rank for own in self.layers) for g in range(len(fed.groups))]
-        return fed.places.home_groups.index(groups.index(max(groups)))
 
 
 def drawn(own: Adapter, rank: int, generator: torch.Generator) -> Tensor:
