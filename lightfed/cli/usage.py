@@ -9,6 +9,7 @@ COMMANDS = {
     "partition": "print the split of the data over the clients",
     "groups": "print the layers that groups have in common (FlexiFed's trie)",
     "plan": "print balance, bytes and memory of a run on many ranks",
+    "sweep": "run what is missing of a list of runs",
     "configs": "list the configurations in the installation, or copy them",
     "report": "make the page of a run folder, or compare several",
     "control": "explain a control string of HeteroFL",

@@ -134,7 +134,7 @@ def test_every_line_parses(sweep: Path, parser: ArgumentParser) -> None:
 def test_no_line_is_there_twice_and_the_header_says_how_to_run_it(sweep: Path) -> None:
     text = sweep.read_text()
     assert set(Counter(map(tuple, commands(sweep))).values()) == {1}
-    assert f"grep -v '^#' {sweep.relative_to(ROOT)} | xargs -L 1 lightfed" in text
+    assert f"lightfed sweep {sweep.relative_to(ROOT)}" in text
 
 
 @pytest.mark.parametrize(

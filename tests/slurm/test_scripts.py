@@ -12,8 +12,6 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-# One list of every algorithm.
-SWEEPS = {path.parent: path for path in sorted((ROOT / "configs").rglob("*.sweep"))}
 ALLOCATION = {
     "SLURM_JOB_ID": "17",
     "SLURM_JOB_NAME": "lightfed",
@@ -100,7 +98,8 @@ def test_the_log_begins_with_what_runs_where(repository: Path) -> None:
     assert lines[0].endswith(" job 17 = 16_1 (lightfed), start 3")
     assert lines[1] == "   nodes n[0-1]; ranks a node: 4, GPUs: 4; CPUs a rank: 3"
     assert re.fullmatch(r"   commit \S+, versions", lines[2])
-    assert shlex.split(lines[3]) == ["lightfed", "fit", "--x", "a b", *RANKS]
+    words = ["lightfed", "sweep", "list", "--line", "1", "--x", "a b", *RANKS]
+    assert shlex.split(lines[3]) == words
 
 
 def test_the_site_has_its_say(repository: Path) -> None:
@@ -187,47 +186,18 @@ def test_what_cannot_run_is_refused(
     assert not (repository / "srun.words").exists()
 
 
-@pytest.mark.parametrize("sweep", SWEEPS.values(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_lines_of_the_sweeps_keep_their_words(sweep: Path, repository: Path) -> None:
-    """The line with the most quotes of a list, with an argument more."""
-    lines = sweep.read_text().splitlines()
-    number = max(range(len(lines)), key=lambda i: (lines[i][0] != "#", lines[i].count("'"), i)) + 1
-    run(repository, "sweep", str(sweep), "--more", "words ", SLURM_ARRAY_TASK_ID=str(number))
-    assert passed_on(repository) == [*shlex.split(lines[number - 1]), "--more", "words "]
-
-
-def test_lines_of_a_list_are_words_and_no_programs(repository: Path) -> None:
-    (repository / "list").write_text("""  fit --a "b 'c" 'd "e' f\\ g $HOME * `date` ; x  # y""")
-    run(repository, "sweep", "list", SLURM_ARRAY_TASK_ID="1")
-    words = ["fit", "--a", "b 'c", 'd "e', "f g", "$HOME", "*", "`date`", ";", "x", "#", "y"]
-    assert passed_on(repository) == words
-
-
-@pytest.mark.parametrize("number", ["1", "2", "4"])
-def test_a_line_without_a_command_is_reported(number: str, repository: Path) -> None:
-    (repository / "list").write_text("# a comment\n\nfit\n  # indented\n")
-    done = run(repository, "sweep", "list", SLURM_ARRAY_TASK_ID=number)
-    assert done.returncode == 0
-    expected = f"sweep.sbatch: line {number} of list is empty or a comment: nothing to train\n"
-    assert done.stdout == expected
-    assert not (repository / "srun.words").exists()
+def test_a_task_of_an_array_runs_its_line(repository: Path) -> None:
+    run(repository, "sweep", "a list", "--more", "words ", SLURM_ARRAY_TASK_ID="12")
+    assert passed_on(repository) == ["sweep", "a list", "--line", "12", "--more", "words "]
 
 
 @pytest.mark.parametrize(
     ("words", "number", "line"),
-    [
-        ([], "1", "no list given; "),
-        (["nowhere"], "1", "no list nowhere; "),
-        (["list"], None, "this is not an array task; submit with sbatch --array=1-2"),
-        (["list"], "0", "list has no line 0; give --array numbers from 1 to 2"),
-        (["list"], "3", "list has no line 3; give --array numbers from 1 to 2"),
-        (["list"], "2", "line 2 of list cannot be split into words; close its quotes"),
-    ],
+    [([], "1", "no list given; "), (["list"], None, "this is not an array task; submit with ")],
 )
 def test_a_missing_line_is_refused(
     words: list[str], number: str | None, line: str, repository: Path
 ) -> None:
-    (repository / "list").write_text("fit\nfit 'open\n")
     done = run(repository, "sweep", *words, SLURM_ARRAY_TASK_ID=number)
     assert done.returncode == 2
     assert f"sweep.sbatch: {line}" in done.stderr

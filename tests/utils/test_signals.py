@@ -14,7 +14,7 @@ import pytest
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.cli import command_line
+from lightfed.cli import command_line, federation_cli
 from lightfed.cli.usage import COMMANDS
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -82,7 +82,7 @@ def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help(wo
     assert all(name in done.stdout for name in COMMANDS) is bool(words)
 
 
-@pytest.mark.parametrize("command", ["report", "control", "latency"])
+@pytest.mark.parametrize("command", ["report", "control", "latency", "sweep"])
 def test_commands_without_a_trainer_parse_before_torch_is_imported(command: str) -> None:
     code = (
         "import sys\nfrom lightfed.cli.command_line import main\n"
@@ -96,7 +96,7 @@ def test_commands_without_a_trainer_parse_before_torch_is_imported(command: str)
 
 
 def test_the_help_names_all_commands() -> None:
-    own, trainer = command_line._WITHOUT_A_TRAINER, command_line._OF_THE_TRAINER
+    own, trainer = command_line._WITHOUT_A_TRAINER, federation_cli._COMMANDS
     assert set(COMMANDS) == {*own, *trainer}
     assert all(callable(getattr(PreviewTrainer, name)) for name in trainer)
 

@@ -1,0 +1,139 @@
+"""Runs many commands from one process that has imported everything once.
+
+This process never computes: it forks for the checks, and for every run. A child begins as a fresh
+process does after its imports, so that its run has the bits of the same run alone. A run of several
+ranks replaces its child by a new process.
+"""
+
+import multiprocessing as mp
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from signal import SIGINT
+from typing import NamedTuple
+
+from lightfed.cli.wanted import Wanted
+from lightfed.utils.errors import UserError
+from lightfed.utils.process import imports_begin, imports_end
+from lightfed.utils.signals import asked, listening
+
+_FORK = mp.get_context("fork")
+_POLL = 0.5  # seconds between two looks for a signal
+_OURS = "lightfed: "  # begins what the command says at its end
+LOGS = ".logs"  # beside the runs: output of runs that failed
+
+
+class Outcome(NamedTuple):
+    """What became of a command.
+
+    Attributes:
+        wanted: the run.
+        status: exit status; 0 also for a run that was finished before.
+        seconds: that it took; 0 if nothing ran.
+        said: the error, or nothing.
+    """
+
+    wanted: Wanted
+    status: int
+    seconds: float
+    said: str
+
+
+def check(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
+    """Read all commands in a child: a mistake in one is returned in its place."""
+    _import_all()
+    receiver, sender = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=_check, args=(commands, sender))
+    child.start()
+    sender.close()
+    try:
+        return [receiver.recv() for _ in commands]
+    except EOFError:
+        raise SystemExit(1) from None  # the child has said why
+    finally:
+        child.join()
+
+
+def _check(commands: Sequence[Sequence[str]], sender: Connection) -> None:
+    for words in commands:
+        try:
+            sender.send(Wanted.of(words))
+        except UserError as error:
+            sender.send(error)
+
+
+def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
+    """Run what is not finished, `jobs` at once, and resume what was stopped; as each one ends.
+
+    After a signal, the running ones save and stop, and no others begin.
+    """
+    _import_all()
+    left = list(runs)
+    running: dict[BaseProcess, tuple[Wanted, Path, float]] = {}
+    told: int | None = None
+    with listening():
+        while (left and asked() is None) or running:
+            while left and asked() is None and len(running) < jobs:
+                wanted = left.pop(0)
+                if wanted.finished() is not None:
+                    yield Outcome(wanted, 0, 0.0, "")
+                else:
+                    process, log = _start(wanted)
+                    running[process] = wanted, log, time.monotonic()
+            wait([process.sentinel for process in running], _POLL if running else 0.0)
+            if asked() != told:
+                told = asked()
+                for process in running if told != SIGINT else ():  # the terminal tells all of it
+                    assert process.pid is not None
+                    os.kill(process.pid, told or 0)
+            for process in [p for p in running if not p.is_alive()]:
+                wanted, log, begun = running.pop(process)
+                yield _outcome(wanted, process, log, time.monotonic() - begun)
+
+
+def _import_all() -> None:
+    imports_begin()
+    import lightfed.cli.federation_cli
+    import lightfed.report.page  # noqa: F401
+
+    imports_end()
+
+
+def _start(wanted: Wanted) -> tuple[BaseProcess, Path]:
+    """A child that runs the command, and the file of its output."""
+    log = wanted.root / LOGS / f"{wanted.name}-{time.time_ns()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()  # else the child would write it, too
+    process = _FORK.Process(target=_become, args=(wanted.resumed(), wanted.ranks, log))
+    process.start()
+    return process, log
+
+
+def _become(words: list[str], ranks: int, log: Path) -> None:
+    """Run a command in this process, a child, as if it had been started for that."""
+    from lightfed.cli.command_line import main
+
+    sys.stdout = sys.stderr = log.open("w", buffering=1)
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    if ranks > 1:
+        os.execv(sys.executable, [sys.executable, "-m", "lightfed", *words])
+    sys.argv[1:] = words
+    main()
+
+
+def _outcome(wanted: Wanted, process: BaseProcess, log: Path, seconds: float) -> Outcome:
+    process.join()
+    code = process.exitcode or 0
+    status = 128 - code if code < 0 else code
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
+    if not status or ours:
+        log.unlink()
+        said = ours[-1].removeprefix("error: ") if status else ""
+        return Outcome(wanted, status, seconds, said)
+    return Outcome(wanted, status, seconds, f"{' '.join(lines[-1:])} (output: {log})")

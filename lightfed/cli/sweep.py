@@ -1,0 +1,167 @@
+"""`lightfed sweep`: the runs of a list, a line with the arguments of each."""
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGINT
+from typing import NoReturn
+
+from typing_extensions import override
+
+from lightfed.cli.runner import Outcome, check, run_all
+from lightfed.cli.wanted import Wanted
+from lightfed.results.run import primary_metric, read
+from lightfed.results.text import goal_text, seconds_text
+from lightfed.utils.errors import UserError, require
+from lightfed.utils.process import report
+
+SCRIPT = Path("slurm/sweep.sbatch")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports errors in one line, as every command does."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.rpartition(" ")[2]
+        raise UserError(command, message, f"see lightfed {command} --help")
+
+
+def positive(text: str) -> int:
+    """A number of at least 1, as an argument."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
+def add_execution(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that run many runs."""
+    add = parser.add_argument
+    add("--jobs", type=positive, metavar="N", help="runs at once (default: 1; on a cluster, all)")
+    add("--slurm", action="store_true", help="submit what is missing as a job array, and end")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the sub-command; `argv` holds the words after `lightfed sweep`."""
+    parser = OneLineParser(
+        "lightfed sweep",
+        allow_abbrev=False,
+        description="Run what is missing of a list: each line has the arguments of `lightfed`, "
+        "such as `fit --config FILE --model.seed 1`. Further arguments are added to every line.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the list; # begins a comment")
+    alone = "run this line alone, in this process: for a task of a job array"
+    parser.add_argument("--line", type=positive, metavar="N", help=alone)
+    add_execution(parser)
+    asked, further = parser.parse_known_args(argv)
+    lines = _lines(asked.file, further, only=asked.line)
+    if asked.line is not None and not lines:
+        print(f"line {asked.line} of {asked.file} is empty or a comment: nothing to train")
+        return 0
+    require(
+        bool(lines), "sweep", f"{asked.file} has no line to run", "write one: fit --config FILE"
+    )
+    runs = checked(list(lines.values()), [f"{asked.file}, line {number}" for number in lines])
+    if asked.line is not None:
+        return _become(runs[0])
+    if asked.slurm:
+        todo = [n for n, wanted in zip(lines, runs, strict=True) if wanted.finished() is None]
+        return submit(asked.file, todo, further, jobs=asked.jobs)
+    return run(runs, jobs=asked.jobs or 1)
+
+
+def checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wanted]:
+    """What all commands ask for; ends the process if one cannot run, with a line for each fault."""
+    found, faults, first = [], 0, dict[tuple[str, ...], str]()
+    for name, wanted in zip(names, check(commands), strict=True):
+        fault = wanted if isinstance(wanted, UserError) else None
+        if isinstance(wanted, Wanted):
+            twin = first.setdefault(wanted.identity, name)
+            if twin is not name:
+                fault = UserError("trainer.name", f"the run of {twin}", "give it another name")
+            found.append(wanted)
+        if fault is not None:
+            report(UserError(f"{name}: {fault.key}", fault.found, fault.fix))
+            faults += 1
+    if faults:
+        sys.exit(UserError.status)
+    return found
+
+
+def run(runs: Sequence[Wanted], *, jobs: int) -> int:
+    """Run what is missing, and print a line for each; the worst status."""
+    worst, ended = 0, 0
+    for outcome in run_all(runs, jobs):
+        ended += 1
+        worst = max(worst, outcome.status)
+        print(f"{ended}/{len(runs)} {_told(outcome)}", flush=True)
+    if ended < len(runs):
+        print(f"stopped: {len(runs) - ended} of {len(runs)} not begun; the same command goes on")
+        worst = max(worst, 128 + SIGINT)
+    return worst
+
+
+def submit(file: Path, lines: Sequence[int], further: Sequence[str], *, jobs: int | None) -> int:
+    """Submit an array with a task for each of these lines; the status of sbatch."""
+    if not lines:
+        print(f"all runs of {file} are finished")
+        return 0
+    program = shutil.which("sbatch")
+    fix = "submit from a login node"
+    require(program is not None, "--slurm", "there is no sbatch on this machine", fix)
+    fix = "submit from the root of the repository"
+    require(SCRIPT.is_file(), "--slurm", f"there is no {SCRIPT} here", fix)
+    array = ",".join(map(str, lines)) + (f"%{jobs}" if jobs else "")
+    command = [str(program), f"--array={array}", str(SCRIPT), str(file), *further]
+    return subprocess.run(command, check=False).returncode
+
+
+def _told(outcome: Outcome) -> str:
+    """`digits-2: finished in 61.2 s, 97.80 % global accuracy`."""
+    wanted, folder = outcome.wanted, outcome.wanted.finished()
+    if outcome.status:
+        return f"{wanted.name}: failed with status {outcome.status}: {outcome.said}"
+    if folder is None:
+        return f"{wanted.name}: ended, but its folder is not marked as finished"
+    one = read(folder)
+    column = primary_metric(one)
+    when = f"finished in {seconds_text(outcome.seconds)}" if outcome.seconds else "was finished"
+    ends = goal_text(column, one.final(column))
+    return f"{folder}: {one.algorithm}, seed {one.seed}, {when}, {ends}"
+
+
+def _become(wanted: Wanted) -> int:
+    """Run a command as the only one of this process."""
+    from lightfed.cli.command_line import run_words
+
+    if (folder := wanted.finished()) is not None:
+        print(f"{folder} is finished")
+        return 0
+    sys.argv[1:] = wanted.resumed()
+    run_words(sys.argv[1:])
+    return 0
+
+
+def _lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int, list[str]]:
+    """The words of each line by its number, from 1, with further ones; without comments."""
+    try:
+        texts = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        found, fix = f"{file} cannot be read ({error})", "name a list of arguments, a run on a line"
+        raise UserError("sweep", found, fix) from error
+    fits = only is None or only <= len(texts)
+    require(fits, "--line", f"{only}, but {file} has {len(texts)}", "count from 1")
+    lines = {}
+    for number, text in enumerate(texts, 1):
+        if only not in (None, number) or not text.strip() or text.lstrip().startswith("#"):
+            continue
+        try:
+            lines[number] = [*shlex.split(text), *further]
+        except ValueError as error:
+            found = f"it cannot be split into words ({error})"
+            raise UserError(f"{file}, line {number}", found, "close its quotes") from error
+    return lines

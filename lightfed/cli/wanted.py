@@ -1,0 +1,90 @@
+"""What the words of `lightfed fit` ask for, and whether a folder has it already."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightfed.utils.errors import require
+from lightfed.utils.keys import flat
+
+
+class Wanted(NamedTuple):
+    """A run that is known from its command alone.
+
+    Attributes:
+        words: of the command, `fit` first.
+        root: folder of all runs; name: of this one, which a number may follow.
+        digest: of its configuration, without what changes no result.
+        limits: on its rounds and time.
+        ranks: processes that it starts.
+        values: its whole configuration by dotted keys.
+    """
+
+    words: tuple[str, ...]
+    root: Path
+    name: str
+    digest: str
+    limits: Mapping[str, Any]
+    ranks: int
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Wanted:
+        """Read a command; a UserError if it cannot be run, or leaves no folder."""
+        from lightfed.cli.command_line import prepared
+
+        first = " ".join(words[:1])
+        require(first == "fit", first or "the line", "no `fit`", "begin with `fit --config FILE`")
+        trainer: Any = prepared(words).trainer
+        logger = trainer.run_logger
+        found, fix = "no run folder", "leave out fast_dev_run and logger: false"
+        require(logger is not None, "trainer.logger", found, fix)
+        return cls(
+            tuple(words),
+            root=logger.place.save_dir,
+            name=logger.place.base,
+            digest=logger.place.config,
+            limits=trainer.limits,
+            ranks=trainer.num_nodes * trainer.strategy.num_processes,
+            values=dict(flat(trainer.config)),
+        )
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for commands of which the second would find the run of the first."""
+        return str(self.root), self.name, self.digest, str(sorted(self.limits.items()))
+
+    def finished(self) -> Path | None:
+        """The folder of a finished run with these limits; None without one."""
+        ended = (f for f, stated in self._folders() if _limits(stated) == self.limits)
+        return next(ended, None)
+
+    def resumed(self) -> list[str]:
+        """The words that go on with a stopped run, or begin a new one."""
+        checkpoint = self._checkpoint()
+        return [*self.words, *([] if checkpoint is None else ["--ckpt_path", str(checkpoint)])]
+
+    def _checkpoint(self) -> Path | None:
+        """The newest one of a run that has not reached these limits; None without one."""
+        from lightfed.runs.checkpoint import newest_file
+
+        known = [(f, s.get("rounds")) for f, s in self._folders() if _limits(s) is None]
+        stopped = [folder for folder, rounds in known if rounds == self.limits["max_epochs"]]
+        found = filter(None, (newest_file(f / "checkpoints" / "last.ckpt") for f in stopped))
+        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def _folders(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Folders of this name and configuration, with their environment.json."""
+        from lightfed.runs.run_folder import read_environment
+
+        folders = sorted(self.root.glob(f"{glob.escape(self.name)}*"))
+        own, found = (self.name, self.digest), [(f, read_environment(f)) for f in folders]
+        return [(f, s) for f, s in found if (s.get("name"), s.get("config")) == own]
+
+
+def _limits(stated: Mapping[str, Any]) -> Any:
+    """Those of a finished run; None if it has not finished."""
+    return stated.get("finished", {}).get("limits")
