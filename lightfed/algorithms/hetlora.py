@@ -79,16 +79,15 @@ class HetLoRA(LowRank):
             dB[:, q:] += self.decay * a * torch.nan_to_num(B[:, q:] / b)
 
     @override
-    def merge_adapters(self, fed: Fleet, clients: Sequence[int]) -> None:
+    def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
         # r_k <- q if sum ||A[q:]|| ||B[:, q:]|| is less than in what the client received
         shrunk = {}
-        for client in fed.mine(clients) if self.gamma < 1 else ():
+        for client in fed.mine(fed.finished(clients)) if self.gamma < 1 else ():
             received = fed.deployed(client).row(client)
             before = self.tail(fed, client, received.floats)
             shrunk[client] = self.tail(fed, client, fed.row(client).floats) < before
         for client in [k for k, yes in fed.collect(shrunk).items() if yes]:
             self.kept[client] = self.pruned(client)
-        super().merge_adapters(fed, clients)
 
     def tail(self, fed: Fleet, client: int, row: Tensor) -> float:
         """The sum of ||A[q:]|| ||B[:, q:]|| over layers."""

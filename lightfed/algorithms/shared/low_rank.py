@@ -209,11 +209,15 @@ class LowRank(Algorithm):
         clients = fed.participants(t)  # S
         self.send(fed, clients)
         fed.train(clients, t)
+        self.before_sending(fed, clients)
         fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
+        fed.charge(clients, up=[self.size(fed, k, self.up) for k in clients])
         if valid := [k for k in clients if fed.usable(k)]:
             with fed.server_step(self.model):
                 self.merge(fed, valid)
-        fed.charge(clients, up=[self.size(fed, k, self.up) for k in clients])
+
+    def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """What clients do between their sessions and their messages."""
 
     def merge(self, fed: Fleet, valid: Sequence[int]) -> None:
         """The mean of all other tensors, and the rule's merge of the adapters."""
