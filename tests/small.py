@@ -31,6 +31,8 @@ from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session import Autocast, Runtime
 from lightfed.runs.run_logger import RunLogger
+from lightfed.simulation.devices import Devices
+from lightfed.simulation.policy import Policy
 from lightfed.state.rows import ModelLayout, Row
 
 CPU = torch.device("cpu")
@@ -147,6 +149,8 @@ def fleet_of(
     device: torch.device = CPU,
     server_optimizer: Any = None,
     personal: Sequence[str] = (),
+    devices: Devices | None = None,
+    policy: Policy | None = None,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -162,7 +166,7 @@ def fleet_of(
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
-        personal=personal,
+        personal=personal, devices=devices, policy=policy,
     )  # fmt: skip
     steppers = [
         client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))

@@ -11,8 +11,6 @@ it. Every server sends the mean of its devices to the coordinator and receives t
 from math import inf
 from typing import Any
 
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
@@ -27,8 +25,6 @@ class CloudFedAvg(Hierarchical, FedAvg):
     """The new w is the mean of the active devices' models, each K steps away from w."""
 
     side_by_side = True
-
-    now: Tensor  # virtual seconds
 
     def __init__(
         self, servers: int = 10, active: int = 3, mu: float = 0.0, **hierarchy: Any
@@ -49,8 +45,7 @@ class CloudFedAvg(Hierarchical, FedAvg):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        self.hierarchy.check(fed.clients, fed.work)
-        self.register_buffer("now", torch.zeros((), dtype=torch.float64))
+        self.set_up_clouds(fed)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -59,10 +54,10 @@ class CloudFedAvg(Hierarchical, FedAvg):
         devices = sorted(units)  # Q_n of all n
         fed.send(self.model, devices)  # w_i <- w
         fed.train(devices, t, steps=self.hierarchy.batches(units, fed.data, t))
+        busy = max(self.busy(fed, phases, t))  # all wait for the slowest
         fed.merge(devices, into=self.model, weights=self.weights)
         fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
-        self.now += max(phase.busy for phase in phases)  # all wait for the slowest
-        fed.metrics["virtual_time"] = float(self.now)
+        fed.until(fed.now + busy)
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:

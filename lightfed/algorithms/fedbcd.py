@@ -37,12 +37,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, Momenta, Momentum
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.simulation.clock import VirtualClock, check_waits
-from lightfed.simulation.hierarchy import Phase
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.matrices import count_edges, read_mixing
@@ -120,7 +120,7 @@ class FedBCD(Hierarchical):
     @override
     def setup(self, fed: Fleet) -> None:
         fed.one_layout(f"{type(self).__name__} needs one for all")
-        self.hierarchy.check(fed.clients, fed.work)
+        self.set_up_clouds(fed)
         self._check_step(fed)
         servers = self.hierarchy.servers
         self.clouds = CloudModels(fed, 1 if self._global else servers)
@@ -160,11 +160,11 @@ class FedBCD(Hierarchical):
             self.queue[server] = torch.tensor(phase.active)
             fed.show(self.clouds.of(server), self._pulled(phase.active))  # z_n
         self._devices(fed, t)  # eq. (4)
-        first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
+        first = clock.advance(self.busy(fed, [self._phases[n] for n in clock.idle], t))  # V
         fed.relay(self.clouds.of(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
-        fed.metrics["virtual_time"] = clock.now
+        fed.until(clock.now)
 
     def _pulled(self, devices: Sequence[int]) -> list[int]:
         """The devices that communicate with their server; the others train alone."""

@@ -17,8 +17,9 @@ from lightfed.algorithms.shared.one_model import OneModel
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
-from lightfed.simulation.clock import VirtualClock, check_waits, device_delays
-from lightfed.simulation.delays import Delay, Exponential
+from lightfed.simulation.clock import VirtualClock, check_waits
+from lightfed.simulation.delays import Exponential
+from lightfed.simulation.devices import Devices
 
 
 class FedBuff(OneModel):
@@ -27,6 +28,8 @@ class FedBuff(OneModel):
     side_by_side = True
     no_personal = "the server steps to updates of whole models"
     no_server_step = "FedBuff has a step of its own, server_lr and beta"
+    no_policy = "FedBuff's server waits for a buffer of its own"
+    devices = Devices(delay=Exponential(1.0))
     version: Tensor  # (N,) s_k; -1 for an update that was lost
     momentum: Tensor  # (P,) b
 
@@ -36,25 +39,24 @@ class FedBuff(OneModel):
         server_lr: float = 1.0,
         beta: float = 0.0,
         exponent: float = 0.5,
-        delay: Delay | None = None,
         weights: Weights = "uniform",
         at_once: bool = False,
     ) -> None:
         """Set the buffer and the server's step.
 
         Args:
-            buffer: K. All clients are always at work, whatever the fraction in a round is.
+            buffer: K. All clients are always at work, whatever the fraction in a round is. Sessions
+                last as `model.devices` say; by default Exponential(mean=1) virtual seconds.
             server_lr: eta_g.
             beta: Momentum of the server.
             exponent: e; 0 weighs old updates like new ones.
-            delay: Of a session; exponential with a mean of one virtual second by default.
             weights: Uniform; or samples: D is a mean, with weights n_k (1 + tau_k)^-e.
             at_once: Do not wait for the next version; a version twice gives the same update twice.
         """
         super().__init__()
         require_argument(0 <= beta < 1, "beta", beta, "give a momentum in [0, 1)")
         self.buffer, self.server_lr, self.beta, self.exponent = buffer, server_lr, beta, exponent
-        self.delay, self.weights, self.at_once = delay or Exponential(1.0), weights, at_once
+        self.weights, self.at_once = weights, at_once
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -68,19 +70,20 @@ class FedBuff(OneModel):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         w, total, mass = self.model.floats, torch.zeros_like(self.model.floats), 0.0
+        row_bytes = 4 * self.model.layout.floats.numel
         for part in range(self.buffer // self.clock.wait):
             fed.send(self.model, idle := self.clock.idle)
             fed.train(idle, t)
+            took = fed.session_seconds(idle, t, up=row_bytes, purpose=f"delay {part}")
             for k in idle:
                 self.version[k] = t if fed.usable(k) else -1
-            delays = device_delays(self.delay, idle, seed=fed.seed, t=t, purpose=f"delay {part}")
-            arrived = [k for k in self.clock.advance(delays) if self.version[k] >= 0]
-            fed.charge(arrived, up=4 * self.model.layout.floats.numel)
+            arrived = [k for k in self.clock.advance(took) if self.version[k] >= 0]
+            fed.charge(arrived, up=row_bytes)
             n = {k: fed.data.num_samples(k) if self.weights == "samples" else 1 for k in arrived}
             a = {k: n[k] * (1 + t - int(self.version[k])) ** -self.exponent for k in arrived}
             fed.average(self.updates, arrived, into=(mean := torch.zeros_like(w)), weights=a)
             total, mass = total + sum(a.values()) * mean, mass + sum(a.values())
-        fed.metrics["virtual_time"] = self.clock.now
+        fed.until(self.clock.now)
         if mass:
             size = mass if self.weights == "samples" else self.buffer
             b = self.momentum.mul_(self.beta).add_(total[: len(self.momentum)], alpha=1 / size)

@@ -55,11 +55,11 @@ class FedNova(FedAvg):
         before, mean = x.clone(), x.new_zeros(len(x) + 1)
         fed.send(self.model, clients)
         fed.train(clients, t, steps=self.steps(fed, clients, t))
+        fed.charge(clients, up=4)  # l_k
         with fed.server_step(self.model):
             merged = fed.merge(clients, into=self.model)  # statistics remain as merged
             fed.average(self.updates, merged, into=mean, weights="samples")
             x.copy_(before - mean[-1] * mean[:-1])  # x - tau_eff sum_k p_k d_k
-        fed.charge(clients, up=4)  # l_k
 
     def steps(self, fed: Fleet, clients: list[int], t: int) -> dict[int, int] | None:
         """Steps of the sessions by client, of drawn epochs; None for as many as configured."""

@@ -16,6 +16,7 @@ from typing_extensions import override
 from lightfed.aggregation.adapters import adapters_of
 from lightfed.aggregation.products import Product
 from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.api.fleet import Fleet
 
 
 class FedSALoRA(AdapterRule):

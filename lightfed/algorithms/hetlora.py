@@ -72,17 +72,16 @@ class HetLoRA(AdapterRule):
             dB += self.decay * a * torch.nan_to_num(B / b)
 
     @override
-    def merge(self, fed: Fleet, clients: Sequence[int]) -> None:
+    def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
         # r_k <- q if sum ||A[q:]|| ||B[:, q:]|| is less than in what the client received
         shrunk = {}
-        for k in fed.mine(clients) if self.gamma < 1 else ():
+        for k in fed.mine(fed.finished(clients)) if self.gamma < 1 else ():
             rows = fed.row(k).floats, fed.deployed(k).row(k).floats
             every = (self.tails(fed, k, row) for row in rows)
             now, before = (sum(float(A.norm() * B.norm()) for A, B in tails) for tails in every)
             shrunk[k] = now < before
         for client in [k for k, yes in fed.collect(shrunk).items() if yes]:
             self.kept[client] = self.pruned(client)
-        super().merge(fed, clients)
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:

@@ -70,10 +70,10 @@ class PFedMe(Algorithm):
         everyone, drawn = list(range(fed.clients)), fed.participants(t)
         fed.send(self.model, everyone)  # theta_i <- w
         fed.train(everyone, t, repeat=self.inner_steps)
+        fed.charge(drawn, up=4 * self.model.layout.floats.numel)
         before = (w := self.model.parameters_row).clone()
         fed.average(self.local, drawn, into=self.model.floats, weights=self.weights)
         w.copy_(before + self.beta * (w - before))
-        fed.charge(drawn, up=4 * self.model.layout.floats.numel)
 
     @override
     def session_start(self, s: SessionContext) -> None:

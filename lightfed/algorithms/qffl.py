@@ -55,8 +55,8 @@ class QFFL(Algorithm):
         mine = {k: fed.row(k).floats[: len(w)].to(w) - before for k in fed.mine(clients)}
         moved = fed.collect({k: float(v.double().square().sum()) for k, v in mine.items()})
         scales = {k: losses[k] ** q for k in clients}
-        merged = fed.merge(clients, into=self.model, weights=scales)  # sum F^q w_k / sum F^q
         fed.charge(clients, up=4)  # h_k
+        merged = fed.merge(clients, into=self.model, weights=scales)  # sum F^q w_k / sum F^q
         step = L * sum(scales[k] for k in merged)
         h = sum(L * scales[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
         if h > 0:

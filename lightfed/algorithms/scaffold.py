@@ -56,14 +56,14 @@ class SCAFFOLD(OneModel):
         before = x.clone()
         fed.send(self.model, clients)  # y_i <- x, and c
         fed.train(clients, t)
+        size = fed.sizes(self.model, clients, buffers=False)  # of c_i+ - c_i, and of c
+        fed.charge(clients, up=size, down=size)
         merged = fed.merge(clients, into=self.model, weights=self.weights)
         x.copy_(before + self.server_lr * (x - before))
         fed.average(self.changes, merged, into=(change := torch.zeros_like(x)))
         self.c += len(merged) / fed.clients * change
         for k in fed.mine(merged):
             self.controls[k] = self.controls.get(k, 0.0) + self.changes[k]
-        size = fed.sizes(self.model, clients, buffers=False)  # of c_i+ - c_i, and of c
-        fed.charge(clients, up=size, down=size)
 
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:

@@ -17,6 +17,7 @@ class Standalone(Algorithm):
 
     stateful = True
     no_server_step = "Standalone has no server"
+    no_policy = "Standalone has no server"
     moments = ("trained", "aggregated")  # the same model: nothing is aggregated
     holds = "the model that it trains alone"
 

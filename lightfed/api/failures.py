@@ -1,6 +1,6 @@
 """Which updates a round can use: sessions may raise, or end with non-finite values."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lightfed.local.session import Report
@@ -11,13 +11,14 @@ from lightfed.utils.errors import UserError
 class Outcomes:
     """Whether the updates of clients that have trained in this round can be used.
 
-    Clients whose sessions raised are `silent`: they send nothing. `limit` is the smallest norm of
-    a row that does not count as finite.
+    Clients whose sessions raised are `silent`: they send nothing. Those of `late` come too late.
+    `limit` is the smallest norm of a row that does not count as finite.
     """
 
     limit: float
     usable: dict[int, bool] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
 
     def add(self, reports: Sequence[Report]) -> list[Report]:
         """Add the sessions of a call of `train`; those whose updates cannot be used."""
@@ -26,6 +27,11 @@ class Outcomes:
         self.usable |= {report.client: False for report in bad}
         self.silent |= {report.client for report in reports if report.error}
         return bad
+
+    def lose(self, clients: Collection[int]) -> None:
+        """Add clients that leave during their sessions and send nothing."""
+        self.usable |= dict.fromkeys(clients, False)
+        self.silent |= {*clients}
 
     def finite(self, report: Report) -> bool:
         """Whether the row is finite after the session."""
@@ -44,8 +50,9 @@ class Outcomes:
                 )
 
     def contributing(self, clients: Iterable[int]) -> list[int]:
-        """The clients whose updates can be used."""
-        return [client for client in clients if self.usable.get(client, True)]
+        """The clients whose updates can be used in this round."""
+        usable = (client for client in clients if self.usable.get(client, True))
+        return [client for client in usable if client not in self.late]
 
     def sending(self, clients: Iterable[int]) -> list[int]:
         """The clients that send something."""

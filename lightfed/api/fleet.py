@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Literal, NamedTuple, TypeVar
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from lightfed_kernels import FIXED_LIMIT, apply_mask_, popcount
 from torch import Tensor, nn
@@ -29,10 +30,13 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks, SessionContext
-from lightfed.local.local_work import LocalWork, Phase, RoundPlan
+from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.personal import personal_tensors
+from lightfed.simulation.device_clock import DeviceClock
+from lightfed.simulation.devices import Devices
+from lightfed.simulation.policy import Policy
 from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.frozen_base import FrozenBase
@@ -74,12 +78,17 @@ class Fleet:
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
         server_optimizer: steps to what is merged; by default merges are the server's new values.
         personal: tensors that stay with their client, as of `personal_tensors`.
+        devices: of the clients, which make rounds last; those of the algorithm by default.
+        policy: when the server merges; by default when all clients have sent.
 
     Attributes:
         clients: number of clients.
         personal: names of the tensors that no message has: a client's own.
         stateful: clients keep their rows, for the algorithm or for these tensors.
         groups: the groups' modules and row stores.
+        keeps: clients keep their rows from round to round: the algorithm's, or until late updates
+            arrive.
+        keeps_late: late updates are merged when they arrive.
         base: the frozen parameters of all groups, which are in no row.
         places: where clients are.
         client_rows: of this rank's clients.
@@ -89,6 +98,7 @@ class Fleet:
         session: under way, while its model is tested.
         server_step: lets the server's optimiser step.
         plan: of this round, or of the last one.
+        clock: virtual time of the clients' devices; None without any.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
     """
@@ -109,6 +119,8 @@ class Fleet:
         max_failed: int | None = None,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         personal: Sequence[str] = (),
+        devices: Devices | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -119,6 +131,7 @@ class Fleet:
         self.rounds, self.max_failed = rounds, max_failed
         why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
+        self.keeps_late = policy is not None and policy.late == "keep"
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -135,6 +148,7 @@ class Fleet:
         ]
         self.personal = self._personal(personal)
         self.stateful = algorithm.stateful or bool(self.personal)
+        self.keeps = self.stateful or self.keeps_late
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
             if pack is not None:
@@ -143,7 +157,7 @@ class Fleet:
             self.groups,
             data,
             self.work,
-            keeps=self.stateful,
+            keeps=self.keeps,
             ranks=ranks,
             seed=seed,
         )
@@ -163,6 +177,7 @@ class Fleet:
         self._largest = FIXED_LIMIT if accumulate == "fixed" else math.inf
         self._outcomes = Outcomes(self._largest)
         self.ledger = Ledger(self.clients)
+        self.clock = self._clock(devices or algorithm.devices, policy)
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
@@ -189,14 +204,49 @@ class Fleet:
             require(shares, "model.personal", f"all tensors of group {state.name}", fix)
         return frozenset(found)
 
+    def _clock(self, devices: Devices | None, policy: Policy | None) -> DeviceClock | None:
+        found, fix = "given, and sessions take no time", "give model.devices, which may be {}"
+        require(policy is None or devices is not None, "model.policy", found, fix)
+        if devices is None:
+            return None
+        if policy is not None:
+            policy.check(self._sampled, self.clients)
+            self._check_policy(policy, self.algorithm)
+        groups = [state.group for state in self.groups]
+        values = devices.of([(group.count, group.device) for group in groups], seed=self.seed)
+        sampled = self._sampled
+        clock = DeviceClock(
+            devices, values, self.ledger, sampled=sampled, policy=policy, seed=self.seed
+        )
+        unknown = [state.name for state in self.groups if not state.flops]
+        found = f"given, and the FLOPs of group {unknown[:1]} are not known"
+        fits = not unknown or not np.isfinite(clock.values["flops"]).any()
+        require(fits, "model.devices.flops", found, "leave it out, or define a forward")
+        return clock
+
+    def _check_policy(self, policy: Policy, algorithm: Hooks) -> None:
+        """Refuse a policy that the algorithm's server cannot follow."""
+        name = type(algorithm).__name__
+        require(not algorithm.no_policy, "model.policy", algorithm.no_policy, "leave it out")
+        declared = vars(type(algorithm)).get("takes_late", False)
+        found = f"keep, and {name} does not say that a late update fits into its mean"
+        require(policy.late == "drop" or declared, "model.policy.late", found, "drop late updates")
+
     def participants(self, t: int) -> list[int]:
-        """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
+        """S_t: clients drawn uniformly without replacement, ascending; the same on every rank.
+
+        With devices only those that are there, and more than configured with `over_select`.
+        """
+        if self.clock is not None:
+            return self.clock.participants(t)
         return participants(self._sampled, self.clients, seed=self.seed, t=t)
 
     def assign(self, groups: Mapping[int, int]) -> None:
         """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""
         found = "a client that keeps tensors of its own cannot change its shape"
         require(not self.stateful, "model.algorithm", found, "keep none, or keep the groups fixed")
+        found = "keep, and clients change their groups"
+        require(not self.keeps, "model.policy.late", found, "drop late updates")
         self.places.assign(groups)
 
     def mine(self, clients: Sequence[int]) -> list[int]:
@@ -385,9 +435,13 @@ class Fleet:
             UserError: too many clients failed, or all.
         """
         self._open(clients)
+        training, shares = self.training, self._leaving(clients, t)
+        plans = training.plans.of(steps, phases, repeat, shares)
+        if shares and self.clock is not None and self.clock.policy.partial == "lose":
+            self._lose(shares, plans, t)
+            clients = [k for k in clients if k not in shares]
         waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
-        training = self.training
-        reports = training.sessions(clients, waves, t, steps=steps, phases=phases, repeat=repeat)
+        reports = training.sessions(clients, waves, t, plans)
         trained = [report.client for report in reports]
         passes = [self.state(report.client).passes for report in reports]
         flops = [
@@ -395,6 +449,8 @@ class Fleet:
             for n, report in zip(passes, reports, strict=True)
         ]
         self.ledger.computed(trained, flops)
+        if self.clock is not None:
+            self.clock.trained({report.client: report.steps for report in reports}, t)
         for report in reports:
             group = self.group_of(report.client)
             self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
@@ -407,6 +463,21 @@ class Fleet:
         self.metrics["excluded"] = float(len(bad))
         for moment, tests in training.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
+
+    def _leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
+        """Clients that leave their sessions, and what share of them they do."""
+        if self.clock is None:
+            return {}
+        return self.clock.policy.leaving(clients, t=t, seed=self.seed)
+
+    def _lose(self, shares: Mapping[int, float], plans: SessionPlans, t: int) -> None:
+        """Count the work of clients that leave without sending it."""
+        self._outcomes.lose(shares)
+        steps = {k: plans.steps_of(k, t) for k in shares}
+        each = {k: self.data.num_samples(k) / self.data.num_batches(k, t) for k in shares}
+        states = {k: self.state(k) for k in shares}
+        flops = [n * each[k] * states[k].passes * states[k].flops for k, n in steps.items()]
+        self.ledger.computed([*shares], flops)
 
     def _leave_out(self, bad: Sequence[Report], sessions: int, t: int) -> None:
         """Name clients with unusable updates in the log, and reset kept rows that are not finite.
@@ -433,8 +504,46 @@ class Fleet:
             apply_mask_(row, mask.to(row.device))
 
     def usable(self, client: int) -> bool:
-        """Whether the client's session of this round gave a finite update."""
-        return bool(self._outcomes.contributing([client]))
+        """Whether the client's session of this round gave a finite update, in time."""
+        return bool(self._valid([client]))
+
+    def finished(self, clients: Sequence[int]) -> list[int]:
+        """The clients whose sessions of this round gave a finite update, in time or late."""
+        return [k for k in clients if self._outcomes.usable.get(k, True)]
+
+    def _valid(self, clients: Iterable[int]) -> list[int]:
+        """The clients whose updates this round can use; the server waits for no more of them."""
+        if self.clock is not None:
+            self.clock.close(self._outcomes)
+            self._outcomes.late = self.clock.late
+        return self._outcomes.contributing(clients)
+
+    def session_seconds(
+        self, clients: Sequence[int], t: int, *, up: float, purpose: str | None = "delay"
+    ) -> np.ndarray:
+        """(C,) virtual seconds of sessions; for methods that have a clock of their own.
+
+        They are those of what the clients have received and computed since the last call, and of
+        what they send. `until` then says when the round ends.
+
+        Args:
+            clients: which trained.
+            t: the round.
+            up: bytes that each sends.
+            purpose: the name of the draws of delays; None without delays.
+        """
+        assert self.clock is not None, "the class names devices"
+        return self.clock.session_seconds(clients, t, up=up, purpose=purpose)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start; 0 without devices."""
+        return 0.0 if self.clock is None else self.clock.now
+
+    def until(self, now: float) -> None:
+        """End the round at so many virtual seconds since the start."""
+        assert self.clock is not None, "the class names devices"
+        self.clock.now = now
 
     def merge(
         self,
@@ -464,10 +573,12 @@ class Fleet:
         """
         parts = self._parts(buffers, tensors)
         self.deliver([*self._inbox])
-        valid = self._outcomes.contributing(clients)
         senders = self._outcomes.sending(clients if sent is None else sorted(sent))
         covered = self._covered(into, senders, parts)
         self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
+        valid, staleness = self._valid(clients), {} if self.clock is None else self.clock.arrived
+        valid = sorted([*valid, *staleness])
+        before = into.floats.clone() if self.keeps_late else None
         if valid:
             labels = self._coverages.coverage(into, parts).table.num_labels
             here = [i for i, k in enumerate(valid) if self.places.owner[k] == self.ranks.rank]
@@ -480,12 +591,31 @@ class Fleet:
                     [self.group_of(k) for k in valid],
                     here,
                     [self.row(k) for k in mine] if block is None else block,
-                    weights=self._weights(weights, valid),
+                    weights=self._weights(weights, valid, staleness),
                     labels=[self._labels(k, labels) for k in valid] if labels else None,
                     accumulate=self.accumulate,
                     ranks=self.ranks,
                 )
+        if before is not None:
+            self._move_late(into, before, tensors)
         return valid
+
+    def _move_late(
+        self, into: ServerModel, before: Tensor, tensors: Collection[str] | None
+    ) -> None:
+        """Add the server's step to models that have not arrived: they become updates of its model.
+
+        Statistics stay as they are.
+        """
+        assert self.clock is not None
+        step = Row(into.floats - before, into.integers)
+        change = ServerModel(into.layout, step, aliases=into.aliases)
+        parts = self._parts(False, tensors)
+        for client in self.mine(self.clock.under_way):
+            state, row = self.state(client), self.row(client)
+            added = Row.zeros(state.layout, self.device)
+            self._coverages.take(change, self.group_of(client), parts, added)
+            row.floats.add_(added.floats.to(row.floats.device))
 
     @contextmanager
     def reordered(self, model: ServerModel, order: Callable[[int], Tensor]) -> Iterator[None]:
@@ -529,7 +659,7 @@ class Fleet:
         Returns:
             those whose tensors are in the mean.
         """
-        valid = self._outcomes.contributing(clients)
+        valid = self._valid(clients)
         shares = dict(zip(valid, self._weights(weights, valid), strict=True))
         total = torch.zeros_like(into, dtype=torch.float64)
         for client in self.mine(valid):
@@ -599,6 +729,8 @@ class Fleet:
             self._exchange = Exchange(
                 layout, self.ranks, owner=self.places.owner, device=self._place
             )
+        if self.clock is not None:
+            self.clock.meet(senders)
         mine = self.mine(range(self.clients))
         self.deliver(mine)
         block = self.client_rows.view(mine)
@@ -629,8 +761,8 @@ class Fleet:
         means = GroupMeans(shared, layouts, {k: self.home_group(k) for k in clients})
         sending = self._outcomes.sending(clients)
         self.ledger.sent_up(sending, [means.bytes(client) for client in sending])
+        valid = self._valid(clients)
         self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
-        valid = self._outcomes.contributing(clients)
         means.mean_(
             {k: self.row(k) for k in self.mine(clients)},
             weights=dict(zip(valid, self._weights(weights, valid), strict=True)),
@@ -649,9 +781,20 @@ class Fleet:
         return [each[group] for group in groups]
 
     def _weights(
-        self, weights: Weights | Mapping[int, float], clients: Sequence[int]
+        self,
+        weights: Weights | Mapping[int, float],
+        clients: Sequence[int],
+        staleness: Mapping[int, int] | None = None,
     ) -> list[float]:
-        """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more."""
+        """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more.
+
+        `staleness` are the rounds that updates come late.
+        """
+        if staleness:
+            assert self.clock is not None
+            plain = dict(zip(clients, self._weights(weights, clients), strict=True))
+            e = self.clock.policy.exponent
+            weights = {k: w * (1 + staleness.get(k, 0)) ** -e for k, w in plain.items()}
         if weights == "samples":
             return [float(self.data.num_samples(k)) for k in clients]
         if not isinstance(weights, Mapping):
@@ -855,6 +998,8 @@ class Fleet:
 
         The plan is that of the last round by default; `waves` as of `Training.start`.
         """
+        if self.clock is not None:
+            self.clock.open()
         self.plan = plan or self.plan
         self.training.start(waves)
         self.metrics, self.tests, self._outcomes = {}, {}, Outcomes(self._largest)
@@ -862,23 +1007,24 @@ class Fleet:
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()
-        if not self.stateful:
+        if not self.keeps:
             self._inbox.clear()
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
-        return self.metrics | self.ledger.close_round()
+        timed = {} if self.clock is None else self.clock.close_round(self._outcomes)
+        return self.metrics | self.ledger.close_round() | timed
 
     def states(self) -> Saved | None:
-        """The state of this rank's clients for a checkpoint; None if they keep none."""
-        if not self.stateful:
+        """The state of this rank's clients for a checkpoint; None if they keep nothing."""
+        if not self.keeps:
             return None
         self.deliver([*self._inbox])
         return self.client_rows.saved()
 
     def load_states(self, shards: Sequence[Saved]) -> None:
         """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
-        for shard in shards if self.stateful else ():
+        for shard in shards if self.keeps else ():
             states = by_client(shard)
             for client in self.mine(list(states)):
                 self.client_rows.restore(client, states[client])

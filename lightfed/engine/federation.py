@@ -25,6 +25,8 @@ from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
+from lightfed.simulation.devices import Devices
+from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
@@ -70,6 +72,8 @@ class Federation(Recorded, L.LightningModule):
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
         max_failed_clients: int | None = None,
+        devices: Devices | None = None,
+        policy: Policy | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
     ) -> None:
@@ -111,6 +115,10 @@ class Federation(Recorded, L.LightningModule):
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
                 non-finite update, before the run ends; they are left out and named. All but one by
                 default. The run always ends when all of several sessions of a round have failed.
+            devices: What the clients' devices compute and transfer in a second: rounds take virtual
+                time, which is in metrics.csv, clients.csv and on the page.
+            policy: What the server waits for in virtual time, and what becomes of late updates and
+                of clients that leave.
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of every client.
             seed: Seed of all draws.
@@ -136,6 +144,8 @@ class Federation(Recorded, L.LightningModule):
             "max_failed": max_failed_clients,
             "server_optimizer": server_optimizer,
             "personal": [personal] if isinstance(personal, str) and personal else [*personal],
+            "devices": devices,
+            "policy": policy,
         }
         self._kinds = tuple(evaluate)
         self.packs = Packs(side_by_side, pack_memory)

@@ -156,12 +156,21 @@ def _client_rows(
             "bytes_down": down,
             "flops": flops,
             "stored_bytes": row["stored_bytes"],
+            **times,
         }
-        for client, (up, down, flops) in zip(
-            clients, fleet.ledger.totals[clients].tolist(), strict=True
+        for client, (up, down, flops), times in zip(
+            clients, fleet.ledger.totals[clients].tolist(), _times(fleet, clients), strict=True
         )
         for row in (found[client],)
     ]
+
+
+def _times(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:
+    """Virtual seconds of each client since the start; nothing without devices."""
+    if fleet.clock is None:
+        return [{} for _ in clients]
+    both = fleet.clock.times()[clients].tolist()
+    return [{"busy_time": busy, "idle_time": idle} for busy, idle in both]
 
 
 class Message(NamedTuple):

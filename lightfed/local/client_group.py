@@ -19,6 +19,7 @@ from lightfed.models.client_module import (
     NetworkClient,
     Regressor,
 )
+from lightfed.simulation.devices import Device
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
@@ -44,6 +45,7 @@ class ClientGroup:
         level: a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports.
         name: Name in metrics and reports; by default the level, or the model's class with a width
             below 1, or the argument `rank`, appended.
+        device: Of these clients; what it leaves out is as in `model.devices`.
     """
 
     count: int
@@ -51,6 +53,7 @@ class ClientGroup:
     rate: float | None = None
     level: Literal["a", "b", "c", "d", "e"] | None = None
     name: str | None = None
+    device: Device | None = None
 
     @property
     def width(self) -> float:

@@ -16,6 +16,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
+from lightfed.simulation.devices import Devices
 from lightfed.state.client_state import KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
@@ -84,6 +85,10 @@ class Hooks(Recorded, nn.Module, ABC):
         no_server_step: why no optimiser can step for the server; empty if one can.
         no_personal: why clients cannot keep some tensors to themselves (`model.personal`); empty if
             they can. None: they can unless the class is `stateful`.
+        no_policy: why the server cannot merge before all have sent; empty if it can.
+        takes_late: an update that arrives in a later round fits into the mean of that round. Every
+            class has to declare it of itself.
+        devices: of the clients, unless `model.devices` names some; None: rounds take no time.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
@@ -101,6 +106,9 @@ class Hooks(Recorded, nn.Module, ABC):
     tests_both: bool = False
     no_server_step: str = ""
     no_personal: str | None = None
+    no_policy: str = ""
+    takes_late: bool = False
+    devices: Devices | None = None
     holds: str = ""
     side_by_side: bool | None = None
 

@@ -138,6 +138,7 @@ class SessionPlans:
 
     `steps` are batches per session by client, if they differ from the configuration, and `phases`
     parts of every session, if it has several. A session takes `repeat` steps on every batch.
+    `shares` are those of its steps that a client does who leaves during its session.
     """
 
     def __init__(
@@ -149,13 +150,19 @@ class SessionPlans:
         self.steps: Mapping[int, int] = {}
         self.phases: Sequence[Phase] = ()
         self.repeat = 1
+        self.shares: Mapping[int, float] = {}
 
     def of(
-        self, steps: Mapping[int, int] | None, phases: Sequence[Phase], repeat: int
+        self,
+        steps: Mapping[int, int] | None,
+        phases: Sequence[Phase],
+        repeat: int,
+        shares: Mapping[int, float],
     ) -> "SessionPlans":
         """Those of a call of `Fleet.train`."""
         other = copy(self)
         other.steps, other.phases, other.repeat = steps or {}, phases, repeat
+        other.shares = shares
         return other
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
@@ -169,6 +176,10 @@ class SessionPlans:
         batches = [work.phase(phase, per_epoch) for phase in self.phases]
         if not batches:
             batches = [work.batches(per_epoch) if given is None else work.limited(given)]
+        if (share := self.shares.get(client)) is not None:
+            left = max(1, rounded_down(share * sum(batches)))
+            ends = accumulate(batches, initial=0)
+            batches = [min(n, max(0, left - end)) for n, end in zip(batches, ends, strict=False)]
         return [self.repeat * count for count in batches]
 
     def steps_of(self, client: int, t: int, purpose: str = "") -> int:

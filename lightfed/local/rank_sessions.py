@@ -1,7 +1,7 @@
 """Runs clients' sessions between "send" and "merge", on their rank."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Finished, Suspended, finished
 from lightfed.local.hooks import SessionFleet
-from lightfed.local.local_work import Phase
+from lightfed.local.local_work import SessionPlans
 from lightfed.local.optimizer import Stepper
 from lightfed.local.pack_runner import PackReport, PackRunner
 from lightfed.local.pack_session import LaneReport, PackSession
@@ -92,14 +92,11 @@ class Training(ClientSessions):
         clients: Sequence[int],
         waves: int,
         t: int,
-        *,
-        steps: Mapping[int, int] | None = None,
-        phases: Sequence[Phase] = (),
-        repeat: int = 1,
+        plans: SessionPlans,
     ) -> list[Report]:
         """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
-        `tests` has those of all ranks. `steps`, `phases` and `repeat` are as of `Fleet.train`.
+        `tests` has those of all ranks; `plans` are those of the call of `Fleet.train`.
 
         Raises Suspended if a signal asked the run to stop before all sessions finished, and a
         UserError if a session rejects a user's setting.
@@ -107,7 +104,7 @@ class Training(ClientSessions):
         fleet = self._fleet
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in fleet.plan.tested}, []
-        self.plans = self.plans.of(steps, phases, repeat)
+        self.plans = plans
         with self._timings.part("sessions"):
             packs = self._runner.form(mine, t) if self._runner.trainers else []
             self._packs = {client: pack for pack in packs for client in pack}

@@ -92,13 +92,25 @@ class DryFleet(Fleet):
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
-        **_: Any,
+        repeat: int = 1,
     ) -> None:
         if phases:
             each = {k: self.data.num_batches(k) for k in clients}
             steps = {k: sum(self.work.phase(p, n) for p in phases) for k, n in each.items()}
         self._open(clients)
         self.calls.append(self.sessions(clients, steps))
+        if self.clock is None:
+            return
+        given = steps or {}
+        self.clock.trained({k: self._steps(k, given.get(k)) for k in clients}, t)
+        for k in clients:
+            state, samples = self.state(k), self.work.samples(self.data, k, given.get(k))
+            self.ledger.computed(k, repeat * samples * state.passes * state.flops)
+
+    def _steps(self, client: int, given: int | None) -> int:
+        if given is not None:
+            return self.work.limited(given)
+        return self.work.batches(self.data.num_batches(client))
 
     @override
     def exchange(
@@ -109,6 +121,8 @@ class DryFleet(Fleet):
         **_: Any,
     ) -> None:
         """Count the bytes of whole rows."""
+        if self.clock is not None:
+            self.clock.meet(senders)
         self.bound = self.bound if masks is None else "at most"
         layout = self.groups[0].layout
         owner = self.places.owner

@@ -16,6 +16,7 @@ from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
 from lightfed.utils.keys import relevant
 
+_CLOCK = "lightfed_clock"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _OPTIMIZERS = "lightfed_server_optimizers"
@@ -64,6 +65,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
     entries = {
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
+        _CLOCK: None if fleet.clock is None else fleet.clock.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
         _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_step.optimizers.items()},
     }
@@ -77,6 +79,8 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.plan = RoundPlan(lr=checkpoint[_LR])
     fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
+    if fleet.clock is not None:
+        fleet.clock.load_state_dict(checkpoint[_CLOCK])
     models = dict(fleet.algorithm.named_modules())
     for name, state in checkpoint[_OPTIMIZERS].items():
         model = models[name]

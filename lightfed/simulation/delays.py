@@ -1,4 +1,4 @@
-"""Distributions of delays in virtual seconds: classes for the configuration.
+"""Distributions of delays in virtual seconds, and of rates: classes for the configuration.
 
 `expected` concerns tau_(B), the B-th smallest of N independent values, each the largest of m
 delays.
@@ -21,12 +21,34 @@ from lightfed.utils.recorded import Recorded
 Size = int | tuple[int, ...]
 
 
-class Delay(Recorded, ABC):
-    """A distribution of nonnegative delays, in virtual seconds."""
+class Distribution(Recorded, ABC):
+    """A distribution of nonnegative numbers: of delays, or of what devices do in a second."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
-        """Independent delays of shape `size`."""
+        """Independent numbers of shape `size`."""
+
+
+@dataclass(frozen=True)
+class Zipf(Distribution):
+    """The largest over Z, P(Z = z) ~ z ** -exponent: most rates are the largest, a few far less."""
+
+    largest: float
+    """Of all numbers."""
+    exponent: float = 2.0
+    """Above 1; 2 gives three of five numbers the largest value, 4 nine of ten."""
+
+    def __post_init__(self) -> None:
+        _check("largest", self.largest)
+        _check("exponent", self.exponent, above=1.0)
+
+    @override
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
+        return self.largest / rng.zipf(self.exponent, size)
+
+
+class Delay(Distribution):
+    """A distribution of nonnegative delays, in virtual seconds."""
 
     @abstractmethod
     def quantile(self, p: float) -> float:

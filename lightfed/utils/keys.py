@@ -80,6 +80,8 @@ model.store                     how
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
 model.max_failed_clients        result  max_failed_clients          sessions
+model.devices                   result  devices
+model.policy                    result  policy
 model.export                    how
 model.seed                      seed
 data.dataset                    result  dataset
@@ -210,4 +212,7 @@ COLUMNS = {
     "wire_bytes": Column("metrics", "B", "sent between ranks"),
     "seconds": Column("metrics", "s", "wall-clock time of the round"),
     "virtual_time": Column("metrics", "s", "on the virtual clock of the devices, from the start"),
+    "busy_time": Column("metrics clients", "s", "virtual: at work; mean of a round, or in all"),
+    "idle_time": Column("metrics clients", "s", "virtual: not at work; mean of a round, or in all"),
+    "late": Column("metrics", "", "sessions of the round whose updates came too late"),
 }

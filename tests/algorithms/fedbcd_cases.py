@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.simulation.hierarchy import Phase
 from tests.algorithms.dispfl_cases import in_order, row_of
 from tests.small import GOLDEN, data_of, fleet_of
 
@@ -65,9 +65,9 @@ def recorded_phase(stated: Events, server: int, *, offline: bool) -> Phase:
     parts = [next(stated) for _ in range(2 if offline else 1)]
     chosen = [[first + place for place in part[3][: part[2]]] for part in parts]
     available, active = sorted(chosen[0]), sorted(chosen[-1])
-    units, ends = {}, []
+    units, ends = {}, {}
     for device in available:
         units[device] = next(stated)[1]
         if device in active:
-            ends.append(awake[device - first] + units[device] * next(stated)[1])
-    return Phase(active, available, units, max(ends))
+            ends[device] = awake[device - first] + units[device] * next(stated)[1]
+    return Phase(active, available, units, ends)

@@ -7,6 +7,7 @@ hierarchy; the protocol, the sessions and the servers' steps are written out onc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ import torch
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from lightfed.simulation.hierarchy import Phase
 from tests.small import Line, data_of, fleet_of
 
 START = (1.0, -0.5)
@@ -43,10 +44,10 @@ class Local:
     box: tuple[float, float] | None = None
 
 
-def federation(algorithm: FedBCD, devices: int, local: Local, **settings: int) -> Fleet:
+def federation(algorithm: FedBCD, count: int, local: Local, **settings: Any) -> Fleet:
     optimizer = partial(ASPG, lr=local.eta, momentum=local.zeta, box=local.box)
     return fleet_of(
-        [ClientGroup(devices, partial(Line, START))], algorithm, regressions(devices),
+        [ClientGroup(count, partial(Line, START))], algorithm, regressions(count),
         optimizer=optimizer, **settings,
     )  # fmt: skip
 
@@ -78,7 +79,7 @@ class Oracle:
         for n in range(self.servers):
             if n not in self.busy:
                 phase = self.algorithm.hierarchy.phase(n, t, clients=self.devices, seed=self.seed)
-                self.busy[n] = self.now + phase.busy, phase
+                self.busy[n] = self.now + max(phase.delays.values()), phase
                 self._start(n, phase)
                 down += self._pulled(phase)
         order = sorted(self.busy, key=lambda n: (self.busy[n][0], n))

@@ -12,10 +12,11 @@ from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.delays import Constant
-from lightfed.simulation.hierarchy import Phase
+from lightfed.simulation.devices import Devices
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet, mlp
 from tests.small import Line, data_of, fleet_of, run_round
@@ -46,7 +47,7 @@ class Scripted(CloudFedAvg):
     @override
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
         units, busy = self.script[t, server]
-        return Phase(sorted(units), sorted(units), units, busy)
+        return Phase(sorted(units), sorted(units), units, dict.fromkeys(units, busy))
 
 
 def test_two_rounds_by_hand() -> None:
@@ -86,14 +87,15 @@ def test_a_session_starts_without_momentum() -> None:
 
 
 def test_the_clock_adds_up_the_slowest_servers() -> None:
-    algorithm = CloudFedAvg(3, 2, steps=(1, 4), delay=Constant(2.0), step_delay=Constant(0.25))
-    fed = fleet(algorithm, model=Normed)
+    algorithm = CloudFedAvg(3, 2, steps=(1, 4))
+    devices = Devices(delay=Constant(2.0), step_delay=Constant(0.25))
+    fed = fleet(algorithm, model=Normed, devices=devices)
     now = 0.0
     for t in range(4):
         most = max(k for n in range(3) for k in algorithm.phase(fed, n, t).units.values())
         now += 2.0 + 0.25 * most
         assert run_round(fed, t)["virtual_time"] == now
-    assert algorithm.state_dict()["now"].item() == now
+    assert fed.now == now
 
 
 @pytest.mark.parametrize(

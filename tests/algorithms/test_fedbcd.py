@@ -250,7 +250,6 @@ def test_weights_of_a_sum_are_small_whole_numbers(gammas: Any, whole: Any) -> No
         (
             of_class(
                 "FedBCDI", servers=3, active=1, available=2, wait=2, steps=[1, 2],
-                delay=of_class("Weibull", shape=0.5), step_delay=of_class("Exponential", mean=2),
             ),
             of_class("ASPG", box=[-2, 2]),
         ),

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.previews.dry_run import PlannedRanks
-from lightfed.simulation.hierarchy import Phase
 from lightfed.state.client_state import by_client
 from lightfed.utils.errors import UserError
 from tests.algorithms.dispfl_cases import row_of
@@ -55,7 +55,8 @@ class Scheduled(FedBCD):
     @override
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
         devices = [*range(fed.clients)]
-        return Phase(devices, devices, dict.fromkeys(devices, 1 + t % 5), 1.0)
+        units, delays = dict.fromkeys(devices, 1 + t % 5), dict.fromkeys(devices, 1.0)
+        return Phase(devices, devices, units, delays)
 
 
 def moved(momentum: Any, *, rounds: int, devices: int = 1) -> list[Tensor]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.simulation.delays import Exponential
+from lightfed.simulation.devices import Devices
 from tests.algorithms.fedbcd_oracle import Local, Oracle, federation
 from tests.small import run_round
 
@@ -35,7 +36,6 @@ def clouds(draw: st.DrawFn) -> tuple[FedBCD, int]:
         "wait": wait, "gamma": gammas, "server_lr": rate, "server_step": step,
         "steps": draw(st.sampled_from([(1, 1), (1, 3)])), "mixing": mixing,
         "activation": draw(st.sampled_from(["uniform", "first"])),
-        "step_delay": draw(st.sampled_from([None, Exponential(0.5)])),
         "compatibility": draw(st.booleans()),
     }  # fmt: skip
     if draw(st.booleans()):
@@ -48,15 +48,27 @@ def clouds(draw: st.DrawFn) -> tuple[FedBCD, int]:
 LOCALS = [Local(), Local(zeta=0.0), Local(zeta=0.9, box=(-0.75, 1.25)), Local(0.1, 0.6, (-2, 2))]
 
 
-@given(cloud=clouds(), local=st.sampled_from(LOCALS), seed=st.integers(0, 9))
-@example((FedBCD(3, 2, wait=1, gamma=[0.3, 0.7], server_step="sum", server_lr=0.2), 12), Local(), 0)
-@example((FedBCD(3, 1, wait=1, gamma=[0.3, 0.0, 0.7]), 3), Local(), 0)
-@example((FedBCDI(3, 1, 4, wait=2, gamma=[0.5, 0.2, 0.9], patience=2), 12), LOCALS[2], 1)
+PLAIN = Devices(delay=Exponential(1.0))
+BY_STEP = Devices(delay=Exponential(1.0), step_delay=Exponential(0.5))
+
+
+@given(
+    cloud=clouds(), local=st.sampled_from(LOCALS), seed=st.integers(0, 9),
+    delays=st.sampled_from([PLAIN, BY_STEP]),
+)  # fmt: skip
+@example(
+    (FedBCD(3, 2, wait=1, gamma=[0.3, 0.7], server_step="sum", server_lr=0.2), 12), Local(), 0,
+    PLAIN,
+)  # fmt: skip
+@example((FedBCD(3, 1, wait=1, gamma=[0.3, 0.0, 0.7]), 3), Local(), 0, PLAIN)
+@example((FedBCDI(3, 1, 4, wait=2, gamma=[0.5, 0.2, 0.9], patience=2), 12), LOCALS[2], 1, BY_STEP)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_equations_of_the_paper(cloud: tuple[FedBCD, int], local: Local, seed: int) -> None:
+def test_the_equations_of_the_paper(
+    cloud: tuple[FedBCD, int], local: Local, seed: int, delays: Devices
+) -> None:
     algorithm, devices = cloud
     oracle = Oracle(algorithm, devices, local, seed)
-    fleet = federation(algorithm, devices, local, seed=seed)
+    fleet = federation(algorithm, devices, local, seed=seed, devices=delays)
     for t in range(6):
         stated, found = oracle.round(t), run_round(fleet, t)
         for name, value in stated.items():

@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.small import Line, data_of, fleet_of, run_round
@@ -38,7 +38,7 @@ class Scripted(FedBCDI):
     @override
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
         active, units, busy = self.script[t, server]
-        return Phase(active, sorted(units), units, busy)
+        return Phase(active, sorted(units), units, dict.fromkeys(active, busy))
 
 
 @pytest.mark.parametrize(("compatibility", "trainings"), [(False, 4), (True, 5)])

@@ -13,6 +13,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.simulation.clock import VirtualClock
 from lightfed.simulation.delays import Constant
+from lightfed.simulation.devices import Devices
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded
 from tests.small import GOLDEN, fleet_of, random_data, run_round
@@ -55,20 +56,23 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         close(algorithm.updates[last["client"]], run.row(f"upload{last['upload']}/delta"))
 
 
-def fleet(algorithm: FedAvg | FedBuff, clients: int = 3) -> torch.Tensor:
+def fleet(
+    algorithm: FedAvg | FedBuff, clients: int = 3, devices: Devices | None = None
+) -> torch.Tensor:
     """The server's model after three rounds."""
     group = ClientGroup(clients, partial(MLP, hidden=(6,)))
     data = random_data([5, 9, 4, 7][:clients])
-    fed = fleet_of([group], algorithm, data, optimizer=partial(SGD, lr=0.1))
+    fed = fleet_of([group], algorithm, data, optimizer=partial(SGD, lr=0.1), devices=devices)
     for t in range(3):
         run_round(fed, t)
     return algorithm.model.floats
 
 
 def test_a_buffer_of_all_clients_without_delays_is_fedavg() -> None:
-    torch.testing.assert_close(fleet(FedBuff(3, delay=Constant(1.0))), fleet(FedAvg("uniform")))
-    weighted = FedBuff(3, delay=Constant(1.0), weights="samples")
-    torch.testing.assert_close(fleet(weighted), fleet(FedAvg()))
+    same = Devices(delay=Constant(1.0))
+    torch.testing.assert_close(fleet(FedBuff(3), devices=same), fleet(FedAvg("uniform")))
+    weighted = FedBuff(3, weights="samples")
+    torch.testing.assert_close(fleet(weighted, devices=same), fleet(FedAvg()))
 
 
 def test_a_buffer_of_one_takes_a_step_for_every_update() -> None:

@@ -9,8 +9,8 @@ from typing_extensions import override
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.fleet import Fleet
-from lightfed.simulation.hierarchy import Phase
 from tests.algorithms.dispfl_cases import row_of
 from tests.algorithms.fedbcd_cases import (
     DEVICES,
@@ -81,9 +81,8 @@ class RecordedProx(CloudFedAvg):
         samples = [e[1] for e in self.stated if e[0] == "sample"]
         steps = [e[1] for e in self.stated if e[0] == "K"][2 * server : 2 * server + 2]
         active = samples[server]
-        return Phase(
-            sorted(active), sorted(active), dict(zip(sorted(active), steps, strict=True)), 0.0
-        )
+        units, delays = dict(zip(sorted(active), steps, strict=True)), dict.fromkeys(active, 0.0)
+        return Phase(sorted(active), sorted(active), units, delays)
 
 
 def test_golden_prox() -> None:

@@ -54,7 +54,8 @@ def test_a_hundred_devices_of_ten_servers_are_tested_on_their_classes(config: Pa
     assert not {"servers", "active", "steps", "unit"} & set(algorithm)  # the paper's
     alone = config.stem.endswith("-standalone")
     assert algorithm.get("gamma") == (0.0 if alone else None)
-    assert algorithm["delay"] == algorithm["step_delay"]
+    devices = written["model"]["devices"]
+    assert devices["delay"] == devices["step_delay"]
     assert written["data"]["personal_test"] == "labels"
     assert written["data"]["batch_size"] == 32
     assert written["model"]["optimizer"]["init_args"]["lr"] == 0.005

@@ -19,7 +19,6 @@ from lightfed.engine.federation import Federation
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.checkpoint import load
-from lightfed.simulation.delays import Exponential
 from lightfed.utils.errors import UserError
 from tests.engine.spy import SIZES, Counting, Spy, data, federation
 from tests.small import fit
@@ -200,7 +199,7 @@ def test_local_steps_replace_epochs(tmp_path: Path) -> None:
 
 def test_a_round_in_which_nobody_trains_is_not_the_end_of_the_run(tmp_path: Path) -> None:
     """Devices that have trained offline for so long that they pause."""
-    algorithm = FedBCDI(1, 1, 2, patience=1, delay=Exponential(1.0))
+    algorithm = FedBCDI(1, 1, 2, patience=1)
     model = federation(algorithm=algorithm, fraction=1.0, optimizer=partial(ASPG, lr=0.05))
     trainer = fit(model, data(), tmp_path, rounds=12)
     with (tmp_path / "run" / "metrics.csv").open() as file:

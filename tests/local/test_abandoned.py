@@ -17,7 +17,6 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
-from lightfed.simulation.delays import Exponential
 from tests.small import Line, data_of, fleet_of, run_round
 
 BROKEN = 1
@@ -39,7 +38,7 @@ def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
 def devices(after: int) -> Fleet:
     """Two devices; one of them does not get beyond a batch in any round but the first."""
     fleet = fleet_of(
-        [ClientGroup(2, Line)], FedBCD(1, 2, gamma=0.5, steps=(2, 2), delay=Exponential(1.0)),
+        [ClientGroup(2, Line)], FedBCD(1, 2, gamma=0.5, steps=(2, 2)),
         data_of(torch.ones(8, 2), torch.full((8,), 9), [range(4), range(4, 8)], batch_size=1),
         optimizer=partial(ASPG, lr=0.01, momentum=0.9, box=(-1.0, 1.0)),
     )  # fmt: skip

@@ -219,11 +219,15 @@ class AdapterRule(Algorithm):
             self.seen[clients] = self.added
         fed.send(self.model, clients, tensors=self.shared, size=sizes.tolist())
         fed.train(clients, t)
+        self.before_sending(fed, clients)
         fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
+        fed.charge(clients, up=self.sizes(fed, clients, self.up).tolist())
         if valid := [k for k in clients if fed.usable(k)]:
             with fed.server_step(self.model):
                 self.merge(fed, valid)
-        fed.charge(clients, up=self.sizes(fed, clients, self.up).tolist())
+
+    def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """What clients do between their sessions and their messages."""
 
     def ranks(self, fed: Fleet, client: int) -> list[int]:
         """r_k by layer."""

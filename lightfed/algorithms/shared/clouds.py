@@ -5,24 +5,33 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import add
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightfed.algorithms.shared.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
-from lightfed.simulation.delays import Delay, Exponential
-from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
+from lightfed.simulation.delays import Exponential
+from lightfed.simulation.devices import Devices
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
 
 
 class Hierarchical(Algorithm):
-    """Each server has active devices, which train for K steps or epochs."""
+    """Each server has active devices, which train for K steps or epochs.
+
+    Servers do so in parallel; communication between them takes no time.
+    """
+
+    no_policy = "a server waits for its active devices, and the coordinator for some servers"
+    devices = Devices(delay=Exponential(1.0))
 
     no_personal = "servers exchange whole models"
 
@@ -32,8 +41,6 @@ class Hierarchical(Algorithm):
         active: int = 3,
         steps: tuple[int, int] = (1, 5),
         unit: Unit = "step",
-        delay: Delay | None = None,
-        step_delay: Delay | None = None,
         activation: Activation = "uniform",
     ) -> None:
         """Set the servers, their devices and the length of sessions.
@@ -43,16 +50,30 @@ class Hierarchical(Algorithm):
             active: |Q_n|, number of devices per server that communicate with it in a phase.
             steps: Bounds of K, the length of a session, drawn for every activation.
             unit: What K counts: steps (mini-batches) or epochs.
-            delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
-            step_delay: Virtual seconds of each of its K units, in addition.
-            activation: Random active devices, or those that wake up first (after their delay), as
-                in the released code's second experiment.
+            activation: Random active devices, or those that wake up first (after the delay of
+                `model.devices`, which is Exponential(mean=1) by default), as in the released code's
+                second experiment.
         """
         super().__init__()
-        self.hierarchy = Hierarchy(
-            servers, active, active, (steps[0], steps[1]), unit, delay or Exponential(1.0),
-            step_delay, activation,
-        )  # fmt: skip
+        bounds = steps[0], steps[1]
+        self.hierarchy = Hierarchy(servers, active, active, bounds, unit, activation=activation)
+
+    def set_up_clouds(self, fed: Fleet) -> None:
+        """Check the hierarchy and take the devices' delays."""
+        self.hierarchy.check(fed.clients, fed.work)
+        if fed.clock is not None:
+            given = fed.clock.devices
+            self.hierarchy = replace(self.hierarchy, delay=given.delay, step_delay=given.step_delay)
+
+    def busy(self, fed: Fleet, phases: Sequence[Phase], t: int) -> list[float]:
+        """Virtual seconds of phases whose devices have trained: those of the slowest active one."""
+        layout = fed.groups[0].layout
+        size = 4 * layout.floats.numel + 8 * layout.integers.numel
+        ends = []
+        for phase in phases:
+            seconds = fed.session_seconds(phase.active, t, up=size, purpose=None).tolist()
+            ends.append(max(map(add, seconds, phase.delays.values())))
+        return ends
 
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
         """Q_n, K_i and the duration."""

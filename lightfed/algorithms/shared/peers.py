@@ -19,6 +19,7 @@ class Peers(Algorithm):
 
     stateful = True
     no_server_step = "clients exchange models among themselves, without a server"
+    no_policy = "clients exchange models without a server, which could wait"
     moments: tuple[Moment, ...] = ("trained",)
     tests_both = True
 

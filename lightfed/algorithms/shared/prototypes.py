@@ -188,4 +188,4 @@ class ServerSGD:
                     optimizer.step()
             return {name: leaf.detach() for name, leaf in leaves.items()}
 
-        return fed.once([train])[0]
+        return next(fed.once([train]))

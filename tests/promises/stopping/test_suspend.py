@@ -29,7 +29,6 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.runs.run_logger import RunLogger
-from lightfed.simulation.delays import Exponential
 from lightfed.state.client_state import by_client
 from lightfed.topology.topology import Ring
 from tests.engine.spy import lr_schedule
@@ -46,7 +45,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "fedkd": (partial(FedKD, mlp, rounds=ROUNDS), {}),
     "fd": (FD, {}),
     "fedbcd": (
-        partial(FedBCD, 1, 4, delay=Exponential(1.0)), {"optimizer": partial(ASPG, lr=0.05)},
+        partial(FedBCD, 1, 4), {"optimizer": partial(ASPG, lr=0.05)},
     ),
     "fedbcd_device": (partial(FedBCD, 1, 4), {"optimizer": partial(SGD, lr=0.05, momentum=0.9)}),
     "fedbcd_shared": (

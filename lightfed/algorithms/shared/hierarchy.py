@@ -27,13 +27,13 @@ class Phase:
         active: devices that communicate with the server, ascending.
         available: devices that train, including the active ones; ascending.
         units: device -> K, steps or epochs of its session.
-        busy: virtual seconds.
+        delays: active device -> virtual seconds, besides what it computes and sends.
     """
 
     active: list[int]
     available: list[int]
     units: dict[int, int]
-    busy: float
+    delays: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Hierarchy:
         available: number of devices that train, including the active ones.
         steps: bounds of K, which is uniform between them.
         unit: what K counts.
-        delay: of a device.
+        delay: of a device; none by default.
         step_delay: of each of its K units; none by default.
         activation: random devices, or those whose delays end first, as in the released code.
     """
@@ -56,7 +56,7 @@ class Hierarchy:
     available: int
     steps: tuple[int, int]
     unit: Unit
-    delay: Delay
+    delay: Delay | None = None
     step_delay: Delay | None = None
     activation: Activation = "uniform"
 
@@ -111,7 +111,7 @@ class Hierarchy:
         """The phase that a server starts in round t; draws use (seed, purpose, t, device)."""
         devices = self.devices(server, clients)
         awake = np.zeros(len(devices))
-        if self.activation == "first":
+        if self.activation == "first" and self.delay is not None:
             awake = device_delays(self.delay, devices, seed=seed, t=t, purpose="wake")
             order = np.argsort(awake, kind="stable")  # ties go to the lower number
         else:
@@ -124,14 +124,14 @@ class Hierarchy:
         }
         delays = self._delays(active, units, t, seed=seed)
         delays = delays + awake[[i - devices[0] for i in active]]
-        return Phase(active, available, units, float(delays.max()))
+        return Phase(active, available, units, dict(zip(active, delays.tolist(), strict=True)))
 
     def _delays(
         self, active: Sequence[int], units: dict[int, int], t: int, *, seed: int
     ) -> np.ndarray:
         """(active,) virtual seconds that each active device takes."""
         delays = np.zeros(len(active))
-        if self.activation == "uniform":
+        if self.activation == "uniform" and self.delay is not None:
             delays = device_delays(self.delay, active, seed=seed, t=t)
         if self.step_delay is not None:
             each = device_delays(self.step_delay, active, seed=seed, t=t, purpose="step-delay")

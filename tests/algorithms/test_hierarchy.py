@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightfed.algorithms.shared.hierarchy import Hierarchy
 from lightfed.simulation.clock import device_delays
 from lightfed.simulation.delays import Constant, Exponential, Uniform
-from lightfed.simulation.hierarchy import Hierarchy
 from lightfed.utils.errors import UserError
 
 PLAIN = Hierarchy(3, 2, 4, (1, 5), "step", Exponential(1.0))
@@ -56,7 +56,7 @@ def test_a_phase(
     assert list(phase.units) == phase.available
     assert all(low <= units <= low + width for units in phase.units.values())
     most = max(phase.units[i] for i in phase.active)
-    assert 1.0 <= phase.busy <= 2.0 + (2.0 * most if step_delay else 0.0)
+    assert 1.0 <= max(phase.delays.values()) <= 2.0 + (2.0 * most if step_delay else 0.0)
 
 
 def test_devices_are_drawn_uniformly() -> None:
@@ -78,7 +78,7 @@ def test_servers_rounds_and_seeds_have_their_own_draws() -> None:
     assert shape(1, 0)[:10] != shape(1, 0)[10:20]
     first = PLAIN.phase(0, 0, clients=CLIENTS, seed=0)
     assert len({tuple(p.units.values()) for p in phases(PLAIN)[:5]}) > 1
-    assert first.busy != PLAIN.phase(0, 0, clients=CLIENTS, seed=1).busy
+    assert first.delays != PLAIN.phase(0, 0, clients=CLIENTS, seed=1).delays
 
 
 def test_draws_of_a_device_do_not_depend_on_others() -> None:
@@ -95,13 +95,13 @@ def test_delays_of_units_are_added() -> None:
     hierarchy = replace(PLAIN, delay=Constant(3.0), step_delay=Constant(0.5))
     for t in range(20):
         phase = hierarchy.phase(1, t, clients=CLIENTS, seed=7)
-        assert phase.busy == 3.0 + 0.5 * max(phase.units[i] for i in phase.active)
+        assert max(phase.delays.values()) == 3.0 + 0.5 * max(phase.units[i] for i in phase.active)
     random = replace(PLAIN, step_delay=Exponential(2.0))
     phase = random.phase(1, 3, clients=CLIENTS, seed=7)
     first = device_delays(random.delay, phase.active, seed=7, t=3)
     each = device_delays(Exponential(2.0), phase.active, seed=7, t=3, purpose="step-delay")
     units = np.array([phase.units[i] for i in phase.active])
-    assert phase.busy == (each * units + first).max()
+    assert max(phase.delays.values()) == (each * units + first).max()
 
 
 @pytest.mark.parametrize("step_delay", [None, Constant(0.5)])
@@ -114,7 +114,7 @@ def test_the_first_awake_are_active(step_delay: Any) -> None:
         assert phase.active == sorted(order[:2])
         assert phase.available == sorted(order[:4])
         ends = [wakes[i - 10] + (0.5 * phase.units[i] if step_delay else 0) for i in phase.active]
-        assert phase.busy == pytest.approx(max(ends), rel=1e-15)
+        assert max(phase.delays.values()) == pytest.approx(max(ends), rel=1e-15)
 
 
 def refusal(call: Any) -> str:

@@ -1,0 +1,254 @@
+"""The devices of clients: what they do in a second, their memory, and when they are there.
+
+A client's device is that of its row in a table, else of its group, else of all. What is not given
+takes no time. Draws are named by (seed, purpose, round); a client's is the one at its number, so
+that it depends neither on ranks nor on who takes part.
+"""
+
+import csv
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import override
+
+from lightfed.simulation.delays import Delay, Distribution
+from lightfed.utils.errors import UserError, require
+from lightfed.utils.recorded import Recorded, named
+from lightfed.utils.rng import numpy_generator
+
+KEY = "model.devices"
+Number = float | Distribution
+
+
+@named
+@dataclass(frozen=True)
+class Device:
+    """What a device does in a second: a number for all clients, or a distribution over them.
+
+    Attributes:
+        flops: Floating-point operations per second.
+        up: Bytes per second that it sends.
+        down: Bytes per second that it receives.
+        latency: Seconds until the first byte of a download or an upload arrives.
+        memory: Bytes, for `model.assign`.
+    """
+
+    flops: Number | None = None
+    up: Number | None = None
+    down: Number | None = None
+    latency: Number | None = None
+    memory: Number | None = None
+
+
+_UNITS = [unit.name for unit in fields(Device)]
+_FREE = {name: 0.0 if name == "latency" else math.inf for name in _UNITS}
+
+
+class Availability(Recorded, ABC):
+    """Which clients may be asked to take part in a round."""
+
+    @abstractmethod
+    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+        """(N,) how sure each client is there: those of more than 0 are.
+
+        If nobody is, the server asks the client of the largest value.
+
+        Args:
+            before: (N,) bool, who was there in the round before; nobody was asked before round 0.
+            now: virtual seconds since the start.
+            t: the round.
+            seed: of the run.
+        """
+
+    def next(self, now: float, among: np.ndarray) -> float:
+        """Virtual seconds at which one of the clients among (N,) bool is there again."""
+        return now
+
+
+@dataclass(frozen=True)
+class Bernoulli(Availability):
+    """Every client is there with the same probability in every round."""
+
+    share: float
+    """The probability."""
+
+    def __post_init__(self) -> None:
+        _check_share("share", self.share)
+
+    @override
+    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+        return self.share - numpy_generator(seed, "availability", t).random(len(before))
+
+
+@dataclass(frozen=True)
+class OnOff(Availability):
+    """A Markov chain of each client over rounds, which starts from its stationary state."""
+
+    leave: float
+    """Probability that a client that is there is gone in the next round."""
+    come: float
+    """Probability that a client that is gone is there in the next round."""
+
+    def __post_init__(self) -> None:
+        _check_share("leave", self.leave)
+        _check_share("come", self.come)
+
+    @override
+    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+        share = np.where(before, 1 - self.leave, self.come)
+        if t == 0:
+            share[:] = self.come / (self.come + self.leave)
+        return share - numpy_generator(seed, "availability", t).random(len(before))
+
+
+@dataclass(frozen=True)
+class Presence(Availability):
+    """Intervals of virtual time in which clients are there, from a file."""
+
+    path: Path
+    """A .csv file with the columns client, from and to; a client may have several rows."""
+    spans: np.ndarray = field(init=False, repr=False, compare=False)  # (rows, 3)
+
+    def __post_init__(self) -> None:
+        key = f"{KEY}.availability.init_args.path"
+        rows = [
+            [_number(key, row, name) for name in ("client", "from", "to")]
+            for row in _rows(key, self.path, ("client", "from", "to"))
+        ]
+        spans = np.array(sorted(rows)).reshape(-1, 3)
+        clients, begin, end = spans.T
+        for wrong, what in (
+            (begin >= end, "ends before it starts"),
+            (np.r_[False, (clients[1:] == clients[:-1]) & (begin[1:] < end[:-1])], "overlaps one"),
+        ):
+            client = int(clients[wrong][0]) if wrong.any() else 0
+            found = f"an interval of client {client} {what}"
+            require(not wrong.any(), key, found, "give disjoint intervals, from below to")
+        object.__setattr__(self, "spans", spans)
+
+    @override
+    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+        clients, begin, end = self._known(len(before))
+        found = np.zeros(len(before))
+        found[clients[(begin <= now) & (now < end)]] = 1.0
+        return found
+
+    @override
+    def next(self, now: float, among: np.ndarray) -> float:
+        clients, begin, end = self._known(len(among))
+        coming = np.maximum(begin, now)[(end > now) & among[clients]]
+        found, fix = f"nobody is there after {now:g} virtual seconds", "give later intervals"
+        require(len(coming) > 0, f"{KEY}.availability.init_args.path", found, fix)
+        return float(coming.min())
+
+    def _known(self, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        numbers, begin, end = self.spans.T
+        known = numbers < clients
+        return numbers[known].astype(np.int64), begin[known], end[known]
+
+
+@named
+@dataclass(frozen=True)
+class Devices(Device):
+    """The devices of all clients; what is left out takes no time.
+
+    Attributes:
+        table: A .csv file with the column client and any of flops, up, down, latency and memory, in
+            the same units; it has a row for every client.
+        delay: Virtual seconds of a session, in addition, drawn for each.
+        step_delay: Virtual seconds of a step of a session, or of what FedBCD's K counts, drawn for
+            each session.
+        server_up: Bytes per second that the server sends, which the clients of a round share.
+        server_down: Bytes per second that it receives, likewise.
+        availability: Which clients may take part in a round; all by default.
+    """
+
+    table: Path | None = None
+    delay: Delay | None = None
+    step_delay: Delay | None = None
+    server_up: float | None = None
+    server_down: float | None = None
+    availability: Availability | None = None
+
+    def of(
+        self, groups: Sequence[tuple[int, Device | None]], *, seed: int
+    ) -> dict[str, np.ndarray]:
+        """(N,) each: flops, up, down, latency and memory of the clients.
+
+        `groups` are their numbers and their own devices. A UserError if a number is not positive,
+        or if the table does not fit.
+        """
+        ends = np.cumsum([0, *(count for count, _ in groups)]).tolist()
+        columns, values = self._columns(ends[-1]), {}
+        for name in _UNITS:
+            own = _draw(getattr(self, name), name, name, ends[-1], seed)
+            for group, (_, device) in enumerate(groups):
+                if (given := getattr(device, name, None)) is not None:
+                    part = slice(*ends[group : group + 2])
+                    own[part] = _draw(given, name, f"{name} {group}", ends[-1], seed)[part]
+            values[name] = columns.get(name, own)
+            _check_positive(f"{KEY}.{'table' if name in columns else name}", name, values[name])
+        for name in ("server_up", "server_down"):
+            rate = getattr(self, name)
+            require(rate is None or rate > 0, f"{KEY}.{name}", rate, "give a rate above 0")
+        return values
+
+    def _columns(self, clients: int) -> Mapping[str, np.ndarray]:
+        """(N,) each column of the table, by its name."""
+        if self.table is None:
+            return {}
+        key, rows = f"{KEY}.table", {}
+        for row in _rows(key, self.table, ("client",)):
+            rows[int(_number(key, row, "client"))] = row
+        missing = [client for client in range(clients) if client not in rows]
+        found = f"{self.table} lacks {len(missing)} of {clients} clients, such as {missing[:1]}"
+        require(not missing, key, found, "give a row for every client, from 0")
+        names = [name for name in rows[0] if name != "client"]
+        unknown = [name for name in names if name not in _UNITS]
+        require(not unknown, key, f"a column {unknown[:1]}", f"name columns {', '.join(_UNITS)}")
+        return {
+            name: np.array([_number(key, rows[k], name) for k in range(clients)]) for name in names
+        }
+
+
+def _draw(given: Number | None, name: str, purpose: str, clients: int, seed: int) -> np.ndarray:
+    if isinstance(given, Distribution):
+        return given.draw(numpy_generator(seed, f"device {purpose}"), clients)
+    return np.full(clients, _FREE[name] if given is None else float(given))
+
+
+def _check_positive(key: str, name: str, values: np.ndarray) -> None:
+    none = name == "latency"  # may be 0
+    wrong = np.flatnonzero(~((values >= 0) if none else (values > 0)))  # also nan
+    found = f"{values[wrong[0]]:g} as {name} of client {wrong[0]}" if len(wrong) else ""
+    require(not len(wrong), key, found, f"give {'0 or more' if none else 'more than 0'}")
+
+
+def _check_share(name: str, value: float) -> None:
+    key = f"{KEY}.availability.init_args.{name}"
+    require(0 < value <= 1, key, value, "give a probability above 0 and at most 1")
+
+
+def _rows(key: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The rows of a .csv file that has these columns; a UserError if it cannot be read."""
+    fix = f"name a .csv file with the columns {', '.join(columns)}"
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            lacking = [name for name in columns if name not in (reader.fieldnames or ())]
+            require(not lacking, key, f"{path} has no column {', '.join(lacking)}", fix)
+            yield from reader
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(key, f"{path} cannot be read ({error})", fix) from error
+
+
+def _number(key: str, row: Mapping[str, str], name: str) -> float:
+    try:
+        return float(row[name])
+    except (TypeError, ValueError) as error:
+        found = f"{row[name]!r} as {name} of client {row['client']}"
+        raise UserError(key, found, "give a number") from error

@@ -1,0 +1,88 @@
+"""When the server closes a round, and what becomes of updates that are late or of clients that go.
+
+Over-selection with a deadline is that of Bonawitz et al. (MLSys 2019), a quorum with a grace window
+that of Decoupled DiLoCo (arXiv:2604.21428). A quorum of K with late updates that are kept is the
+buffer of FedBuff (Nguyen et al., AISTATS 2022) for means of models. Clients that leave and send
+what they have done are those of FedProx and FedNova.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightfed.utils.counts import rounded_up
+from lightfed.utils.errors import require
+from lightfed.utils.recorded import named
+from lightfed.utils.rng import numpy_generator
+
+KEY = "model.policy"
+
+
+@named
+@dataclass(frozen=True)
+class Policy:
+    """What the server waits for; by default for all clients of a round, which never leave it.
+
+    Attributes:
+        deadline: Virtual seconds after which the server merges what it has.
+        over_select: Share of clients that are asked in addition; the round ends when as many as
+            configured have answered.
+        quorum: Number of updates after which the server waits no longer than `grace`.
+        grace: Virtual seconds that it still waits after the quorum.
+        late: A late update is dropped; or kept until it arrives, and merged in that round as an
+            update of the model of that time. Its client is not asked before.
+        exponent: e; a kept update that is tau rounds late has the weight (1 + tau)^-e in the mean.
+        dropout: Probability that a client leaves during its session.
+        partial: What it has done until then, a share of its steps drawn uniformly, is sent (keep)
+            or lost (lose).
+    """
+
+    deadline: float | None = None
+    over_select: float = 0.0
+    quorum: int | None = None
+    grace: float = 0.0
+    late: Literal["drop", "keep"] = "drop"
+    exponent: float = 0.5
+    dropout: float = 0.0
+    partial: Literal["keep", "lose"] = "lose"
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server waits for all."""
+        return self.deadline is None and self.quorum is None and not self.over_select
+
+    def check(self, sampled: int, clients: int) -> None:
+        """Reject values that do not fit a federation of so many clients, some of them sampled."""
+        deadline, quorum, many = self.deadline, self.quorum, self.selected(sampled)
+        require(deadline is None or deadline > 0, f"{KEY}.deadline", deadline, "give seconds > 0")
+        fits, found = quorum is None or 1 <= quorum <= many, f"{quorum} of {many} clients"
+        require(fits, f"{KEY}.quorum", found, "give at least 1 and at most all of a round")
+        require(self.over_select >= 0, f"{KEY}.over_select", self.over_select, "give 0 or more")
+        found = f"{self.over_select:g} more than {sampled} of {clients} clients"
+        require(many <= clients, f"{KEY}.over_select", found, "lower it or model.fraction")
+        both, fix = bool(self.over_select) and quorum is not None, "give one of the two"
+        require(not both, f"{KEY}.quorum", "given, and over_select", fix)
+        require(self.grace >= 0, f"{KEY}.grace", self.grace, "give 0 or more")
+        idle = self.grace > 0 and quorum is None and not self.over_select
+        require(not idle, f"{KEY}.grace", "given without a quorum", "give a quorum")
+        idle = self.late == "keep" and self.waits
+        require(not idle, f"{KEY}.late", "keep, and none is late", "give a deadline or a quorum")
+        fits = 0 <= self.dropout < 1
+        require(fits, f"{KEY}.dropout", self.dropout, "give a probability below 1")
+        require(self.exponent >= 0, f"{KEY}.exponent", self.exponent, "give 0 or more")
+
+    def selected(self, sampled: int) -> int:
+        """The number of clients to ask for so many answers."""
+        return rounded_up(sampled * (1 + self.over_select))
+
+    def enough(self, sampled: int, under_way: int) -> int:
+        """The number of updates that the server waits for, of those under way."""
+        wanted = sampled if self.over_select else self.quorum or under_way
+        return min(wanted, under_way)
+
+    def leaving(self, clients: Sequence[int], *, t: int, seed: int) -> dict[int, float]:
+        """The clients that leave in round t, and the share of their sessions that they do."""
+        if not self.dropout:
+            return {}
+        draws = {k: numpy_generator(seed, "dropout", t, k).random(2).tolist() for k in clients}
+        return {k: share for k, (draw, share) in draws.items() if draw < self.dropout}
