@@ -147,6 +147,7 @@ def fleet_of(
     device: torch.device = CPU,
     server_optimizer: Any = None,
     personal: Sequence[str] = (),
+    local_penalty: Any = None,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -162,7 +163,7 @@ def fleet_of(
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
-        personal=personal,
+        personal=personal, local_penalty=local_penalty,
     )  # fmt: skip
     steppers = [
         client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))

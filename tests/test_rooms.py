@@ -45,6 +45,7 @@ PARENTS = {
     ("fedper", "fedavg"),
     ("fedbn", "fedavg"),
     ("fedprox", "fedavg"),
+    ("moon", "fedavg"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),
     ("cloudfedavg", "fedavg"),

@@ -27,10 +27,11 @@ from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
-from lightfed.local.hooks import Hooks, SessionContext
+from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
+from lightfed.models.build import DataSpec
 from lightfed.models.personal import personal_tensors
 from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
@@ -73,11 +74,14 @@ class Fleet:
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
         server_optimizer: steps to what is merged; by default merges are the server's new values.
         personal: tensors that stay with their client, as of `personal_tensors`.
+        local_penalty: a term of the clients' objective, besides the algorithm's own.
 
     Attributes:
         clients: number of clients.
+        penalties: terms of the clients' objective.
+        hooks: whose hooks sessions call: the algorithm, and the penalties.
         personal: names of the tensors that no message has: a client's own.
-        stateful: clients keep their rows, for the algorithm or for these tensors.
+        stateful: clients keep their rows, for the algorithm, a penalty, or these tensors.
         groups: the groups' modules and row stores.
         base: the frozen parameters of all groups, which are in no row.
         places: where clients are.
@@ -108,6 +112,7 @@ class Fleet:
         max_failed: int | None = None,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         personal: Sequence[str] = (),
+        local_penalty: LocalPenalty | None = None,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -118,6 +123,11 @@ class Fleet:
         self.rounds, self.max_failed = rounds, max_failed
         why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
+        self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
+        self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
+        pulls = [type(hooks) for hooks in self.hooks if hooks.overrides("proximal")]
+        found = f"{pulls[-1].__name__}, and {pulls[0].__name__} has a pull too" if pulls else ""
+        require(len(pulls) < 2, "model.local_penalty", found, "leave it out")
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -126,14 +136,15 @@ class Fleet:
             seed=seed,
             device=self.device,
             host_rows=host_rows,
-            prepare=algorithm.prepare_module,
+            prepare=self.prepare,
         )
         self.groups = [
             build(group, data, name=name, position=position)
             for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
         self.personal = self._personal(personal)
-        self.stateful = algorithm.stateful or bool(self.personal)
+        self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
+        self.stateful |= bool(self.personal)
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
             if pack is not None:
@@ -170,6 +181,13 @@ class Fleet:
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         algorithm.setup(self)
+        for penalty in self.penalties:
+            penalty.setup(self)
+
+    def prepare(self, module: L.LightningModule, data: DataSpec) -> None:
+        """Modify a newly built client module, for the algorithm and the penalties."""
+        for hooks in self.hooks:
+            hooks.prepare_module(module, data)
 
     def _personal(self, chosen: Sequence[str]) -> frozenset[str]:
         """Names of the algorithm's and the configured personal tensors; sets those of groups."""
@@ -402,6 +420,8 @@ class Fleet:
         left_out = {report.client for report in bad}
         good = [report for report in reports if report.client not in left_out]
         self.metrics |= weighted_means(good)
+        for penalty in self.penalties:
+            penalty.trained(self, [report.client for report in good], t)
         self.metrics["participants"] = float(len(reports))
         self.metrics["excluded"] = float(len(bad))
         for moment, tests in training.tests.items():
