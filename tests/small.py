@@ -148,6 +148,7 @@ def fleet_of(
     server_optimizer: Any = None,
     personal: Sequence[str] = (),
     local_penalty: Any = None,
+    keep_optimizer: bool = False,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -163,7 +164,7 @@ def fleet_of(
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
-        personal=personal, local_penalty=local_penalty,
+        personal=personal, local_penalty=local_penalty, keep_optimizer=keep_optimizer,
     )  # fmt: skip
     steppers = [
         client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))

@@ -30,6 +30,7 @@ class FedNova(FedAvg):
     """FedAvg whose weights do not depend on how many steps a client takes."""
 
     side_by_side = True
+    no_kept_optimizer = "updates are normalised by sessions that begin without momentum"
 
     def __init__(self, mu: float = 0.0, epochs: tuple[int, int] | None = None) -> None:
         """Set the local work.

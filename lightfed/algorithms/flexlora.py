@@ -20,6 +20,7 @@ from lightfed.api.fleet import Weights
 class FlexLoRA(LowRank):
     """A client of rank r starts from the r largest components of the mean product."""
 
+    no_kept_optimizer = "the basis of the factors changes every round"
     no_server_step = "its step would be one of dense weights"
 
     def __init__(

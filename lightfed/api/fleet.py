@@ -75,6 +75,7 @@ class Fleet:
         server_optimizer: steps to what is merged; by default merges are the server's new values.
         personal: tensors that stay with their client, as of `personal_tensors`.
         local_penalty: a term of the clients' objective, besides the algorithm's own.
+        keep_optimizer: clients keep the state of their optimiser from session to session.
 
     Attributes:
         clients: number of clients.
@@ -87,6 +88,7 @@ class Fleet:
         places: where clients are.
         client_rows: of this rank's clients.
         kept: what these keep besides their rows.
+        optimizers: of these, the states of optimisers; None if they are not kept.
         ledger: bytes and FLOPs of all clients.
         training: runs sessions.
         session: under way, while its model is tested.
@@ -113,6 +115,7 @@ class Fleet:
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         personal: Sequence[str] = (),
         local_penalty: LocalPenalty | None = None,
+        keep_optimizer: bool = False,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -145,6 +148,11 @@ class Fleet:
         self.personal = self._personal(personal)
         self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
         self.stateful |= bool(self.personal)
+        self.stateful |= keep_optimizer
+        why, fix = algorithm.no_kept_optimizer, "leave it out"
+        require(not (keep_optimizer and why), "model.keep_optimizer", f"true, but {why}", fix)
+        self.kept = KeptStates()
+        self.optimizers = self.keep("optimizer") if keep_optimizer else None
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
             if pack is not None:
@@ -157,7 +165,6 @@ class Fleet:
             ranks=ranks,
             seed=seed,
         )
-        self.kept = KeptStates()
         self.client_rows = ClientRows(self.groups, self.places, self.kept)
         self._classes = data.num_classes
         self._coverages = Coverages(

@@ -59,6 +59,7 @@ class Federation(Recorded, L.LightningModule):
         server_optimizer: OptimizerFactory | None = None,
         personal: list[str] | str = "",
         local_penalty: LocalPenalty | None = None,
+        keep_optimizer: bool = False,
         lr_schedule: ScheduleFactory | None = None,
         fraction: float = 1.0,
         clients_per_round: int | None = None,
@@ -80,8 +81,8 @@ class Federation(Recorded, L.LightningModule):
         Args:
             algorithm: The federated algorithm.
             clients: The clients, one group per architecture.
-            optimizer: Optimizer of local training, reset for every session. Leave it out if the
-                clients' modules define configure_optimizers.
+            optimizer: Optimizer of local training, reset for every session unless it is kept. Leave
+                it out if the clients' modules define configure_optimizers.
             server_optimizer: Optimizer that takes what clients are merged to as a step, such as
                 FedAdam, FedYogi, FedAdagrad, or torch's SGD with momentum (FedAvgM, DiLoCo). By
                 default the merge is the server's new model.
@@ -90,6 +91,7 @@ class Federation(Recorded, L.LightningModule):
                 merged, and the server's model is tested only with a client's own.
             local_penalty: Term of the clients' objective besides their loss: Pull (FedProx),
                 LinearTerm (FedDyn), Contrast (MOON), or a LocalPenalty of your own.
+            keep_optimizer: A client's optimizer goes on from its last session, with its momentum.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
             fraction: Share of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
@@ -140,6 +142,7 @@ class Federation(Recorded, L.LightningModule):
             "max_failed": max_failed_clients,
             "server_optimizer": server_optimizer,
             "local_penalty": local_penalty,
+            "keep_optimizer": keep_optimizer,
             "personal": [personal] if isinstance(personal, str) and personal else [*personal],
         }
         self._kinds = tuple(evaluate)

@@ -1,6 +1,7 @@
 """The sessions of clients, side by side or not: their start and end, and tests in them."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 import lightning.pytorch as L
@@ -11,6 +12,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
+from lightfed.local.optimizer import Proximal
 from lightfed.local.pack_session import LaneReport
 from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
@@ -68,6 +70,9 @@ class ClientSessions:
         report.flops = s.group.flops
         if work.mask is not None:
             report.flops = self._masked_flops(s.group, work.mask)
+        state = None if work.proximal is None else work.proximal.momentum
+        if self._fleet.optimizers is not None and state is not None:
+            self._fleet.optimizers[s.client] = state
         for end in self._ends:
             end(s)
         self._test("trained", s)
@@ -82,6 +87,9 @@ class ClientSessions:
             s.received = s.parameters.clone()
         for pull in self._pulls:
             s.proximal = pull(s)
+        if self._fleet.optimizers is not None and t >= 0:
+            s.proximal = s.proximal or Proximal(s.parameters, 0.0)
+            s.proximal.carries, s.proximal.momentum = True, self._fleet.optimizers.get(client)
         return s
 
     def failed(self, client: int, error: Exception) -> Report:
@@ -165,7 +173,9 @@ class ClientSessions:
 
     def _work(self, s: SessionContext, purpose: str, mask: Tensor | None = None) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
-        hooked = self._gradients or (self._fleet.personal and s.proximal is not None)
+        pull, hooked = s.proximal, bool(self._gradients)
+        if pull is not None and pull.gamma and self._fleet.personal:  # of the other elements
+            pull, hooked = replace(pull, gamma=0.0), True
         plans, client, t = self.plans, s.client, s.round
         repeat = 1 if purpose else plans.repeat
         return Work(
@@ -176,7 +186,7 @@ class ClientSessions:
             seed=plans.seed(client, t, purpose),
             hook=partial(self._gradient, s) if hooked else None,
             mask=mask,
-            proximal=None if self._fleet.personal else s.proximal,
+            proximal=pull,
             phases={} if purpose else plans.phases_of(client, t, s.module),
         )
 
@@ -186,6 +196,7 @@ class ClientSessions:
         return (
             bool(self._starts or self._ends or self._gradients or self._pulls)
             or self._fleet.kept.masks is not None
+            or self._fleet.optimizers is not None
             or any(self._fleet.plan.tested.values())
         )
 

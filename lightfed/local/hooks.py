@@ -16,7 +16,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
-from lightfed.state.client_state import KeptStates
+from lightfed.state.client_state import Kept, KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
@@ -143,6 +143,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         no_server_step: why no optimiser can step for the server; empty if one can.
         no_personal: why clients cannot keep some tensors to themselves (`model.personal`); empty if
             they can. None: they can unless the class is `stateful`.
+        carries: sessions hand on the state of their optimiser, by the method's own rule.
+        no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
         local_penalty: the method's own, besides `model.local_penalty`.
@@ -157,6 +159,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     tests_both: bool = False
     no_server_step: str = ""
     no_personal: str | None = None
+    carries: bool = False
+    no_kept_optimizer: str = ""
     holds: str = ""
     local_penalty: LocalPenalty | None = None
 
@@ -228,6 +232,7 @@ class SessionFleet(Protocol):
     data: FederatedDataModule
     device: torch.device
     kept: KeptStates
+    optimizers: Kept | None
     session: SessionContext | None
     ranks: Ranks
     seed: int

@@ -25,6 +25,7 @@ class Hierarchical(Algorithm):
     """Each server has active devices, which train for K steps or epochs."""
 
     no_personal = "servers exchange whole models"
+    no_kept_optimizer = "devices have a rule of their own for momentum"
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import lightning.pytorch as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
@@ -322,6 +322,10 @@ COMBINATIONS = {
             "server_optimizer": partial(SGD, lr=1.0, momentum=0.5),
         },
     ),
+    "fedavg_kept_adam": Case(
+        FedAvg, data=joined,
+        federation={"keep_optimizer": True, "optimizer": partial(Adam, lr=0.01)},
+    ),
     "feddyn_norms": Case(
         partial(FedDyn, 0.1), data=joined,
         federation={"personal": "norms", "optimizer": partial(SGD, lr=0.1)},
@@ -342,6 +346,9 @@ COMBINATIONS = {
     "rankmean_head": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
         federation={"personal": ["net.layers.7"], "local_penalty": Pull(0.1)},
+    ),
+    "scaffold_kept_momentum": Case(
+        SCAFFOLD, _mlp, federation={"keep_optimizer": True, "local_penalty": Pull(0.1)}
     ),
     "scaffold_norms": Case(SCAFFOLD, data=joined, federation={"personal": "norms"}),
 }  # fmt: skip
