@@ -151,6 +151,8 @@ def fleet_of(
     personal: Sequence[str] = (),
     devices: Devices | None = None,
     policy: Policy | None = None,
+    local_penalty: Any = None,
+    keep_optimizer: bool = False,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -167,6 +169,7 @@ def fleet_of(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
         personal=personal, devices=devices, policy=policy,
+        local_penalty=local_penalty, keep_optimizer=keep_optimizer,
     )  # fmt: skip
     steppers = [
         client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))

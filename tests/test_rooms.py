@@ -46,6 +46,7 @@ PARENTS = {
     ("fedbn", "fedavg"),
     ("fedprox", "fedavg"),
     ("fedtgp", "fedproto"),
+    ("moon", "fedavg"),
     ("heterofl", "fedavg"),
     ("fedrolex", "heterofl"),
     ("cloudfedavg", "fedavg"),

@@ -30,6 +30,7 @@ class Ditto(Algorithm):
     stateful = True  # a client's row is v_k
     side_by_side = True
     moments: tuple[Moment, ...] = ("aggregated", "trained")
+    no_kept_optimizer = "clients train two models"
     holds = "its personal model"
     model: ServerModel
 

@@ -106,7 +106,7 @@ class FedBCD(Hierarchical):
         self.mixing = None
         if mixing is not None:
             self.mixing = read_mixing(mixing, servers, key=f"{KEY}.mixing", wait=self.wait)
-        self.momentum = momentum
+        self.momentum, self.carries = momentum, momentum != "session"
         self.side_by_side = momentum != "shared"  # then a session starts from the one before
         self.compatibility = compatibility
         self._phases: dict[int, Phase] = {}  # by server, phases that start in this round

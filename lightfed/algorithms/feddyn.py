@@ -24,13 +24,12 @@ from typing_extensions import override
 from lightfed.algorithms.shared.one_model import OneModel
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import SessionContext
+from lightfed.local.penalties import LinearTerm
 
 
 class FedDyn(OneModel):
     """The mean of the participants' models, plus the mean of all clients' memories."""
 
-    side_by_side = True
     no_server_step = "the server's model has the memories of all clients in it"
     h: Tensor
 
@@ -42,14 +41,12 @@ class FedDyn(OneModel):
         """
         super().__init__()
         require_argument(0 < alpha < inf, "alpha", alpha, "give a weight above 0")
-        self.alpha = alpha
+        self.local_penalty = LinearTerm(alpha)  # with the memories g_k
 
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)  # theta
-        self.memories = fed.keep("memory")  # g_k
-        self.register_buffer("h", torch.zeros_like(self.model.parameters_row))  # their mean
-        self.mean_samples = sum(map(fed.data.num_samples, range(fed.clients))) / fed.clients
+        self.register_buffer("h", torch.zeros_like(self.model.parameters_row))  # mean of g_k
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -60,12 +57,3 @@ class FedDyn(OneModel):
         merged = fed.merge(clients, into=self.model, weights="uniform")
         self.h += len(merged) / fed.clients * (theta - before)
         theta += self.h
-        for k in fed.mine(merged):
-            w = fed.row(k).floats[: len(theta)].to(before)
-            self.memories[k] = self.memories.get(k, 0.0) + w - before
-
-    @override
-    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        alpha_k = self.alpha * self.mean_samples / s.fed.data.num_samples(s.client)
-        g = self.memories.get(s.client, 0.0)
-        gradient.add_(s.parameters - s.received + g, alpha=alpha_k)

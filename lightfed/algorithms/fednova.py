@@ -21,7 +21,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
-from lightfed.local.optimizer import Proximal
+from lightfed.local.penalties import Pull
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
@@ -30,23 +30,25 @@ class FedNova(FedAvg):
     """FedAvg whose weights do not depend on how many steps a client takes."""
 
     side_by_side = True
+    no_kept_optimizer = "updates are normalised by sessions that begin without momentum"
 
     def __init__(self, mu: float = 0.0, epochs: tuple[int, int] | None = None) -> None:
         """Set the local work.
 
         Args:
-            mu: Proximal weight, as of FedProx.
+            mu: Proximal weight, as of FedProx, or of a `Pull` in `model.local_penalty`.
             epochs: Least and most local epochs, drawn for each session; as configured by default.
         """
         super().__init__()
         require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
         fits = epochs is None or 1 <= epochs[0] <= epochs[1]
         require_argument(fits, "epochs", epochs, "give two numbers from 1 on, the least first")
-        self.mu, self.epochs = mu, epochs
+        self.local_penalty, self.epochs = Pull(mu) if mu else None, epochs
 
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
+        self.mu = sum(penalty.mu for penalty in fed.penalties if isinstance(penalty, Pull))
         self.updates = fed.keep("update", durable=False)  # d_k, and l_k or tau_k
 
     @override
@@ -75,10 +77,6 @@ class FedNova(FedAvg):
         plain = kind is SGD and s.group.takes_lr and not (rule["nesterov"] or rule["dampening"])
         require(plain, "model.optimizer", kind.__name__, "name SGD without nesterov, dampening")
         require_argument((s.lr or 0.0) * self.mu < 1, "mu", self.mu, f"give less than 1 / {s.lr}")
-
-    @override
-    def proximal(self, s: SessionContext) -> Proximal | None:
-        return Proximal(s.received, self.mu) if self.mu else None  # + mu (y_k - x)
 
     @override
     def session_end(self, s: SessionContext) -> None:

@@ -9,19 +9,15 @@ inexactness of the paper's gamma-inexact solutions, as in its experiments. The p
 added before clipping: clipping acts on the gradient of the local objective.
 """
 
-from torch import Tensor
-from typing_extensions import override
-
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Weights
-from lightfed.local.hooks import SessionContext
+from lightfed.local.penalties import Pull
 
 
 class FedProx(FedAvg):
     """Every client minimises h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (eq. 2)."""
 
-    side_by_side = True
     takes_late = True
 
     def __init__(self, mu: float, weights: Weights = "samples") -> None:
@@ -33,9 +29,4 @@ class FedProx(FedAvg):
         """
         super().__init__(weights)
         require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
-        self.mu = mu
-
-    @override
-    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        # grad h_k = grad F_k + mu (w - w_t)
-        gradient.add_(s.parameters - s.received, alpha=self.mu)
+        self.local_penalty = Pull(mu)  # grad h_k = grad F_k + mu (w - w_t)

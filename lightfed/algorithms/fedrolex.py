@@ -31,6 +31,7 @@ class FedRolex(HeteroFL):
     """HeteroFL with rolling instead of leading slices."""
 
     no_server_step = "its slices move, and the state of an optimiser would not"
+    no_kept_optimizer = "slices move, and momentum would not"
     no_personal = "slices move, and a client's own units would not"
 
     def __init__(

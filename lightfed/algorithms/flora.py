@@ -21,6 +21,7 @@ from lightfed.utils.rng import torch_generator
 class FLoRA(AdapterRule):
     """W <- W + sum_k p_k s_k B_k A_k, for all clients."""
 
+    no_kept_optimizer = "A is drawn again every round"
     down = ""
     changes_base = True
     no_server_step = "its step would be one of dense weights"

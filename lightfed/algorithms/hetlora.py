@@ -25,6 +25,7 @@ from lightfed.local.hooks import SessionContext
 class HetLoRA(AdapterRule):
     """The padded mean, with weights ||s_k B_k A_k|| / sum_j ||s_j B_j A_j||."""
 
+    no_kept_optimizer = "momentum would bring back ranks that a client drops"
     kept: Tensor  # (N,) r_k; the configured rank at first
 
     def __init__(self, gamma: float = 1.0, decay: float = 0.0, **rule: Any) -> None:

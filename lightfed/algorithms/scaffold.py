@@ -42,6 +42,8 @@ class SCAFFOLD(OneModel):
         require_argument(server_lr > 0, "server_lr", server_lr, "give a step above 0")
         require_argument(0 <= momentum < 1, "momentum", momentum, "give one in [0, 1)")
         self.server_lr, self.weights, self.momentum = server_lr, weights, momentum
+        if momentum:
+            self.no_kept_optimizer = "the correction is left out of a momentum that begins at 0"
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -29,10 +29,11 @@ from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
-from lightfed.local.hooks import Hooks, SessionContext
+from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
+from lightfed.models.build import DataSpec
 from lightfed.models.personal import personal_tensors
 from lightfed.simulation.device_clock import DeviceClock
 from lightfed.simulation.devices import Devices
@@ -80,11 +81,15 @@ class Fleet:
         personal: tensors that stay with their client, as of `personal_tensors`.
         devices: of the clients, which make rounds last; those of the algorithm by default.
         policy: when the server merges; by default when all clients have sent.
+        local_penalty: a term of the clients' objective, besides the algorithm's own.
+        keep_optimizer: clients keep the state of their optimiser from session to session.
 
     Attributes:
         clients: number of clients.
+        penalties: terms of the clients' objective.
+        hooks: whose hooks sessions call: the algorithm, and the penalties.
         personal: names of the tensors that no message has: a client's own.
-        stateful: clients keep their rows, for the algorithm or for these tensors.
+        stateful: clients keep their rows, for the algorithm, a penalty, or these tensors.
         groups: the groups' modules and row stores.
         keeps: clients keep their rows from round to round: the algorithm's, or until late updates
             arrive.
@@ -93,6 +98,7 @@ class Fleet:
         places: where clients are.
         client_rows: of this rank's clients.
         kept: what these keep besides their rows.
+        optimizers: of these, the states of optimisers; None if they are not kept.
         ledger: bytes and FLOPs of all clients.
         training: runs sessions.
         session: under way, while its model is tested.
@@ -121,6 +127,8 @@ class Fleet:
         personal: Sequence[str] = (),
         devices: Devices | None = None,
         policy: Policy | None = None,
+        local_penalty: LocalPenalty | None = None,
+        keep_optimizer: bool = False,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -131,7 +139,11 @@ class Fleet:
         self.rounds, self.max_failed = rounds, max_failed
         why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
-        self.keeps_late = policy is not None and policy.late == "keep"
+        self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
+        self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
+        pulls = [type(hooks) for hooks in self.hooks if hooks.overrides("proximal")]
+        found = f"{pulls[-1].__name__}, and {pulls[0].__name__} has a pull too" if pulls else ""
+        require(len(pulls) < 2, "model.local_penalty", found, "leave it out")
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -140,15 +152,22 @@ class Fleet:
             seed=seed,
             device=self.device,
             host_rows=host_rows,
-            prepare=algorithm.prepare_module,
+            prepare=self.prepare,
         )
         self.groups = [
             build(group, data, name=name, position=position)
             for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
         self.personal = self._personal(personal)
-        self.stateful = algorithm.stateful or bool(self.personal)
+        self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
+        self.stateful |= bool(self.personal)
+        self.stateful |= keep_optimizer
+        self.keeps_late = policy is not None and policy.late == "keep"
         self.keeps = self.stateful or self.keeps_late
+        why, fix = algorithm.no_kept_optimizer, "leave it out"
+        require(not (keep_optimizer and why), "model.keep_optimizer", f"true, but {why}", fix)
+        self.kept = KeptStates()
+        self.optimizers = self.keep("optimizer") if keep_optimizer else None
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
             if pack is not None:
@@ -161,7 +180,6 @@ class Fleet:
             ranks=ranks,
             seed=seed,
         )
-        self.kept = KeptStates()
         self.client_rows = ClientRows(self.groups, self.places, self.kept)
         self._classes = data.num_classes
         self._coverages = Coverages(
@@ -186,6 +204,13 @@ class Fleet:
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         algorithm.setup(self)
+        for penalty in self.penalties:
+            penalty.setup(self)
+
+    def prepare(self, module: L.LightningModule, data: DataSpec) -> None:
+        """Modify a newly built client module, for the algorithm and the penalties."""
+        for hooks in self.hooks:
+            hooks.prepare_module(module, data)
 
     def _personal(self, chosen: Sequence[str]) -> frozenset[str]:
         """Names of the algorithm's and the configured personal tensors; sets those of groups."""
@@ -459,6 +484,8 @@ class Fleet:
         left_out = {report.client for report in bad}
         good = [report for report in reports if report.client not in left_out]
         self.metrics |= weighted_means(good)
+        for penalty in self.penalties:
+            penalty.trained(self, [report.client for report in good], t)
         self.metrics["participants"] = float(len(reports))
         self.metrics["excluded"] = float(len(bad))
         for moment, tests in training.tests.items():

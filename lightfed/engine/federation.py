@@ -20,6 +20,7 @@ from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import LocalPenalty
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
@@ -59,6 +60,8 @@ class Federation(Recorded, L.LightningModule):
         optimizer: OptimizerFactory | None = None,
         server_optimizer: OptimizerFactory | None = None,
         personal: list[str] | str = "",
+        local_penalty: LocalPenalty | None = None,
+        keep_optimizer: bool = False,
         lr_schedule: ScheduleFactory | None = None,
         fraction: float = 1.0,
         clients_per_round: int | None = None,
@@ -82,14 +85,17 @@ class Federation(Recorded, L.LightningModule):
         Args:
             algorithm: The federated algorithm.
             clients: The clients, one group per architecture.
-            optimizer: Optimizer of local training, reset for every session. Leave it out if the
-                clients' modules define configure_optimizers.
+            optimizer: Optimizer of local training, reset for every session unless it is kept. Leave
+                it out if the clients' modules define configure_optimizers.
             server_optimizer: Optimizer that takes what clients are merged to as a step, such as
                 FedAdam, FedYogi, FedAdagrad, or torch's SGD with momentum (FedAvgM, DiLoCo). By
                 default the merge is the server's new model.
             personal: Tensors that stay with their client, as of FedPer and FedBN: prefixes of their
                 names, such as net.fc, or norms for all normalisation layers. They are never sent or
                 merged, and the server's model is tested only with a client's own.
+            local_penalty: Term of the clients' objective besides their loss: Pull (FedProx),
+                LinearTerm (FedDyn), Contrast (MOON), or a LocalPenalty of your own.
+            keep_optimizer: A client's optimizer goes on from its last session, with its momentum.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
             fraction: Share of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
@@ -143,6 +149,8 @@ class Federation(Recorded, L.LightningModule):
             "host_rows": store == "host",
             "max_failed": max_failed_clients,
             "server_optimizer": server_optimizer,
+            "local_penalty": local_penalty,
+            "keep_optimizer": keep_optimizer,
             "personal": [personal] if isinstance(personal, str) and personal else [*personal],
             "devices": devices,
             "policy": policy,

@@ -1,6 +1,7 @@
 """The sessions of clients, side by side or not: their start and end, and tests in them."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 import lightning.pytorch as L
@@ -8,9 +9,10 @@ from lightfed_kernels import apply_mask_
 from torch import Tensor
 
 from lightfed.local.client_group import GroupState
-from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionContext, SessionFleet
+from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
+from lightfed.local.optimizer import Proximal
 from lightfed.local.pack_session import LaneReport
 from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
@@ -35,10 +37,10 @@ class ClientSessions:
         self._runtime = Runtime()
         self._sessions: dict[int, LocalSession] = {}
         self._masked: dict[str, MaskedFlops] = {}  # by group
-        method = type(fleet.algorithm)
-        self._has_gradient = method.local_gradient is not Hooks.local_gradient
-        self._has_end = method.session_end is not Hooks.session_end
-        self._hooked = any(getattr(method, n) is not getattr(Hooks, n) for n in SESSION_HOOKS)
+        self._starts, self._ends, self._gradients, self._pulls = (
+            [getattr(hooks, name) for hooks in fleet.hooks if hooks.overrides(name)]
+            for name in SESSION_HOOKS
+        )
         self._timings = timings = fleet.ranks.timings
         self.plans = SessionPlans(fleet.data, fleet.work, seed=fleet.seed, timings=timings)
         self.tests: dict[Moment, list[Report]] = {}
@@ -60,7 +62,6 @@ class ClientSessions:
 
     def work(self, s: SessionContext) -> Work:
         """The work of a session that has begun."""
-        s.proximal = self._fleet.algorithm.proximal(s)
         return self._work(s, "", self._fleet.kept.mask(s.client))
 
     def end(self, s: SessionContext, work: Work, report: PendingReport | LaneReport) -> None:
@@ -69,17 +70,26 @@ class ClientSessions:
         report.flops = s.group.flops
         if work.mask is not None:
             report.flops = self._masked_flops(s.group, work.mask)
-        if self._has_end:
-            self._fleet.algorithm.session_end(s)
+        state = None if work.proximal is None else work.proximal.momentum
+        if self._fleet.optimizers is not None and state is not None:
+            self._fleet.optimizers[s.client] = state
+        for end in self._ends:
+            end(s)
         self._test("trained", s)
 
     def _begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
         """Start a session: bind the module to its row."""
         state.live.bind(row)
         s = SessionContext(self._fleet, client, t, state, row, lr=self._fleet.plan.lr)
-        if self._has_gradient or self._has_end:
+        for start in self._starts:
+            start(s)
+        if self._gradients or self._ends or self._pulls:
             s.received = s.parameters.clone()
-        self._fleet.algorithm.session_start(s)
+        for pull in self._pulls:
+            s.proximal = pull(s)
+        if self._fleet.optimizers is not None and t >= 0:
+            s.proximal = s.proximal or Proximal(s.parameters, 0.0)
+            s.proximal.carries, s.proximal.momentum = True, self._fleet.optimizers.get(client)
         return s
 
     def failed(self, client: int, error: Exception) -> Report:
@@ -163,7 +173,9 @@ class ClientSessions:
 
     def _work(self, s: SessionContext, purpose: str, mask: Tensor | None = None) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
-        hooked = self._has_gradient or (self._fleet.personal and s.proximal is not None)
+        pull, hooked = s.proximal, bool(self._gradients)
+        if pull is not None and pull.gamma and self._fleet.personal:  # of the other elements
+            pull, hooked = replace(pull, gamma=0.0), True
         plans, client, t = self.plans, s.client, s.round
         repeat = 1 if purpose else plans.repeat
         return Work(
@@ -174,7 +186,7 @@ class ClientSessions:
             seed=plans.seed(client, t, purpose),
             hook=partial(self._gradient, s) if hooked else None,
             mask=mask,
-            proximal=None if self._fleet.personal else s.proximal,
+            proximal=pull,
             phases={} if purpose else plans.phases_of(client, t, s.module),
         )
 
@@ -182,20 +194,21 @@ class ClientSessions:
     def watched(self) -> bool:
         """Whether a hook, a mask or a test looks at single sessions of this round."""
         return (
-            self._hooked
+            bool(self._starts or self._ends or self._gradients or self._pulls)
             or self._fleet.kept.masks is not None
+            or self._fleet.optimizers is not None
             or any(self._fleet.plan.tested.values())
         )
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        """Pass a batch's gradient through the algorithm's hook before the optimiser.
+        """Pass a batch's gradient through the hooks before the optimiser.
 
         Elements of personal tensors stay as they are: neither a hook nor a pull is about them.
         """
         own = gradient[s.group.personal] if self._fleet.personal else None
-        returned: object = self._fleet.algorithm.local_gradient(s, gradient)  # type: ignore[func-returns-value]
-        fix = "change the gradient in place, as by +="
-        require(returned is None, "model.algorithm", "local_gradient returns a value", fix)
+        for change in self._gradients:
+            found, fix = "local_gradient returns a value", "change the gradient in place, as by +="
+            require(change(s, gradient) is None, "model.algorithm", found, fix)
         if own is not None:
             if s.proximal is not None:
                 gradient.add_(s.parameters - s.proximal.anchor, alpha=s.proximal.gamma)

@@ -17,7 +17,7 @@ from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
 from lightfed.simulation.devices import Devices
-from lightfed.state.client_state import KeptStates
+from lightfed.state.client_state import Kept, KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
@@ -36,11 +36,11 @@ class SessionContext:
         round: t; -1 for a session that only serves an evaluation.
         group: the client's group in this round.
         row: of the client, on the device; the module is bound to it.
-        received: (P,) the parameters at the start of the session; only for algorithms with a
-            `local_gradient` or a `session_end`.
+        received: (P,) the parameters at the start of the session, after `session_start`; only where
+            a hook is about gradients, or the end of a session.
         lr: learning rate of the round; None if the optimiser uses its own.
         step: number of finished batches.
-        proximal: the session's pull towards another model, once it trains.
+        proximal: the session's pull towards another model.
     """
 
     fed: Any
@@ -65,7 +65,66 @@ class SessionContext:
         return self.row.floats[: layout.parameter_size]
 
 
-class Hooks(Recorded, nn.Module, ABC):
+class SessionHooks:
+    """What is called in the sessions of clients; all of it does nothing by default.
+
+    Attributes:
+        side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
+            `session_end` then use the row, not the parameters of the module, keep nothing of a
+            client in Python attributes, and draw from generators that they name. They may be called
+            again after a failure. A class that overrides one of them has to declare it.
+    """
+
+    side_by_side: bool | None = None
+
+    def overrides(self, name: str) -> bool:
+        """Whether the class has a hook of its own."""
+        return getattr(type(self), name) is not getattr(SessionHooks, name)
+
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        """Modify a newly built client module, before its layout is determined.
+
+        Draws from torch's default generator are the same for all groups.
+        """
+
+    def session_start(self, s: SessionContext) -> None:
+        """Called before a client's session, with its module bound to its row."""
+
+    def session_end(self, s: SessionContext) -> None:
+        """Called after a client's session, on its trained row, if overridden."""
+
+    def proximal(self, s: SessionContext) -> Proximal | None:
+        """The model that a session is pulled towards; None for no pull."""
+        return None
+
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        """Change the gradient of a batch in place; called only if overridden, before clipping.
+
+        Args:
+            s: the session; the gradient was taken at `s.parameters`.
+            gradient: (P,) in the order of the row; 0 for parameters that the loss does not use.
+        """
+
+
+class LocalPenalty(SessionHooks, Recorded):
+    """A term of the clients' objective besides their loss, under any method.
+
+    `fed` is the `lightfed.api.fleet.Fleet`. The hooks of a session come after the method's own.
+
+    Attributes:
+        stateful: clients keep something from round to round (`fed.keep`).
+    """
+
+    stateful: bool = False
+
+    def setup(self, fed: Any) -> None:
+        """Declare what clients keep; reject a federation that the penalty does not fit."""
+
+    def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
+        """Called after the sessions of these clients, on all ranks; their updates are finite."""
+
+
+class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     """Declarations and hooks of an algorithm; all have a default.
 
     `fed` is the `lightfed.api.fleet.Fleet`, which this room cannot import.
@@ -89,12 +148,11 @@ class Hooks(Recorded, nn.Module, ABC):
         takes_late: an update that arrives in a later round fits into the mean of that round. Every
             class has to declare it of itself.
         devices: of the clients, unless `model.devices` names some; None: rounds take no time.
+        carries: sessions hand on the state of their optimiser, by the method's own rule.
+        no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
-        side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
-            `session_end` then use the row, not the parameters of the module, keep nothing of a
-            client in Python attributes, and draw from generators that they name. They may be called
-            again after a failure. A class that overrides one of them has to declare it.
+        local_penalty: the method's own, besides `model.local_penalty`.
     """
 
     stateful: bool = False
@@ -109,8 +167,10 @@ class Hooks(Recorded, nn.Module, ABC):
     no_policy: str = ""
     takes_late: bool = False
     devices: Devices | None = None
+    carries: bool = False
+    no_kept_optimizer: str = ""
     holds: str = ""
-    side_by_side: bool | None = None
+    local_penalty: LocalPenalty | None = None
 
     @abstractmethod
     def setup(self, fed: Any) -> None:
@@ -120,21 +180,9 @@ class Hooks(Recorded, nn.Module, ABC):
     def round(self, fed: Any, t: int) -> None:
         """One round, t = 0, 1, ..."""
 
-    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
-        """Modify a newly built client module, before its layout is determined.
-
-        Draws from torch's default generator are the same for all groups.
-        """
-
     def personal(self, module: L.LightningModule) -> set[str]:
         """Names of the tensors that stay with their client: no message has them."""
         return set()
-
-    def session_start(self, s: SessionContext) -> None:
-        """Called before a client's session, with its module bound to its row."""
-
-    def session_end(self, s: SessionContext) -> None:
-        """Called after a client's session, on its trained row, if overridden."""
 
     def environment(self, fed: Any) -> dict[str, Any]:
         """Entries about the algorithm for the run's environment.json, besides its name."""
@@ -143,18 +191,6 @@ class Hooks(Recorded, nn.Module, ABC):
     def lr_factors(self, module: L.LightningModule) -> Mapping[str, float]:
         """Learning rates of a client's parts, relative to the configured one, by name prefix."""
         return {}
-
-    def proximal(self, s: SessionContext) -> Proximal | None:
-        """The model that a session is pulled towards; None for no pull."""
-        return None
-
-    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        """Change the gradient of a batch in place; called only if overridden, before clipping.
-
-        Args:
-            s: the session; the gradient was taken at `s.parameters`.
-            gradient: (P,) in the order of the row; 0 for parameters that the loss does not use.
-        """
 
     def evaluation_start(self, fed: Any) -> None:
         """Called before an evaluation, on every rank."""
@@ -196,6 +232,7 @@ class SessionFleet(Protocol):
     """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
 
     algorithm: Hooks
+    hooks: Sequence[SessionHooks]
     personal: frozenset[str]
     stateful: bool
     clients: int
@@ -203,6 +240,7 @@ class SessionFleet(Protocol):
     data: FederatedDataModule
     device: torch.device
     kept: KeptStates
+    optimizers: Kept | None
     session: SessionContext | None
     ranks: Ranks
     seed: int

@@ -1,20 +1,24 @@
 """Steppers, which take the optimiser steps of a local session.
 
 An optimiser is created once per live module and its state is cleared for every session. In most
-papers momentum does not survive a round; if it does, `Proximal` carries it to the next session.
+papers momentum does not survive a round; if it does, `Proximal` carries the state to the next
+session.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
+from inspect import signature
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.autograd.variable import Variable
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 
 # What Tensor.backward calls. The name is private: a test and the pinned torch guard it.
 run_backward = Variable._execution_engine.run_backward
@@ -84,8 +88,9 @@ class Proximal:
         anchor: (P,) the parameters of that model.
         gamma: weight of the pull.
         carries: the optimiser starts from `momentum` and stores its final value there.
-        momentum: (P,) SGD's buffer, 0 for parameters without a gradient so far. For an accelerated
-            optimiser, the offset of its first point from the parameters. None for none.
+        momentum: (S P,) the S parts of the optimiser's state, such as SGD's buffer; 0 for
+            parameters without a gradient so far. For an accelerated optimiser (P,), the offset of
+            its first point from the parameters. None for none.
     """
 
     anchor: Tensor
@@ -173,15 +178,17 @@ class Stepper:
         """
         self._row, self._proximal, self._flat, self._trained = row, proximal, None, ()
         self._values = [p.detach() for p in self._params]
-        self._anchors = [] if proximal is None else views_at(self._values, row, proximal.anchor)
+        self._anchors = []
+        if proximal is not None and proximal.gamma:
+            self._anchors = views_at(self._values, row, proximal.anchor)
         self.optimizer.state.clear()
         for group, initial in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in initial.items()})
             group["lr"] = rate_of(group["lr"], self.rate, lr)
         if proximal is not None and proximal.momentum is not None:
-            momenta = views_at(self._params, row, proximal.momentum.clone())
-            for p, momentum in zip(self._params, momenta, strict=True):
-                self.optimizer.state[p]["momentum_buffer"] = momentum
+            for name, p, part in self._state(proximal.momentum.clone()):
+                value = part if self.slots[name] else part.flatten()[0].cpu()
+                self.optimizer.state[p][name] = value
         for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._counts = {"step": 0, "epoch": 0}
@@ -226,24 +233,27 @@ class Stepper:
         self._schedule("epoch")
 
     def finish(self) -> None:
-        """Called after the session: the row must then hold the model.
-
-        Raises:
-            UserError: an algorithm carries a state that ends with the session.
-        """
-        if self._proximal is None or not self._proximal.carries:
-            return
+        """Called after the session: the row must then hold the model."""
         state = self.optimizer.state
-        if type(self.optimizer) is not SGD and any(state.values()):
-            raise cannot_carry(type(self.optimizer).__name__)
-        found = [state[p].get("momentum_buffer") for p in self._params]
-        if any(buffer is not None for buffer in found):
-            momentum = self._proximal.momentum = torch.zeros_like(self._row)
-            for part, buffer in zip(
-                views_at(self._params, self._row, momentum), found, strict=True
-            ):
-                if buffer is not None:
-                    part.copy_(buffer)
+        if self._proximal is None or not self._proximal.carries or not any(state.values()):
+            return
+        momentum = self._row.new_zeros(len(self.slots) * len(self._row))
+        for name, p, part in self._state(momentum):
+            if (value := state[p].get(name)) is not None:
+                part.copy_(value)
+        self._proximal.momentum = momentum if self.slots else None
+
+    @cached_property
+    def slots(self) -> dict[str, bool]:
+        """The parts of the optimiser's state, as of `slots_of`."""
+        return slots_of(self.optimizer)
+
+    def _state(self, momentum: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Each part's name, each parameter, and its place in what is carried."""
+        rows = momentum.view(-1, len(self._row))
+        for name, row in zip(self.slots, rows, strict=True):
+            for p, part in zip(self._params, views_at(self._params, self._row, row), strict=True):
+                yield name, p, part
 
     def _schedule(self, interval: str) -> None:
         self._counts[interval] += 1
@@ -272,7 +282,7 @@ class Stepper:
             torch._foreach_copy_(parts, grads)
             hook(self._flat)
             grads = parts
-        if self._proximal is not None:
+        if self._anchors and self._proximal is not None:
             values, anchors = ([part[i] for i in used] for part in (self._values, self._anchors))
             away = torch._foreach_sub(values, anchors)
             torch._foreach_add_(grads, away, alpha=self._proximal.gamma)
@@ -287,10 +297,24 @@ def rate_of(own: float, configured: float, lr: float | None) -> float:
     return own if lr is None else lr if own == configured else own * (lr / configured)
 
 
-def cannot_carry(name: str) -> UserError:
-    """An algorithm carries the momentum of an optimiser whose state ends with a session."""
-    fix = "use ASPG or torch.optim.SGD; or set model.algorithm.init_args.momentum: session"
-    return UserError("model.optimizer", f"{name}, whose state ends with a session", fix)
+def slots_of(optimizer: Optimizer) -> dict[str, bool]:
+    """The parts of an optimiser's state, and which of them are of a parameter's shape.
+
+    They are those of a small parameter after a step. A UserError if one is no tensor.
+    """
+    kind: Any = type(optimizer)
+    known, parameter = signature(kind.__init__).parameters, nn.Parameter(torch.zeros(2, 2))
+    parameter.grad, found = torch.ones_like(parameter), dict[str, bool]()
+    for group in optimizer.param_groups:
+        settings = {k: v for k, v in group.items() if k in known and k != "params"}
+        probe = kind([parameter], **settings)
+        probe.step()
+        for name, value in probe.state[parameter].items():
+            if value is not None:
+                fits, what = isinstance(value, Tensor), f"{name} of {kind.__name__} is no tensor"
+                require(fits, "model.optimizer", what, "choose another; this one cannot be kept")
+                found[name] = value.dim() > 0
+    return dict(sorted(found.items()))
 
 
 def make_stepper(

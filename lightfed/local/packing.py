@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local import stacked
 from lightfed.local.client_group import GroupState, Packing
-from lightfed.local.hooks import SESSION_HOOKS, Hooks, SessionFleet
+from lightfed.local.hooks import SESSION_HOOKS, SessionFleet, SessionHooks
 from lightfed.local.pack_session import PackForward, has_known_loss
 from lightfed.local.session import Autocast
 from lightfed.local.stacked_optimizer import ELEMENTWISE
@@ -105,9 +105,10 @@ class Packs:
             return Packing(reason="model.side_by_side: off")
         if state.group.count == 1:
             return Packing(reason="its only client")
-        if not _hooks_allow(fleet.algorithm):
-            name = type(fleet.algorithm).__name__
-            return Packing(reason=f"{name} does not declare side_by_side for its session hooks")
+        for hooks in fleet.hooks:
+            if not _hooks_allow(hooks):
+                name = type(hooks).__name__
+                return Packing(reason=f"{name} does not declare side_by_side for its session hooks")
         auto = self.side_by_side == "auto"
         why = unknown(state.module) or _unprofitable(fleet, state) if auto else ""
         if fleet.data.task == "columns":
@@ -137,6 +138,9 @@ class Packs:
         if isinstance(optimizer, str) or (why := _mixes(optimizer, module)):
             return optimizer if isinstance(optimizer, str) else why
         kind, even = type(optimizer), couples(module)
+        carries = fleet.optimizers is not None or fleet.algorithm.carries
+        if carries and kind is not optim.SGD and not hasattr(kind, "stacked"):
+            return f"{kind.__name__} hands on how many steps a client has taken"
         if self.side_by_side == "auto":
             if kind not in _OPTIMIZERS and not hasattr(kind, "stacked"):
                 return f"its optimiser is {kind.__name__}; set model.side_by_side to a number"
@@ -223,16 +227,16 @@ def _mixes(optimizer: Optimizer, module: nn.Module) -> str:
     return ""
 
 
-def _hooks_allow(algorithm: Hooks) -> bool:
-    """Whether an algorithm's session hooks keep a client's state out of Python attributes.
+def _hooks_allow(hooks: SessionHooks) -> bool:
+    """Whether the hooks of sessions keep a client's state out of Python attributes.
 
     A class that overrides a hook has to declare it again: what its parent says is of other hooks.
     """
-    for kind in type(algorithm).__mro__:
-        if kind is Hooks:
+    for kind in type(hooks).__mro__:
+        if kind is SessionHooks:
             break
         if "side_by_side" in vars(kind):
-            return algorithm.side_by_side is not False
+            return hooks.side_by_side is not False
         if any(name in vars(kind) for name in SESSION_HOOKS):
             return False
     return True

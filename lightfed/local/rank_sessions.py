@@ -23,7 +23,7 @@ from lightfed.local.session import (
 from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,9 @@ class Training(ClientSessions):
         for group, (stepper, takes_lr) in enumerate(steppers):
             state = self._fleet.groups[group]
             state.takes_lr, state.optimizer = takes_lr, stepper.optimizer
+            found = f"true, and {type(stepper.optimizer).__name__} has no state"
+            fits = self._fleet.optimizers is None or bool(stepper.slots)
+            require(fits, "model.keep_optimizer", found, "leave it out, or give it a momentum")
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
             if state.packing.most > 1:

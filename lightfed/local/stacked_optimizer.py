@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from lightfed.local.optimizer import Clipping, cannot_carry, rate_of
+from lightfed.local.optimizer import Clipping, rate_of
 
 # Their step of an element depends on the gradients of that element alone.
 ELEMENTWISE = (
@@ -95,13 +95,7 @@ class StackedOptimizer:
         """End the sessions: the values must then hold the models."""
 
     def carried(self) -> list[Tensor | None]:
-        """(K, *shape) momenta after the sessions; None where there is none.
-
-        Raises:
-            UserError: the optimiser keeps another state, which ends with a session.
-        """
-        if self._kind is not optim.SGD and any(self._optimizer.state.values()):
-            raise cannot_carry(self._kind.__name__)
+        """(K, *shape) momenta after the sessions, SGD's; None where there is none."""
         self._note()
         return self._momenta
 

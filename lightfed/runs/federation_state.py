@@ -46,6 +46,8 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
         "model.side_by_side": [state.packing.most for state in fleet.groups],
         "model.server_optimizer": fleet.server_step.rule,
         "model.personal": sorted(fleet.personal),
+        "model.keep_optimizer": fleet.optimizers is not None,
+        "model.local_penalty": [type(penalty).__name__ for penalty in fleet.penalties],
         "partition": partition,
         "server state": _digest({name: list(value.shape) for name, value in server.items()}),
     }

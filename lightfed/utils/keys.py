@@ -67,6 +67,8 @@ model.clients                   result  clients
 model.optimizer                 result  =
 model.server_optimizer          result  server_optimizer
 model.personal                  result  personal
+model.local_penalty             result  local_penalty
+model.keep_optimizer            result  keep_optimizer
 model.lr_schedule               result  lr_schedule
 model.fraction                  result  fraction
 model.clients_per_round         result  clients_per_round

@@ -29,7 +29,7 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for client in clients:
             close(run.fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
         for client in range(run.fleet.clients):
-            g = algorithm.memories.get(client, torch.zeros_like(algorithm.h))
+            g = algorithm.local_penalty.memories.get(client, torch.zeros_like(algorithm.h))
             close(g, run.row(f"r{t}/h_local/{client}"))
 
 

@@ -112,6 +112,7 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
         w.copy_(golden[f"fedprox/before/{name}"])
     fleet.bind(0)
     s = SessionContext(fleet, 0, 0, state, row, received=algorithm.model.floats)
+    assert algorithm.local_penalty is not None
     batches = list(zip(x.split(settings["batch"]), y.split(settings["batch"]), strict=True))
     work = Work(
         0,
@@ -119,7 +120,8 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
         len(batches),
         lr=None,
         seed=0,
-        hook=partial(algorithm.local_gradient, s),
+        hook=None,
+        proximal=algorithm.local_penalty.proximal(s),
     )
     assert state.session is not None
     state.session.train(row, work)

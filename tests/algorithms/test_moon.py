@@ -85,9 +85,9 @@ def test_a_pool_has_the_last_models_of_its_client(monkeypatch: pytest.MonkeyPatc
         if 0 in clients:
             trained.append(fed.row(0).floats.clone())
     first, second, third = trained
-    assert torch.equal(algorithm.previous[0], torch.stack([second, second, third]))
+    assert torch.equal(algorithm.local_penalty.previous[0], torch.stack([second, second, third]))
     assert not torch.equal(first, second)
-    assert [len(algorithm.previous[k]) for k in range(3)] == [3, 3, 2]
+    assert [len(algorithm.local_penalty.previous[k]) for k in range(3)] == [3, 3, 2]
 
 
 def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 from lightfed.local.optimizer import Proximal
 from lightfed.utils.errors import UserError
@@ -55,9 +55,42 @@ def test_a_session_that_is_not_to_hand_on_leaves_nothing() -> None:
     assert trained["x"].tolist() == [-2.5, -2.5]
 
 
-def test_a_state_that_cannot_be_handed_on_is_refused() -> None:
-    trained = Trained(Module(ramp, x=torch.zeros(2)), partial(Adam, lr=0.1))
-    trained.run([0], Proximal(trained.row_of(), 0.0))
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(Adam, lr=0.1), partial(AdamW, lr=0.1, amsgrad=True), partial(RMSprop, lr=0.1),
+        partial(Adagrad, lr=0.1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("unused", [False, True])
+def test_sessions_of_any_optimiser_are_one(optimizer: Any, unused: bool) -> None:
+    twin, net = net_of(), net_of()
+
+    def loss(module: Any, step: int) -> torch.Tensor:
+        return loss_of(module.net, step, unused=unused)
+
+    trained, state = Trained(Module(loss, net=net), optimizer), None
+    for steps in ([0, 1], [2], [3, 4, 5]):
+        pull = Proximal(trained.row_of(), 0.0, True, state)
+        trained.run(steps, pull)
+        state = pull.momentum
+    run_torch(twin, optimizer(twin.parameters()), 6, unused=unused)
+    trained.live.bind(trained.row)
+    assert_equal(net, twin)
+
+
+class Counting(SGD):
+    """Its state has a number that is no tensor."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["steps"] = 1
+
+
+def test_a_state_that_is_no_tensor_is_refused() -> None:
+    trained = Trained(Module(ramp, x=torch.zeros(2)), partial(Counting, lr=0.1))
     with pytest.raises(UserError) as refused:
         trained.run([0], Proximal(trained.row_of(), 0.0, carries=True))
     assert refused.value.key == "model.optimizer"

@@ -142,7 +142,7 @@ class AspgStepper(Stepper):
         if hook is not None:
             hook(self._gradient)
         gamma, anchor = 0.0, self._point.clone()  # a pull of no weight
-        if self._proximal is not None:
+        if self._proximal is not None and self._proximal.gamma:
             gamma, anchor = self._proximal.gamma, self._proximal.anchor
         if self.clipping is not None:
             for run in self._runs:

@@ -34,6 +34,7 @@ class Hierarchical(Algorithm):
     devices = Devices(delay=Exponential(1.0))
 
     no_personal = "servers exchange whole models"
+    no_kept_optimizer = "devices have a rule of their own for momentum"
 
     def __init__(
         self,

@@ -173,6 +173,8 @@ class SliceTests:
         """A group's model, scaled and masked as in training."""
         fed = self._fed
         module = fed.groups[group].group.build(fed.data, position=group, seed=fed.seed)
+        for penalty in fed.penalties:
+            penalty.prepare_module(module, fed.data)
         _scale_to(widest, module.to(fed.device))
         if self._masks:
             mask_logits(module, self._classes)

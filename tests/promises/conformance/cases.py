@@ -7,12 +7,12 @@ import lightning.pytorch as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
 
-from lightfed.aggregation.server_optimizers import FedAdam
+from lightfed.aggregation.server_optimizers import FedAdam, FedYogi
 from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.depthfl import DepthFL
@@ -62,6 +62,7 @@ from lightfed.algorithms.zeropadded import ZeroPadded
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.language import Prose
 from lightfed.data.partition.schemes import Natural
+from lightfed.local.penalties import Contrast, Pull
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.mlp import MLP
@@ -316,4 +317,44 @@ CASES = {
     "scaffold": Case(partial(SCAFFOLD, 0.5)),
     "standalone_frozen": Case(Standalone, FrozenNet),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
+}  # fmt: skip
+
+# Arguments of any method on others: only `pytest -m matrix` runs them.
+COMBINATIONS = {
+    "fedavg_contrast_momentum": Case(
+        FedAvg,
+        federation={
+            "local_penalty": Contrast(2.0),
+            "server_optimizer": partial(SGD, lr=1.0, momentum=0.5),
+        },
+    ),
+    "fedavg_kept_adam": Case(
+        FedAvg, data=joined,
+        federation={"keep_optimizer": True, "optimizer": partial(Adam, lr=0.01)},
+    ),
+    "feddyn_norms": Case(
+        partial(FedDyn, 0.1), data=joined,
+        federation={"personal": "norms", "optimizer": partial(SGD, lr=0.1)},
+    ),
+    "fednova_pull": Case(
+        partial(FedNova, epochs=(1, 3)), _mlp, federation={"local_penalty": Pull(0.2)}
+    ),
+    "fedprox_yogi_head": Case(
+        partial(FedProx, 0.1),
+        federation={"personal": ["net.layers.6"], "server_optimizer": partial(FedYogi, lr=0.02)},
+    ),
+    "heterofl_norms": Case(HeteroFL, _conv, "abc", federation={"personal": "norms"}),
+    "heterofl_pull": Case(HeteroFL, _conv, "abc", federation={"local_penalty": Pull(0.5)}),
+    "pfedmoe_pull": Case(
+        partial(PFedMoE, _mlp, gate_units=8, gate_lr=0.5), _mlp, data=joined,
+        federation={"local_penalty": Pull(0.5)},
+    ),
+    "rankmean_head": Case(
+        partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
+        federation={"personal": ["net.layers.7"], "local_penalty": Pull(0.1)},
+    ),
+    "scaffold_kept_momentum": Case(
+        SCAFFOLD, _mlp, federation={"keep_optimizer": True, "local_penalty": Pull(0.1)}
+    ),
+    "scaffold_norms": Case(SCAFFOLD, data=joined, federation={"personal": "norms"}),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lightfed.local.packing import SideBySide
 from lightfed.testing.worker import Plan
-from tests.promises.conformance.cases import CASES
+from tests.promises.conformance.cases import CASES, COMBINATIONS
 
 QUICK = ((1, 2), ((2, 1), (1, 2)))
 FULL = ((1, 2, 4), ((4, 2), (2, 4)))
@@ -14,7 +14,7 @@ def plan_of(*, stateful: bool, full: bool = False, side_by_side: SideBySide = "a
     """The cases whose clients keep something from round to round, or the others."""
     cases = {
         name: replace(case, federation={"side_by_side": side_by_side} | dict(case.federation))
-        for name, case in CASES.items()
+        for name, case in (CASES | (COMBINATIONS if full else {})).items()
         if case.algorithm().stateful == stateful
     }
     return Plan(cases, *(FULL if full else QUICK))

@@ -1,0 +1,156 @@
+"""Terms of the clients' objective besides their loss, for `model.local_penalty`.
+
+They go with any method. One of your own derives from `LocalPenalty` and overrides the hooks that it
+needs.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.local.hooks import LocalPenalty, SessionContext
+from lightfed.local.optimizer import Proximal
+from lightfed.models.build import DataSpec, blank
+from lightfed.models.client_module import ClientModule
+from lightfed.models.composites.contrastive import Contrastive
+from lightfed.models.composites.split import split
+from lightfed.utils.errors import require
+
+KEY = "model.local_penalty.init_args"
+
+
+class Pull(LocalPenalty):
+    """mu / 2 ||w - w_0||^2, w_0 the parameters at the start of the session (FedProx).
+
+    The gradient of the pull is added before clipping.
+    """
+
+    side_by_side = True
+
+    def __init__(self, mu: float) -> None:
+        """Set the pull.
+
+        Args:
+            mu: Its weight; 0 is none.
+        """
+        require(0 <= mu < inf, f"{KEY}.mu", mu, "give a proximal weight of 0 or more")
+        self.mu = mu
+
+    @override
+    def proximal(self, s: SessionContext) -> Proximal | None:
+        return Proximal(s.received, self.mu) if self.mu else None
+
+
+class LinearTerm(LocalPenalty):
+    """alpha_k <w, g_k> + alpha_k / 2 ||w - w_0||^2, then g_k <- g_k + w_k - w_0 (FedDyn).
+
+    alpha_k = alpha mean(n) / n_k: clients with few samples are held more strongly.
+    """
+
+    side_by_side = True
+    stateful = True
+
+    def __init__(self, alpha: float = 0.01) -> None:
+        """Set the regularisation.
+
+        Args:
+            alpha: Of a client with as many samples as the mean client.
+        """
+        require(0 < alpha < inf, f"{KEY}.alpha", alpha, "give a weight above 0")
+        self.alpha = alpha
+
+    @override
+    def setup(self, fed: Any) -> None:
+        self.memories = fed.keep("memory")  # g_k
+        self.changes = fed.keep("memory change", durable=False)  # w_k - w_0
+        self.mean_samples = sum(map(fed.data.num_samples, range(fed.clients))) / fed.clients
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        alpha_k = self.alpha * self.mean_samples / s.fed.data.num_samples(s.client)
+        g = self.memories.get(s.client, 0.0)
+        gradient.add_(s.parameters - s.received + g, alpha=alpha_k)
+
+    @override
+    def session_end(self, s: SessionContext) -> None:
+        self.changes[s.client] = s.parameters - s.received
+
+    @override
+    def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
+        for k in fed.mine(clients):
+            self.memories[k] = self.memories.get(k, 0.0) + self.changes[k]
+
+
+class Contrast(LocalPenalty):
+    """A client's representations stay near its received model's, and leave its last one's (MOON).
+
+    mu -log [ e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau) + sum_p e^(cos(z, z_p) / tau)) ]
+
+    z_g is from the received model and z_p from the client's previous ones, all frozen and in
+    evaluation mode, with their BatchNorm statistics. A client's first session has no contrast. z is
+    what the network's head takes: the output of its `extractor` or, without one, the input of the
+    linear layer that gives the logits. With several previous models a client's last one counts
+    again for each round that it has missed.
+    """
+
+    stateful = True
+
+    def __init__(self, mu: float = 1.0, temperature: float = 0.5, pool: int = 1) -> None:
+        """Set the contrast.
+
+        Args:
+            mu: Its weight in a client's loss.
+            temperature: tau.
+            pool: Number of previous models that a client keeps.
+        """
+        require(0 <= mu < inf, f"{KEY}.mu", mu, "give a weight of 0 or more")
+        found, fix = temperature, "give a temperature above 0"
+        require(0 < temperature < inf, f"{KEY}.temperature", found, fix)
+        require(pool >= 1, f"{KEY}.pool", pool, "give at least 1")
+        self.mu, self.temperature, self.pool = mu, temperature, pool
+
+    @override
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        client = ClientModule.of(module, method="a contrast")
+        plain = not (hasattr(client.net, "losses") or client.net._forward_hooks)
+        found, fix = "a contrast, and the method changes losses or logits too", "choose another"
+        require(plain, "model.local_penalty", found, fix)
+        network = split(client.net, blank(data, samples=2), key="model.clients")
+        client.net = Contrastive(network, mu=self.mu, temperature=self.temperature)
+
+    @override
+    def setup(self, fed: Any) -> None:
+        self.previous = fed.keep("previous")  # (models, P), the newest last
+        self.last = fed.keep("last round")  # of the client's sessions
+        for state in fed.groups:
+            state.flops *= 1 + (1 + self.pool) / state.passes  # of the frozen models
+
+    @override
+    def session_start(self, s: SessionContext) -> None:
+        net: Any = s.module.net
+        models, layout = [s.row.floats.clone(), *self._pool(s.client, s.round)], s.group.layout
+        prefix = "net.extractor."
+        net.frozen = [
+            {name.removeprefix(prefix): v for name, v in each.items() if name.startswith(prefix)}
+            for each in map(layout.floats.views, models)
+        ]
+
+    def _pool(self, client: int, t: int) -> Sequence[Tensor]:
+        """(P,) the client's model after each of the last rounds, the newest last."""
+        if client not in self.previous:
+            return []
+        found = [*self.previous[client]]
+        missed = max(0, t - 1 - int(self.last[client]))
+        return (found + found[-1:] * min(missed, self.pool))[-self.pool :]
+
+    @override
+    def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
+        for k in fed.mine(clients):
+            models = [*self._pool(k, t), fed.row(k).floats.to(fed.device)]
+            self.previous[k] = torch.stack(models[-self.pool :])
+            self.last[k] = torch.tensor(t)

@@ -1,0 +1,169 @@
+"""Penalties under methods that know nothing of them, a user's own one, and what is refused."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.ditto import Ditto
+from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.feddyn import FedDyn
+from lightfed.algorithms.fednova import FedNova
+from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.moon import MOON
+from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.rankmean import RankMean
+from lightfed.algorithms.scaffold import SCAFFOLD
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import LocalPenalty, SessionContext
+from lightfed.local.local_work import RoundPlan
+from lightfed.local.penalties import Contrast, LinearTerm, Pull
+from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import Ring
+from lightfed.utils.errors import UserError
+from tests.algorithms.low_rank import NAMES, Adapted
+from tests.small import fleet_of, random_data, run_round
+
+mlp = partial(MLP, hidden=(6,))
+
+
+class Held(LocalPenalty):
+    """A user's pull."""
+
+    side_by_side = True
+
+    def __init__(self, mu: float) -> None:
+        self.mu = mu
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        gradient.add_(s.parameters - s.received, alpha=self.mu)
+
+
+def adapted() -> nn.Module:
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(5))
+    return nn.Sequential(Adapted(weight, 2, 0.5), nn.Linear(6, 3))
+
+
+def rows(
+    algorithm: Any, penalty: Any = None, model: Any = mlp, levels: str = "", **settings: Any
+) -> list[Tensor]:
+    """What clients hold after some rounds."""
+    sizes = [12, 9, 15, 8]
+    groups = [ClientGroup(4, model)]
+    if levels:
+        groups = [ClientGroup(4 // len(levels), model, level=level) for level in levels]  # type: ignore[arg-type]
+    settings = {"epochs": 2} | settings
+    fed = fleet_of(
+        groups, algorithm, random_data(sizes, batch_size=4), local_penalty=penalty,
+        optimizer=partial(SGD, lr=0.1, momentum=0.5), clients_per_round=3, **settings,
+    )  # fmt: skip
+    fed.plan = RoundPlan(lr=0.1)
+    for t in range(3):
+        run_round(fed, t)
+    return [fed.deployed(k).row(k).floats.clone() for k in range(4)]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+METHODS = {
+    "fedavg": (FedAvg, mlp, ""),
+    "heterofl": (HeteroFL, mlp, "ab"),
+    "scaffold": (SCAFFOLD, mlp, ""),
+    "fednova": (FedNova, mlp, ""),
+    "feddyn": (partial(FedDyn, 0.1), mlp, ""),
+    "rankmean": (partial(RankMean, adapters=NAMES), adapted, ""),
+    "pfedmoe": (partial(PFedMoE, mlp), mlp, ""),
+    "dpsgd": (partial(DPSGD, Ring()), mlp, ""),
+}
+
+
+@pytest.mark.parametrize("side_by_side", ["off", 2])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_pull_begins_at_the_start_of_a_session(name: str, side_by_side: Any) -> None:
+    """So it does nothing to a session of one step, and something to a longer one."""
+    make, model, levels = METHODS[name]
+    for steps, alike in ((1, True), (3, False)):
+        work = {"epochs": 1, "steps": steps, "side_by_side": side_by_side}
+        plain, pulled, own = (
+            rows(make(), penalty, model, levels, **work) for penalty in (None, Pull(0.5), Held(0.5))
+        )
+        assert same(plain, pulled) == alike
+        if name != "fednova":  # it knows the lengths that a pull gives
+            torch.testing.assert_close(own, pulled)
+
+
+@pytest.mark.parametrize(
+    ("preset", "method", "penalty"),
+    [
+        (partial(FedProx, 0.5), FedAvg, partial(Pull, 0.5)),
+        (FedAvg, FedAvg, partial(Pull, 0.0)),
+        (partial(FedNova, 0.5), FedNova, partial(Pull, 0.5)),
+        (partial(MOON, 5.0, pool=2), FedAvg, partial(Contrast, 5.0, pool=2)),
+    ],
+)
+def test_a_preset_is_a_method_with_a_penalty(preset: Any, method: Any, penalty: Any) -> None:
+    found = rows(preset())
+    assert same(found, rows(method(), penalty()))
+    if preset is not FedAvg:
+        assert not same(found, rows(method()))
+
+
+def test_a_linear_term_goes_with_any_server() -> None:
+    """Clients are those of FedDyn: its server adds the memories, which FedAvg does not."""
+    found = rows(FedAvg("uniform"), LinearTerm(0.5))
+    assert not same(found, rows(FedDyn(0.5)))
+    assert not same(found, rows(FedAvg("uniform"), Pull(0.5)))
+
+
+def test_a_contrast_goes_with_slices_whose_logits_are_not_masked() -> None:
+    plain, contrasted = (
+        rows(HeteroFL(mask=False), penalty, levels="ab") for penalty in (None, Contrast(5.0))
+    )
+    assert not same(plain, contrasted)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "penalty"),
+    [
+        (Ditto, partial(Pull, 0.5)),
+        (partial(FedProx, 0.5), partial(Pull, 0.5)),
+        (partial(CloudFedAvg, 4, 1, mu=0.1), partial(Pull, 0.5)),
+        (HeteroFL, Contrast),
+        (MOON, Contrast),
+        (partial(PFedMoE, mlp), Contrast),
+        (partial(HeteroFL, "dynamic", mask=False), Contrast),
+    ],
+)
+def test_what_makes_no_sense_is_refused(algorithm: Any, penalty: Any) -> None:
+    with pytest.raises(UserError) as error:
+        rows(algorithm(), penalty())
+    assert error.value.key in ("model.local_penalty", "model.algorithm")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [(Pull, {"mu": -1.0}), (LinearTerm, {"alpha": 0.0}), (Contrast, {"temperature": 0.0})],
+)
+def test_wrong_arguments_are_refused(kind: Any, wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError) as error:
+        kind(**wrong)
+    assert error.value.key == f"model.local_penalty.init_args.{next(iter(wrong))}"
+
+
+def test_a_client_keeps_what_a_penalty_needs() -> None:
+    def made(penalty: Any) -> Fleet:
+        return fleet_of([ClientGroup(2, mlp)], FedAvg(), random_data([4, 4]), local_penalty=penalty)
+
+    assert made(Contrast()).stateful
+    assert not made(Pull(0.1)).stateful
