@@ -6,12 +6,16 @@ reader's, and nothing is fetched.
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import lightfed
 from lightfed.utils.keys import COLUMNS, KEYS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import methods
 
 project = "lightfed"
 version = release = lightfed.__version__
@@ -100,7 +104,15 @@ def write_reference(app: Sphinx) -> None:
         parts += [HANDED] * (room == "api")
         _write(folder / f"{room}.rst", "\n".join(parts))
     _write(folder / "keys.md", keys_page())
+    _write_methods(folder / "methods.md")
     _write(folder / "index.md", f"{HEAD}keys\n{chr(10).join(ROOMS)}\n```\n")
+
+
+def _write_methods(page: Path) -> None:
+    """Only after a change of the code: it sets up a few hundred federations."""
+    sources = [Path(methods.__file__), *Path(lightfed.__file__).parent.rglob("*.py")]
+    if not page.is_file() or page.stat().st_mtime < max(s.stat().st_mtime for s in sources):
+        page.write_text(methods.page())
 
 
 def keys_page() -> str:

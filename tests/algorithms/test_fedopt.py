@@ -65,6 +65,20 @@ def test_a_step_of_rate_one_is_the_mean() -> None:
     torch.testing.assert_close(stepped, plain, rtol=0, atol=5e-7)
 
 
+def test_fedadam_without_memory_and_adaptivity_is_the_mean() -> None:
+    """x + eta Delta / (|Delta| + tau) is x + Delta where eta = tau is large."""
+    plain = rounds(FedAvg(), None)
+    stepped = rounds(FedAvg(), partial(FedAdam, lr=1e5, betas=(0.0, 0.0), tau=1e5))
+    torch.testing.assert_close(stepped, plain, rtol=0, atol=5e-6)
+    algorithm = FedAvg()
+    before, mean = rounds(algorithm, None, count=0).clone(), rounds(FedAvg(), None, count=1)
+    signs = rounds(FedAvg(), partial(FedAdam, lr=0.01, betas=(0.0, 0.0), tau=1e-12), count=1)
+    weights = slice(algorithm.model.layout.parameter_size)  # statistics take no step
+    far = ((mean - before).abs() > 1e-6)[weights]
+    steps = (signs - before)[weights][far], (mean - before)[weights][far]
+    torch.testing.assert_close(steps[0], 0.01 * steps[1].sign(), rtol=0, atol=1e-5)
+
+
 def test_statistics_are_means_and_take_no_step() -> None:
     algorithm = FedAvg()
     rounds(algorithm, partial(SGD, lr=1e-9), count=1)

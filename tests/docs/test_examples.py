@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import sys
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,20 @@ def test_steps_of_a_server_leave_statistics_alone(folder: Path) -> None:
         first = len(algorithm.model.parameters_row)
         mean = torch.stack([fed.row(k).floats[first:] for k in range(2)]).mean(0)
         torch.testing.assert_close(algorithm.model.floats[first:], mean)
+
+
+def test_the_outer_step_of_diloco_is_nesterovs(folder: Path) -> None:
+    """In the first round 0.7 (1 + 0.9) times the way to the mean of the islands."""
+    diloco = importlib.import_module("diloco")
+    nesterov = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+    ends = []
+    for outer in (None, nesterov):
+        fleet = diloco.train(1, 2, outer).lightning_module.fleet
+        start = fleet.groups[0].initial.floats
+        ends.append(fleet.algorithm.model.floats - start)
+    mean, outer = ends
+    assert mean.abs().max() > 1e-3
+    torch.testing.assert_close(outer, 1.33 * mean, rtol=1e-4, atol=1e-6)
 
 
 def test_the_commands_of_the_how_tos_fit(folder: Path) -> None:

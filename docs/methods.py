@@ -1,0 +1,216 @@
+"""The page "Which method": `python docs/methods.py` prints it, and a build of the site writes it.
+
+A cell is what the code says: declarations of a method's class, or what happens when a small
+federation of unlike clients is set up with it. Reasons are the refusals' own words.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lightfed
+from lightfed.algorithms.shared.low_rank import LowRank
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.distributed.collectives import Ranks
+from lightfed.local import client_group
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import Hooks
+from lightfed.local.packing import _hooks_allow, unknown
+from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.depth import DepthConv
+from lightfed.models.networks.mlp import MLP
+from lightfed.models.ordered_dropout import OrderedDropout
+from lightfed.state.server_model import ServerModel
+from lightfed.testing.case import digits
+from lightfed.utils.errors import UserError
+
+TEXT = """# Which method
+
+`python docs/methods.py` writes this page. The first four columns are what happens when a federation
+of two such groups is set up; the others are what the method's class declares. Below the table are
+the refusals, in the method's words. Side by side "by number" means that `model.side_by_side` takes
+a number, but `auto` trains one client at a time.
+
+## How to choose
+
+1. Do clients differ in width? `HeteroFL`; `FedRolex` if every unit shall learn from all clients,
+   `FjORD` if one client shall run at several widths.
+2. In depth? `MaxCommon` for networks that share their first layers, `DepthFL` for one network with
+   classifiers on the way.
+3. In architecture? Vectors of classes are cheapest (`FedProto`, `FedTGP`, `FedGH`, `FD`); a small
+   shared network costs more and teaches more (`FML`, `FedMRL`, `PFedMoE`).
+4. A large pretrained model? Adapters: `RankMean` to begin with, `FLoRA` or `FedExLoRA` for the
+   exact mean of their products.
+5. One architecture and similar data? `FedAvg`, with `model.server_optimizer` before anything else.
+6. Drift, because data differ and sessions are long? `SCAFFOLD` or `FedDyn`; with unequal numbers of
+   steps `FedNova`.
+7. A model for each client, not one for all? `FedPer` or `FedBN` cost nothing; `Ditto` trains a
+   second model; `FedRep`, `APFL` and `PFedMe` lie between.
+8. Clients that are slow, or that no server may see? `FedBuff`; `DisPFL` or `DPSGD`.
+9. Servers between clients and cloud? `FedBCD`. Clients that are served badly? `QFFL`.
+10. Compare with `Standalone` and `FedAvg`, whatever you choose, at rates that were tuned alike.
+
+## What each takes
+
+"""
+HEAD = {
+    "widths": "unlike widths",
+    "depths": "unlike depths",
+    "own": "own architectures",
+    "ranks": "adapters of unlike rank",
+    "masks": "masks",
+    "part": "a part is sent",
+    "rows": "clients keep rows",
+    "delays": "virtual clock",
+    "packs": "side by side",
+}
+# What classes refuse by an attribute no_...; a new one is a column of its own.
+REFUSED = [name.removeprefix("no_") for name in Hooks.__annotations__ if name.startswith("no_")]
+HEAD |= {name: f"`no_{name}`: {name.replace('_', ' ')}" for name in REFUSED}
+CLIENTS, SHORT = 80, 12
+
+
+class Adapters(nn.Module):
+    """A frozen layer with an adapter, of rank 16, or less in a narrower group."""
+
+    def __init__(self, num_classes: int = 10, rate: float = 1.0) -> None:
+        super().__init__()
+        rank = int(16 * rate)
+        self.base = nn.Linear(64, 8).requires_grad_(False)
+        nn.init.constant_(self.base.weight, 0.1)
+        nn.init.zeros_(self.base.bias)
+        self.down, self.up = nn.Linear(64, rank, bias=False), nn.Linear(rank, 8, bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.head = nn.Linear(8, num_classes)
+        self.scaling = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1, 8, 8) -> (B, C)."""
+        x = x.flatten(1)
+        return self.head(self.base(x) + self.up(self.down(x)))
+
+
+Groups = Sequence[tuple[Callable[[], nn.Module], float]]
+conv = partial(Conv, hidden=(8, 12), norm="none")
+ordered = partial(OrderedDropout, partial(conv, scaler=False))
+deep = partial(DepthConv, channels=(4, 4, 6, 6), pools=1)
+features = partial(MLP, hidden=(12,))
+# Pairs of groups that differ in one way; the first that a method takes counts.
+UNLIKE: dict[str, Sequence[Groups]] = {
+    "widths": [[(conv, 1.0), (conv, 0.4)], [(ordered, 1.0), (ordered, 0.4)]],
+    "depths": [[(deep, 1.0), (deep, 0.4)]],
+    "own": [[(conv, 1.0), (features, 1.0)]],
+    "ranks": [[(Adapters, 1.0), (Adapters, 0.4)]],
+}
+ALIKE: Sequence[Groups] = [[(network, 1.0)] for network in (conv, deep, ordered, Adapters)]
+NEEDED: dict[str, Any] = {  # arguments without a default
+    "adapters": {"down": "up"},
+    "global_layers": 1,
+    "head": "net.blocks.",
+    "lipschitz": 10.0,
+    "mu": 0.1,
+    "q": 1.0,
+    "shared": features,
+}
+
+
+def page() -> str:
+    """Markdown: how to choose, the table, and the refusals with their reasons."""
+    client_group._flops = lambda *_: 1.0  # counting them would take most of the time
+    data = digits()
+    data.prepare(clients=CLIENTS, seed=0, device=torch.device("cpu"), folder=None)
+    refusals: dict[str, list[tuple[str, str]]] = {}  # what: methods and reasons
+    lines = [f"| method | {' | '.join(HEAD.values())} |", "|---|" + "---|" * len(HEAD)]
+    for name, kind in sorted(methods().items(), key=lambda item: item[0].lower()):
+        cells = {}
+        for what, answer in answers(kind, data).items():
+            cells[what] = answer if len(answer) < SHORT else "no"
+            if len(answer) >= SHORT:
+                refusals.setdefault(what, []).append((name, answer))
+        lines.append(f"| `{name}` | {' | '.join(cells[what] for what in HEAD)} |")
+    for what, refused in refusals.items():
+        lines += ["", f"## Refused: {HEAD[what]}", ""]
+        reasons: dict[str, list[str]] = {}
+        for name, reason in refused:
+            reasons.setdefault(reason.replace(name, "the method"), []).append(f"`{name}`")
+        lines += [f"- {', '.join(names)}: {reason}." for reason, names in reasons.items()]
+    return TEXT + "\n".join([*lines, ""])
+
+
+def methods() -> dict[str, type[Algorithm]]:
+    """The algorithms that a user can import."""
+    found = {name: getattr(lightfed, name) for name in lightfed._HOMES}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if inspect.isclass(kind) and issubclass(kind, Algorithm) and not inspect.isabstract(kind)
+    }
+
+
+def answers(kind: type[Algorithm], data: Any) -> dict[str, str]:
+    """A cell for each column, or why not."""
+    trials = {what: trial(kind, pairs, data) for what, pairs in UNLIKE.items()}
+    found = {what: t if isinstance(t, str) else "yes" for what, t in trials.items()}
+    fed = trial(kind, ALIKE, data)
+    assert not isinstance(fed, str), f"{kind.__name__}: {fed}"
+    algorithm = fed.algorithm
+    found["masks"] = _yes(fed.kept.masks is not None)
+    found["part"] = _yes(_sends_a_part(fed))
+    found["rows"] = _yes(algorithm.stateful)
+    found["delays"] = _yes(any("delay" in _arguments(k) for k in kind.__mro__))
+    for what in REFUSED:
+        found[what] = getattr(algorithm, f"no_{what}") or "yes"
+    modules = [state.module for state in fed.groups]
+    packs = "by number" if any(map(unknown, modules)) else "yes"
+    found["packs"] = packs if _hooks_allow(algorithm) else "-"
+    return found
+
+
+def _sends_a_part(fed: Fleet) -> bool:
+    """Whether some tensors of a client never leave it."""
+    algorithm: Any = fed.algorithm
+    own = getattr(algorithm, "personal", None)  # what FedBN and FedPer declare
+    personal = callable(own) and bool(own(fed.groups[0].module))
+    parts = any(isinstance(m, ServerModel) and m.part for m in algorithm.modules())
+    return parts or personal or any(getattr(algorithm, name, ()) for name in ("body", "_global"))
+
+
+def trial(kind: type[Algorithm], pairs: Sequence[Groups], data: Any) -> Fleet | str:
+    """The clients of the first groups that the method takes; or what it says to the first."""
+    refused = []
+    for groups in pairs:
+        each = CLIENTS // len(groups)
+        made = [
+            ClientGroup(each, network, rate=rate, name=str(i))
+            for i, (network, rate) in enumerate(groups, 1)
+        ]
+        data.reserve(0.0)
+        try:
+            return Fleet(made, method(kind), data, ranks=Ranks(torch.device("cpu")), rounds=10)
+        except UserError as error:
+            refused.append(f"{error.found}; {error.fix}")
+    return refused[0]
+
+
+def method(kind: type[Algorithm]) -> Algorithm:
+    """An algorithm with its defaults, and what it cannot do without."""
+    names = [name for name, p in _arguments(kind).items() if p.default is p.empty]
+    names += ["adapters"] * issubclass(kind, LowRank)
+    return kind(**{name: NEEDED[name] for name in names if name in NEEDED})
+
+
+def _arguments(kind: type) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "-"
+
+
+if __name__ == "__main__":
+    print(page())
