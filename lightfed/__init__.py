@@ -84,7 +84,7 @@ _NAMES = {
     "models.networks.torchvision": "Torchvision",
     "models.networks.transformer": "Transformer",
     "models.networks.vdcnn": "VDCNN",
-    "models.networks.vgg": "VGG VGG11GN",
+    "models.networks.vgg": "VGG",
     "models.ordered_dropout": "OrderedDropout",
     "models.peft_client": "PeftClient",
     "topology.topology": "Adjacency Full NetworkX Ring TimeVarying",

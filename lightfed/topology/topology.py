@@ -142,7 +142,7 @@ class NetworkX(Topology):
         if seed not in self._drawn:
             import networkx as nx  # takes a second
 
-            make = getattr(nx, self.generator, None)
+            make: Any = getattr(nx, self.generator, None)
             _need(callable(make), "generator", f"networkx has no {self.generator}", "name another")
             seeded = "seed" in signature(make).parameters
             named = {"seed": derive_seed(seed, "graph") % 2**32} if seeded else {}
