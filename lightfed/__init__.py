@@ -66,7 +66,7 @@ _NAMES = {
     "algorithms.zeropadded": "ZeroPadded",
     "data.datasets.dataset": "Dataset Samples Transform",
     "data.datasets.hub": "CINIC10 Hub",
-    "data.datasets.language": "Prose Sentences WikiText2",
+    "data.datasets.language": "Prose WikiText2",
     "data.datasets.speech": "SpeechCommands Tones",
     "data.datasets.text": "AGNews Docstrings NextCharacter",
     "data.datasets.torch_data": "FromTorch",
