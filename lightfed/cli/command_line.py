@@ -7,7 +7,6 @@ from importlib import import_module
 from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
-from lightfed.distributed.slurm import check_variables
 from lightfed.utils import __version__
 from lightfed.utils.errors import UserError, of_users_code
 from lightfed.utils.process import (
@@ -79,7 +78,6 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         print(f"lightfed {__version__}")
         return
     try:
-        check_variables(os.environ)
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
             command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
             imports_end()

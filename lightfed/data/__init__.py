@@ -10,7 +10,7 @@ from lightfed.data.batches import ResidentSplit
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.hub import CINIC10, Hub
-from lightfed.data.datasets.language import Prose, Sentences, WikiText2
+from lightfed.data.datasets.language import Prose, WikiText2
 from lightfed.data.datasets.speech import SpeechCommands, Tones
 from lightfed.data.datasets.text import AGNews, Docstrings, NextCharacter
 from lightfed.data.datasets.torch_data import FromTorch

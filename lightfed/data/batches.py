@@ -231,13 +231,6 @@ class ResidentSplit(Resident):
             x = self._memory(x).clone(memory_format=torch.contiguous_format)
         return self._finished(x.float(), draw), sent(self.y.index_select(0, index), self.device)
 
-    @override
-    def span(self, start: int, stop: int) -> Batch:
-        x = sent(self._x[start:stop], self.device)
-        x = x if self._held else self._memory(x)
-        y = sent(self.y[start:stop].clone(), self.device)
-        return self._finished(x.to(torch.float32, copy=True).contiguous(), None), y
-
     def _finished(self, x: Tensor, draw: Tensor | None) -> Tensor:
         """Float samples, which may change, as they are in a batch."""
         how = self._transform

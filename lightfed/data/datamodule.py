@@ -34,8 +34,6 @@ from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import numpy_generator
 
-Pool = Literal["train", "union"]
-
 
 class FederatedDataModule(Recorded, LightningDataModule):
     """A data set divided over clients.
@@ -49,7 +47,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
     Attributes:
         contents: digests of what was loaded; as all below, it is there after `prepare`.
         partition_: which samples the clients own.
-        train: the training samples; with `pool: union` those of both splits.
+        train: the training samples.
         test: the test samples.
     """
 
@@ -70,7 +68,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
         channels_last: bool | Literal["auto"] = "auto",
         last_batch: LastBatch = "keep",
         chunks: int = 1,
-        pool: Pool = "train",
         resident: Place = "auto",
     ) -> None:
         """Describe the data of a run; nothing is loaded yet.
@@ -93,8 +90,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 if it is a single sample, which BatchNorm cannot normalise.
             chunks: cut the samples of a client into this many random chunks, once; in round t it
                 trains only on chunk t mod chunks.
-            pool: what the partition deals to clients: the training set, or its union with the test
-                set; this needs personal_test: split, and leaves no sample for a global test.
             resident: where the samples are: on the device; or on the host, from where batches are
                 copied, in memory or mapped from a file of the cache, if the data set keeps one.
                 auto takes the device if they fit in half of its free memory.
@@ -105,16 +100,12 @@ class FederatedDataModule(Recorded, LightningDataModule):
         require(personal_test in known, "data.personal_test", repr(personal_test), fix)
         fix = "give a number between 0 and 1, as 0.8"
         require(0.0 < train_fraction < 1.0, "data.train_fraction", train_fraction, fix)
-        found = f"union, whose test samples personal_test: {personal_test} tests on"
-        fits = pool != "union" or personal_test == "split"
-        require(fits, "data.pool", found, "set data.personal_test: split")
         self.dataset = dataset if isinstance(dataset, Dataset) else FromTorch(dataset)
         self.partition = partition
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.personal_test, self.train_fraction = personal_test, train_fraction
         self.channels_last, self.chunks = channels_last, chunks
         self.last_batch: LastBatch = last_batch
-        self.pool: Pool = pool
         self.resident: Place = resident
         for key in ("batch_size", "eval_batch_size", "chunks"):
             count = getattr(self, key)
@@ -197,10 +188,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
             return
         train, test = loaded(self.dataset)
         self.contents = Contents.of(train, test)
-        if self.pool == "union":
-            found, fix = "union, and the samples are named columns", "set it to train"
-            require(self.task != "columns", "data.pool", found, fix)
-            train = train.and_then(test)
         partition = draw.draw_partition(
             self.dataset,
             self.partition,

@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.process import LEAST
-
-_LARGEST_PORT = 65535
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 # Job names of `salloc` and `srun --pty bash`; Lightning ignores SLURM in them, too.
 _INTERACTIVE = ("bash", "interactive")
@@ -100,19 +96,6 @@ def check_launch(
     fix = f"set it to {per_node // ranks_per_device or 1}"
     fix = f"{fix}, or submit with --ntasks-per-node={processes}"
     require(processes == per_node and processes * nodes == tasks, "trainer.devices", found, fix)
-
-
-def check_variables(environ: Mapping[str, str]) -> None:
-    """Reject a variable that is no number, or out of range. A UserError names the variable."""
-    for name, least in LEAST.items():
-        value = environ.get(name, str(least))
-        found, fix = repr(value), f"set it to a number from {least}, or unset it"
-        require(value.isdecimal() and int(value) >= least, name, found, fix)
-    for name in _OF_TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else ():
-        found = "not set, but TORCHELASTIC_RUN_ID is"
-        require(name in environ, name, found, "start with torchrun, or unset TORCHELASTIC_RUN_ID")
-    port = environ.get("MASTER_PORT", "1")
-    require(int(port) <= _LARGEST_PORT, "MASTER_PORT", port, f"give at most {_LARGEST_PORT}")
 
 
 def check_rank(local_rank: int, processes: int) -> None:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.api.algorithm import Algorithm
-from lightfed.distributed.slurm import check_tasks, check_variables
+from lightfed.distributed.slurm import check_tasks
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs.saving import LastCheckpoint
@@ -107,7 +107,6 @@ def check_devices(
     accelerator: str, devices: int | str | list[int], *, ranks_per_device: int = 1
 ) -> None:
     """Reject devices that this machine lacks, and ranks that would share one wrongly."""
-    check_variables(os.environ)
     choices = ("auto", "cpu", "gpu", "cuda")
     fix = f"choose one of {', '.join(choices)}"
     _refuse(accelerator not in choices, "accelerator", repr(accelerator), fix)

@@ -110,7 +110,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         if path is None or (last is not None and last.rounds != self.global_step):
             return
         self._journal, strategy = None, self.trainer.strategy
-        if strategy.ranks.any(checkpoint.newest_file(path) is not None):
+        if strategy.ranks.any(path.is_file()):
             strategy.checkpoints.finish()
         if self.trainer.is_global_zero:
             checkpoint.remove(path)

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
-from traceback import extract_tb
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
@@ -19,7 +18,7 @@ from lightfed.engine.checks import Clips
 from lightfed.engine.session_setup import step_schedule
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.results.run import Run, read
-from lightfed.runs.checkpoint import main_file, newest_file
+from lightfed.runs.checkpoint import main_file
 from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import NAME, LastCheckpoint
@@ -142,26 +141,20 @@ class RunTrainer(Recorded, L.Trainer):
     def _interrupted(self, ended: Interrupted | SystemExit) -> Interrupted:
         """The interruption itself, or that by a second Ctrl-C, for which Lightning exits at once.
 
-        A SystemExit that has another cause is raised, or a UserError if its status is 0.
+        A SystemExit that has another cause is raised.
         """
         if isinstance(ended, Interrupted):
             return ended
         if not isinstance(ended.__context__, KeyboardInterrupt):
-            status, place = ended.code or 0, extract_tb(ended.__traceback__)[-1]
-            if isinstance(status, int) and not status % 256:
-                found = f"called by {place.filename}, line {place.lineno}, before the run's end"
-                fix = "set trainer.should_stop to end a run early, or raise an error"
-                raise UserError("sys.exit", found, fix) from ended
             raise ended
         last = self.last_checkpoint
         finished = self.rounds(self.current_epoch if last is None else last.rounds)
-        written = last is not None and last.dirpath is not None and newest_file(last.path)
-        return Interrupted(SIGINT, finished, resumable=bool(written))
+        written = last is not None and last.dirpath is not None and last.path.is_file()
+        return Interrupted(SIGINT, finished, resumable=written)
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint, or a UserError; with `fresh`, `last` may start a new run."""
         logger = self.run_logger
-        self.strategy.checkpoints.strict = False
         if fresh and logger is not None:
             own = logger.place.resume_job(requeued=ckpt_path not in (None, "last"))
             if own is not None:
@@ -172,7 +165,6 @@ class RunTrainer(Recorded, L.Trainer):
             return ckpt_path
         if ckpt_path != "last":
             main = main_file(ckpt_path)
-            self.strategy.checkpoints.strict = True  # an explicit path has no fallback
             return main if logger is None else logger.place.resume_from(main)
         if logger is None:
             return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks

@@ -100,9 +100,6 @@ def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule)
         found = f"{type(state.module).__name__} has no validation_step"
         fix = "define one, or set model.evaluate: []"
         require(fits, f"model.clients.{position}.model", found, fix)
-    if "global" in kinds and data.pool == "union":
-        found = "global, but data.pool: union deals the test samples to clients"
-        raise UserError("model.evaluate", found, "set it to [personal]")
     samples = (data.partition_.meta["labels_digest"], data.contents.samples)
     every = fleet.ranks.gather([(samples, data.partition_.digest)])
     for position, key, fix in (

@@ -277,7 +277,7 @@ class FederatedStrategy(DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return self.checkpoints.load(Path(checkpoint_path), self.ranks)
+        return checkpoint.load(Path(checkpoint_path), self.ranks)
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

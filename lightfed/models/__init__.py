@@ -11,4 +11,4 @@ from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.torchvision import Torchvision
 from lightfed.models.networks.transformer import Transformer
 from lightfed.models.networks.vdcnn import VDCNN
-from lightfed.models.networks.vgg import VGG, VGG11GN
+from lightfed.models.networks.vgg import VGG

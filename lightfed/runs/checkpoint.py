@@ -1,18 +1,14 @@
 """Checkpoints: one main file and one shard of client rows per rank, committed by `os.replace`.
 
     last.ckpt                      server state, counters, callbacks: tensors and primitives only
-    last.previous.ckpt             the one before it, in case the newest gets corrupted
     last.ckpt.shards/<tag>/rank0.pt   states of the stateful clients of rank 0
     sessions.ckpt                  the journal: finished sessions of an interrupted round, as shards
 
 A reader sees the old checkpoint or the new one, never a mixture. The shards of a new tag and the
-main file that names the tag are written and flushed under temporary names. Then the old main file
-is renamed to the previous one and the new file takes its place. Shards of other tags are removed
-last. Whenever the writer dies, at least one of the two main files exists and `load_newest` finds
-it.
+main file that names the tag are written and flushed under temporary names. Then the new main file
+takes the place of the old one. Shards of other tags are removed last.
 """
 
-import logging
 import os
 import shutil
 import socket
@@ -32,35 +28,13 @@ from lightfed.runs import run_lock
 from lightfed.state.client_state import Saved
 from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError, repair, require
-from lightfed.utils.lightning_private import may_make_modules
 from lightfed.utils.memory import free_memory
 
 SHARDS = "lightfed_shards"  # key in the main file: tag of the shards, their number, the format
 FORMAT = 4  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 JOURNAL = "sessions.ckpt"
-_PREVIOUS = ".previous"
 _NOT_STATE = ("hyper_parameters", "hparams_name")  # ends of keys; config.yaml has these values
-log = logging.getLogger(__name__)
-
-
-def load_server_safetensors_instead(module: type, arguments: Any) -> Any:
-    """What Lightning's `load_from_checkpoint` calls to make the user's module: a UserError."""
-    found = f"a checkpoint of a federation, not of a {module.__name__}"
-    fix = "load models/server.safetensors of its run folder by load_state_dict (docs/python.md)"
-    raise UserError("load_from_checkpoint", found, fix)
-
-
-_MAKER = {"_instantiator": f"{__name__}.{load_server_safetensors_instead.__name__}"}
-"""`hyper_parameters` of a main file: the function that makes its module."""
-
-may_make_modules(_MAKER["_instantiator"])
-
-
-class OtherFormat(UserError):
-    """A checkpoint is intact, but another version of lightfed wrote it."""
-
-
 # Reading.
 
 
@@ -69,8 +43,8 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
 
     Verifies all checksums. If `ranks` read it together, all call this, each verifies a share of the
     shards, and all return or raise alike. Returns the main file's content, and under `CLIENTS` a
-    list of the shards, with memory-mapped tensors. Raises OtherFormat if another version of
-    lightfed wrote it, and a UserError if it does not exist or is not complete.
+    list of the shards, with memory-mapped tensors. A UserError if it does not exist, is not
+    complete, or another version of lightfed wrote it.
     """
     rank, world = (0, 1) if ranks is None else (ranks.rank, ranks.world)
     checkpoint: dict[str, Any] = {}
@@ -96,7 +70,7 @@ def _load(path: str | Path, *, share: slice) -> dict[str, Any]:
     if written != FORMAT:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"
-        raise OtherFormat("ckpt_path", found, fix)
+        raise UserError("ckpt_path", found, fix)
     files = [_shard(main, shards["tag"], rank) for rank in range(shards["ranks"])]
     for file in files[share]:
         check(file)
@@ -104,57 +78,17 @@ def _load(path: str | Path, *, share: slice) -> dict[str, Any]:
     return checkpoint
 
 
-def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
-    """Read a checkpoint, or the previous one if it is unreadable; called by every rank.
-
-    Also returns its main file, the same on every rank. A UserError if neither can be read.
-    OtherFormat if another version of lightfed wrote the newest: the run would lose its rounds.
-    """
-    main = Path(path)
-    previous = previous_of(main)
-    if not ranks.any(previous.is_file()):
-        return load(main, ranks), main
-    if not ranks.any(main.is_file()):  # the writer died between two renames: nothing is lost
-        return load(previous, ranks), previous
-    try:
-        return load(main, ranks), main
-    except OtherFormat:
-        raise
-    except UserError as error:
-        newest = error
-    try:
-        checkpoint = load(previous, ranks)
-    except UserError as error:
-        found = f"{newest.found}, and {error.found}"
-        raise UserError("ckpt_path", found, "give another checkpoint") from error
-    if ranks.rank == 0:
-        log.warning("%s; resuming from %s instead", newest.found, previous)
-    return checkpoint, previous
-
-
-def newest_file(path: str | Path) -> Path | None:
-    """The main file, or the previous one if a killed writer left only that; None without either."""
-    main = Path(path)
-    return next((file for file in (main, previous_of(main)) if isfile(file)), None)  # no OSError
-
-
 def main_file(path: str | Path) -> Path:
     """The main file of a checkpoint; a UserError if it does not exist."""
     main = Path(path).expanduser()
-    if not isfile(main):
-        other = newest_file(main) or "the path of a .ckpt file, or `last`"
-        raise UserError("ckpt_path", f"no file {main}", f"give {other}")
+    fix = "give the path of a .ckpt file, or `last`"
+    require(isfile(main), "ckpt_path", f"no file {main}", fix)  # no OSError
     return main
 
 
-def previous_of(main: Path) -> Path:
-    """The path of the checkpoint that `main` has replaced."""
-    return main.with_name(f"{main.stem}{_PREVIOUS}{main.suffix}")
-
-
 def shard_folder(main: Path) -> Path:
-    """The folder of a main file's shards, shared with the previous checkpoint."""
-    return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
+    """The folder of a main file's shards."""
+    return main.with_name(main.name + ".shards")
 
 
 def tag_of(main: Path) -> str:
@@ -168,11 +102,9 @@ def tag_of(main: Path) -> str:
 
 
 def remove(path: str | Path) -> None:
-    """Remove a checkpoint, the one before it, and their shards."""
-    main = Path(path)
-    previous_of(main).unlink(missing_ok=True)
-    main.unlink(missing_ok=True)
-    shutil.rmtree(main.with_name(main.name + ".shards"), ignore_errors=True)
+    """Remove a checkpoint and its shards."""
+    Path(path).unlink(missing_ok=True)
+    shutil.rmtree(shard_folder(Path(path)), ignore_errors=True)
 
 
 def _shard(main: Path, tag: str, rank: int) -> Path:
@@ -191,21 +123,12 @@ class Writing:
     """A checkpoint, as dumped by Lightning, that is to be written; every rank makes one.
 
     The rows of this rank's clients are under `CLIENTS`, on stateful runs. `path`, of rank 0, is
-    that of the main file. `keep_previous`: the replaced checkpoint becomes the previous one; if
-    not, or if it is incomplete, an existing previous one stays.
+    that of the main file.
     """
 
-    def __init__(
-        self,
-        checkpoint: dict[str, Any],
-        path: str | Path,
-        ranks: Ranks,
-        *,
-        keep_previous: bool = True,
-    ) -> None:
+    def __init__(self, checkpoint: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
         main, self._tag = ranks.broadcast((str(path), uuid4().hex[:12]))
         self._main = Path(main)
-        self._keep_previous = keep_previous
         self._rows: Saved | None = checkpoint.pop(CLIENTS, None)
         keys = [key for key in checkpoint if not key.endswith(_NOT_STATE)]
         self._content = {key: checkpoint[key] for key in keys}  # only primitives load safely
@@ -236,7 +159,6 @@ class Writing:
             shard = _shard(self._main, self._tag, ranks.rank)
             self._on_all_ranks(lambda: _write(self._rows, shard), ranks)
         world = 0 if self._rows is None else ranks.world
-        self._content["hyper_parameters"] = _MAKER
         self._content[SHARDS] = {"tag": self._tag, "ranks": world, "format": FORMAT}
         self._on_all_ranks(lambda: self._commit() if ranks.rank == 0 else None, ranks)
 
@@ -259,23 +181,20 @@ class Writing:
 
     def _commit(self) -> None:
         """Write the main file and replace the old one."""
-        main, previous = self._main, previous_of(self._main)
+        main = self._main
         if self._rows is not None:
             flush_folder(shard_folder(main))  # the tag's own name
         _write(self._content, _part(main, self._tag))
         run_lock.check(main)  # at the last moment
-        old = tag_of(main) if self._keep_previous else ""
-        if old:
-            os.replace(main, previous)
         os.replace(_part(main, self._tag), main)
         flush_folder(main.parent)
         with suppress(OSError):  # the next checkpoint removes leftovers
-            self._remove_others(keep={self._tag, old or tag_of(previous)})
+            self._remove_others()
 
-    def _remove_others(self, keep: set[str]) -> None:
+    def _remove_others(self) -> None:
         """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
         for old in shard_folder(self._main).glob("*"):
-            if old.name not in keep:
+            if old.name != self._tag:
                 shutil.rmtree(old, ignore_errors=True)
         for part in self._main.parent.glob(_part(self._main, "*").name):
             part.unlink(missing_ok=True)
@@ -289,9 +208,9 @@ class Writing:
             folder.rmdir()
 
 
-def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any) -> None:
+def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
     """Write a checkpoint; called by every rank, with arguments and errors of `Writing`."""
-    Writing(checkpoint, path, ranks, **how).write(ranks)
+    Writing(checkpoint, path, ranks).write(ranks)
 
 
 def _write(content: Any, path: Path) -> None:
@@ -301,8 +220,7 @@ def _write(content: Any, path: Path) -> None:
 
 def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
     found = f"checkpoint {main} cannot be written ({error.strerror or error})"
-    whole = newest_file(main)
-    kept = "" if whole is None else f"; {whole} is complete"
+    kept = f"; {main} is complete" if isfile(main) else ""
     fix = f"{repair(error)} and run the same command again{kept}"
     return DiskError("trainer.default_root_dir", f"{found} on rank {rank} ({host})", fix)
 
@@ -321,7 +239,7 @@ def save_journal(
     """
     rows = {client: done.state_dict() for client, done in suspended.finished.items()}
     content = {"round": t, "call": suspended.call, "identity": dict(identity), CLIENTS: rows}
-    save(content, path, ranks, keep_previous=False)
+    save(content, path, ranks)
 
 
 def load_journal(

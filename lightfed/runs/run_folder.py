@@ -4,11 +4,9 @@ import errno
 import glob
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
 from lightfed.runs import run_lock
-from lightfed.runs.checkpoint import JOURNAL, newest_file
+from lightfed.runs.checkpoint import JOURNAL
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, require
 
@@ -59,7 +57,6 @@ class RunFolder:
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
-        self._missing: list[Path] = []  # parent folders that this run made, innermost first
         self._ranks: Ranks | None = None  # that have agreed on the folder
         self._owned = False
 
@@ -115,7 +112,6 @@ class RunFolder:
 
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
-        self._missing = [p for p in (self.save_dir, *self.save_dir.parents) if not p.exists()]
         base = self.base if self._job is None else f"{self.base}-{self._job.name}"
         number = 1
         while not self._make(folder := self.save_dir / (base + f"-{number}" * (number > 1))):
@@ -131,7 +127,7 @@ class RunFolder:
             folder.mkdir(parents=True)
         except FileExistsError:
             # This job may have died in it before its first checkpoint.
-            return self._is_own(folder) and not _resumable(folder)
+            return self._is_own(folder) and not _last(folder).is_file()
         except OSError as error:
             found = f"{folder} cannot be made ({error.strerror})"
             fix = "name a writable folder"
@@ -147,9 +143,6 @@ class RunFolder:
         except run_lock.TakenOver:
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # another run may have started in it
-            for folder in self._missing:
-                folder.rmdir()
 
     # A run to resume.
 
@@ -213,7 +206,7 @@ class RunFolder:
         """Folders of this name that hold a checkpoint."""
         folders = self.save_dir.glob(f"{glob.escape(self.base)}*")
         alike = (f for f in folders if read_environment(f).get("name") == self.base)
-        return [folder for folder in alike if _resumable(folder)]
+        return [folder for folder in alike if _last(folder).is_file()]
 
     def _is_own(self, folder: Path) -> bool:
         """Whether this job created or resumed it, with this configuration."""
@@ -271,17 +264,9 @@ def _last(folder: Path) -> Path:
     return folder / "checkpoints" / "last.ckpt"
 
 
-def _resumable(folder: Path) -> bool:
-    last = _last(folder)
-    plain = last.is_file() or not os.path.lexists(last)
-    require(plain, "ckpt_path", f"{last} is no regular file", "move it away")
-    return newest_file(last) is not None
-
-
 def _age(folder: Path) -> int:
     """When the newest checkpoint of a run was written, in nanoseconds."""
-    newest = newest_file(_last(folder))
-    return 0 if newest is None else newest.stat().st_mtime_ns
+    return _last(folder).stat().st_mtime_ns
 
 
 @rank_zero_only

@@ -156,13 +156,6 @@ class RunLogger(Logger):
                 table.columns = ["round"]
             if rows:
                 table.write(rows)
-            elif self.place.resumed and finished_rounds > (name == "timings") and self._has(name):
-                log.warning("%s is gone: it begins after round %d", table.path, finished_rounds)
-
-    def _has(self, name: str) -> bool:
-        """Whether the rounds up to now have rows in a table: clients are not always tested."""
-        keys = (key for row in self._rounds.values() for key in row)
-        return name != "clients" or any(key.startswith("personal/") for key in keys)
 
     @override
     @rank_zero_only

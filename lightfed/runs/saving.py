@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs.checkpoint import Writing, load, load_newest, previous_of
+from lightfed.runs.checkpoint import Writing
 
 NAME = "last.ckpt"
 BACKGROUND = "background"  # storage option: training goes on while the checkpoint is written
@@ -55,16 +55,10 @@ class Background:
 
 
 class Checkpoints:
-    """Saves and loads; every method is called by every rank.
-
-    If `strict`, loading may not fall back to the previous checkpoint. `background` is the thread
-    that writes.
-    """
+    """Saves; every method is called by every rank. `background` is the thread that writes."""
 
     def __init__(self) -> None:
-        self.strict = False
         self.background = Background()
-        self._came_from: Path | None = None  # the main file that was loaded
 
     def save(self, content: dict[str, Any], path: Path, ranks: Ranks, option: object) -> None:
         """Write a checkpoint, after the one before it.
@@ -73,19 +67,11 @@ class Checkpoints:
         copied; `finish` waits for the rest, and has the same errors.
         """
         self.finish()
-        # Keep the checkpoint that was loaded until the run has a complete one of its own.
-        keep = self._came_from != previous_of(path).resolve()
-        writing = Writing(content, path, ranks, keep_previous=keep)
-
-        def write(ranks: Ranks) -> None:
-            writing.write(ranks)
-            if not keep:
-                self._came_from = None
-
+        writing = Writing(content, path, ranks)
         if option == BACKGROUND and writing.detach(ranks):
-            self.background.start(partial(write, ranks.for_thread()))
+            self.background.start(partial(writing.write, ranks.for_thread()))
         else:
-            write(ranks)
+            writing.write(ranks)
 
     def finish(self) -> None:
         """Wait for the checkpoint that is written while training goes on.
@@ -94,15 +80,6 @@ class Checkpoints:
         in another process.
         """
         self.background.finish()
-
-    def load(self, path: Path, ranks: Ranks) -> dict[str, Any]:
-        """Read a checkpoint; unless `strict`, or the previous one."""
-        if self.strict:
-            content = load(path, ranks)
-        else:
-            content, path = load_newest(path, ranks)
-        self._came_from = path.resolve()
-        return content
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -20,7 +20,6 @@ from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.results.text import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
-from lightfed.utils.memory import require_memory
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
 _BATCHES, _ROUNDS = 20, 100  # of consecutive rounds in a run, and in a batch
@@ -108,7 +107,6 @@ def latency(
 
     waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
-    require_memory(8 * servers * devices, "--servers", "delays of a round", "lower it or --devices")
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
     cells = {name: table[name].map("{:.4f}".format).replace("nan", NOTHING) for name in KINDS}

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from lightfed.distributed.collectives import leave
-from lightfed.utils.process import LEAST
 
+# Beginnings of the names of launchers' variables.
+_LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_RANK", "SLURM_")
 _SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
 
 
@@ -37,8 +38,8 @@ def _alone(function: Callable[..., int | None], *arguments: Any) -> None:
     """Call a function without other threads, and without the variables of a launcher of ranks."""
     signal.alarm(_SECONDS)
     torch.set_num_threads(1)
-    for name in ("MASTER_ADDR", *LEAST):  # Lightning leaves them even after a run of one rank
-        os.environ.pop(name, None)
+    for name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
+        del os.environ[name]  # Lightning leaves them even after a run of one rank
     sys.exit(function(*arguments))
 
 

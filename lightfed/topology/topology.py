@@ -101,7 +101,9 @@ class TimeVarying(Topology):
 
     @override
     def check(self, clients: int) -> None:
-        _check_others("neighbours", self.neighbours, clients)
+        found = f"{self.neighbours}, but each of {clients} clients has {clients - 1} others"
+        fix = "lower it, or raise the number of clients (model.clients)"
+        _need(self.neighbours < clients, "neighbours", found, fix)
 
     @override
     def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -142,7 +144,7 @@ class NetworkX(Topology):
         if seed not in self._drawn:
             import networkx as nx  # takes a second
 
-            make = getattr(nx, self.generator, None)
+            make: Any = getattr(nx, self.generator, None)
             _need(callable(make), "generator", f"networkx has no {self.generator}", "name another")
             seeded = "seed" in signature(make).parameters
             named = {"seed": derive_seed(seed, "graph") % 2**32} if seeded else {}
@@ -183,8 +185,3 @@ class Adjacency(Topology):
 
 def _need(fits: bool, name: str, found: object, fix: str) -> None:
     require(fits, f"{_KEY}.{name}", found, fix)
-
-
-def _check_others(name: str, wanted: int, clients: int) -> None:
-    found = f"{wanted} neighbours, but each of {clients} clients has {clients - 1} others"
-    _need(wanted < clients, name, found, "lower it, or raise the number of clients (model.clients)")

@@ -95,7 +95,6 @@ data.train_fraction             result  train_fraction
 data.channels_last              result
 data.last_batch                 result  last_batch
 data.chunks                     result  chunks
-data.pool                       result  pool
 data.resident                   how
 """
 # the values of a group's `level`, and the widths that HeteroFL's paper gives them

@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning.pytorch as L
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch.core import saving
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
@@ -20,12 +19,6 @@ from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.model_helpers import is_overridden
-
-
-def may_make_modules(path: str) -> None:
-    """Let `load_from_checkpoint` call the function of that path, which a checkpoint names."""
-    allowed: set[str] = getattr(saving, "_ALLOWED_INSTANTIATORS", set())  # 2.6.0 calls any
-    allowed.add(path)
 
 
 def overriding(name: str, trainer: Any) -> tuple[bool, bool]:

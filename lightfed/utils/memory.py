@@ -1,14 +1,10 @@
 """Memory: glibc's heap, and estimates that are compared with the machine."""
 
 import ctypes
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from lightfed.utils.errors import require
-
-_GIBI = 2**30
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 
 
@@ -29,25 +25,6 @@ def trim_heap() -> None:
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)
-
-
-def require_memory(size: float, key: str, what: str, fix: str) -> None:
-    """Reject what cannot fit in the memory of this machine.
-
-    Linux grants more memory than there is, and kills a process that uses it.
-
-    Args:
-        size: estimate, in bytes; a lower bound, so that nothing that fits is rejected.
-        key: configuration key or flag that causes it.
-        what: subject of the sentence, in the plural.
-        fix: what to change.
-
-    Raises:
-        UserError: names the key.
-    """
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = f"{what} need {size / _GIBI:,.0f} GiB of memory, and there are {there / _GIBI:,.0f}"
-    require(size <= there, key, found, fix)
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:

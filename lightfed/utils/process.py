@@ -14,14 +14,6 @@ from typing import TextIO
 
 from lightfed.utils.errors import UserError
 
-# Environment variables, and the smallest value of each.
-_COUNTS = """
-MASTER_PORT WORLD_SIZE LOCAL_WORLD_SIZE SLURM_JOB_ID SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE
-"""
-_NUMBERS = """
-RANK LOCAL_RANK NODE_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_RESTART_COUNT
-"""
-LEAST = dict.fromkeys(_COUNTS.split(), 1) | dict.fromkeys(_NUMBERS.split(), 0)
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
 
 
@@ -83,8 +75,8 @@ def is_first() -> bool:
 
 
 def report(error: UserError, file: TextIO | None = None) -> None:
-    """Print one line on the first rank, or on the one whose variables it is about."""
-    if error.key in LEAST or is_first():
+    """Print one line on the first rank, or on the one that its launcher should not have started."""
+    if error.key == "LOCAL_RANK" or is_first():
         print(f"lightfed: error: {error.line}", file=file or sys.stderr)
 
 

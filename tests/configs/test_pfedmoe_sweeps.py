@@ -152,11 +152,9 @@ def test_a_configuration_says_which_settings_of_the_authors_code_it_has(
         if line.startswith("#   --")
     ]
     parsed = parser.parse_args(fit + [word for words in stated for word in words]).fit
-    assert parsed.data.pool == "union"
     if config != "cifar10-practical":  # which divides no class among two clients
         assert parsed.data.partition.init_args.uniform == (0.4, 0.6)
     plain = parser.parse_args(fit).fit
-    assert plain.data.pool == "train"
     assert "50,000" in text
     assert plain.data.dataset.init_args.preset == "pfedmoe"
     assert plain.trainer.gradient_clip_algorithm == "network"

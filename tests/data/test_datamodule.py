@@ -114,36 +114,6 @@ def test_a_client_without_test_samples_has_no_batch() -> None:
     assert list(data.test_batches(client)) == []
 
 
-def test_the_union_of_both_sets_is_dealt_and_split() -> None:
-    """Samples 0 to 99 are the training set, 100 to 139 the test set."""
-
-    class Numbered(Counted):
-        def load(self, split: Split) -> Samples:
-            samples = super().load(split)
-            return replace(samples, x=samples.x + (0 if split == "train" else 100))
-
-    data = prepared(dataset=Numbered(), personal_test="split", pool="union")
-    trained = [n for client in range(6) for n in numbers(epoch(data, client))]
-    tested = [n for client in range(6) for n in numbers(data.test_batches(client))]
-    assert sorted(trained + tested) == list(range(140))
-    assert len(tested) == pytest.approx(0.2 * 140, abs=6)
-    assert max(trained) > 99
-    assert min(tested) < 100 < max(tested)
-    alone = prepared(dataset=Numbered(), personal_test="split")
-    assert data.partition_.meta["train_samples"] == 140
-    assert data.partition_.meta != alone.partition_.meta
-
-
-def test_a_union_has_owners_if_both_sets_do() -> None:
-    x, y = torch.arange(3.0)[:, None], torch.zeros(3, dtype=torch.int64)
-    named, unnamed = Samples(x, y, groups=y + 7), Samples(x, y)
-    both = named.and_then(replace(named, groups=y + 8))
-    assert both.groups is not None
-    assert both.groups.tolist() == [7] * 3 + [8] * 3
-    assert len(both) == 6
-    assert named.and_then(unnamed).groups is None
-
-
 def test_the_whole_test_set_in_batches() -> None:
     data = prepared(eval_batch_size=16)
     assert data.global_test_batches() == 3

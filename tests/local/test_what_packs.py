@@ -16,7 +16,6 @@ from lightfed.local.packing import LAYERS, unknown
 from lightfed.models import (
     MLP,
     VGG,
-    VGG11GN,
     CIFARResNet,
     Conv,
     LeNet,
@@ -106,7 +105,6 @@ def test_every_known_layer_is_in_one_of_these_networks() -> None:
     assert {type(part) for net in nets for part in net.modules()} >= {*LAYERS}
     large = {
         partial(VGG, depth=11): (3, 32, 32),
-        VGG11GN: (3, 32, 32),
         LeNet: (3, 32, 32),
         partial(MoECNN, variant=5): (3, 32, 32),
     }

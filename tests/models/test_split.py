@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models import MLP, VGG, VGG11GN, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
+from lightfed.models import MLP, VGG, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
 from lightfed.models.composites.split import feature_dim, split
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.resnet import PreActResNet
@@ -25,7 +25,6 @@ NETWORKS = {
     "vgg": (
         lambda: VGG(4, depth=11, width=0.02, hidden=9), (3, 32, 32), 9, "classifier.6"
     ),
-    "vgg-gn": (lambda: VGG11GN(4, width=4, groups=2), (3, 32, 32), 32, "classifier.0"),
     "torchvision": (lambda: Torchvision("resnet18", 4), (3, 32, 32), 512, "net.fc"),
     "charcnn": (
         lambda: CharCNN(3, 4, (200,), width=0.02, hidden=9), (200,), 9, "classifier.7"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
-from lightfed.models.networks.vgg import VGG, VGG11GN, Depth
+from lightfed.models.networks.vgg import VGG, Depth
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
@@ -64,35 +64,6 @@ def test_channels_are_scaled_and_rounded_up(width: float, hidden: int, depth: De
     assert [m.out_features for m in linears] == [hidden, hidden, 5]
 
 
-def test_vgg11gn_has_the_entries_of_the_released_code() -> None:
-    with torch.device("meta"):
-        model = VGG11GN()
-        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    pieces = [e for e in FAMILY["entries"]["vgg11"] if e[0].startswith("features.")]
-    expected = [e for e in pieces if "running" not in e[0] and "tracked" not in e[0]]
-    assert entries(model) == [
-        *expected,
-        ["classifier.0.weight", [10, 512]],
-        ["classifier.0.bias", [10]],
-    ]
-    layout = ModelLayout.of(model)
-    assert layout.parameter_numel == 9_231_114
-    assert not list(model.buffers())
-
-
-def test_vgg11gn_normalises_in_groups() -> None:
-    model = VGG11GN(5, (1, 64, 32), width=8, groups=4)
-    norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
-    assert [m.num_channels for m in norms] == [8, 16, 32, 32, 64, 64, 64, 64]
-    assert {m.num_groups for m in norms} == {4}
-    assert model(random(2, 1, 64, 32)).shape == (2, 5)
-    linear = VGG11GN(50).classifier[0]
-    assert not linear.bias.any()  # type: ignore[operator]
-    assert linear.weight.std().item() == pytest.approx(0.01, 0.05)  # type: ignore[operator]
-
-
 def test_what_cannot_be_built() -> None:
     with pytest.raises(UserError, match=r"^input_shape: samples of shape \(64,\); use images"):
         VGG(10, (64,), depth=11)
-    with pytest.raises(ValueError, match="divisible"):
-        VGG11GN(width=48)

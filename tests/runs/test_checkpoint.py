@@ -11,14 +11,11 @@ from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import (
     CLIENTS,
     load,
-    load_newest,
-    newest_file,
-    previous_of,
     remove,
     save,
 )
 from lightfed.utils.errors import UserError
-from tests.promises.stopping.checkpoints import names_in, tags_of, value_in, value_of, write
+from tests.promises.stopping.checkpoints import names_in, tags_of, value_of, write
 from tests.small import CPU
 
 
@@ -43,50 +40,13 @@ def test_a_rank_without_clients_writes_an_empty_shard(tmp_path: Path) -> None:
     assert value_of(path, clients=2) == 5.0
 
 
-def test_a_new_checkpoint_keeps_the_one_it_replaces_and_no_other(tmp_path: Path) -> None:
+def test_a_new_checkpoint_replaces_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for value, ranks in ((1.0, 3), (2.0, 2), (3.0, 1)):
         write(path, value, ranks=ranks)
-    assert (value_of(path), value_of(previous_of(path))) == (3.0, 2.0)
-    assert tags_of(path) == 2
-    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards", "last.previous.ckpt"]
-
-
-def test_the_one_before_is_kept_only_where_it_is_wanted(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.ckpt"
-    for value in (1.0, 2.0):
-        write(path, value, ranks=2, keep=False)
-    assert value_of(path) == 2.0
+    assert value_of(path) == 3.0
     assert tags_of(path) == 1
-    assert names_in(tmp_path) == ["sessions.ckpt", "sessions.ckpt.shards"]
-
-
-def test_a_previous_one_stays_where_the_newest_is_not_to_be_kept(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 1.0)
-    write(path, 2.0)
-    write(path, 3.0, keep=False)
-    assert (value_of(path), value_of(previous_of(path))) == (3.0, 1.0)
-    assert tags_of(path) == 2
-
-
-def test_the_newest_file_is_the_previous_one_where_that_is_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "last.ckpt"
-    assert newest_file(path) is None
-    write(path, 1.0, ranks=2)
-    write(path, 2.0)
-    assert newest_file(path) == path
-    path.unlink()
-    assert newest_file(path) == tmp_path / "last.previous.ckpt"
-    found, source = load_newest(path, Ranks(CPU))
-    assert (value_in(found), source) == (1.0, tmp_path / "last.previous.ckpt")
-    assert caplog.records == []  # a kill between two renames is nothing to warn of
-    with pytest.raises(UserError, match=r"no file .*last\.ckpt; give .*last\.previous\.ckpt"):
-        load(path)
-    write(path, 3.0)
-    assert (value_of(path), value_of(previous_of(path))) == (3.0, 1.0)
+    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards"]
 
 
 def test_what_was_mapped_survives_the_next_checkpoint(tmp_path: Path) -> None:
@@ -131,11 +91,9 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     with monkeypatch.context() as later:
         later.setattr(checkpoint, "FORMAT", 5)
         write(path, 2.0)
-    with pytest.raises(UserError, match="has format 5; this version of lightfed reads format 4"):
-        load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older
-    refused(path, "has format 5")
+    refused(path, "has format 5; this version of lightfed reads format 4")
     monkeypatch.setattr(checkpoint, "FORMAT", 5)
-    assert (value_of(path), tags_of(path)) == (2.0, 2)
+    assert (value_of(path), tags_of(path)) == (2.0, 1)
 
 
 def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
@@ -151,9 +109,6 @@ def test_a_link_stands_for_the_checkpoint_it_points_to(tmp_path: Path) -> None:
     assert value_of(link) == 1.0
     write(link, 2.0, ranks=2)  # a checkpoint that takes the link's place, not its target's
     assert (value_of(link), value_of(path)) == (2.0, 1.0)
-    assert value_of(previous_of(link)) == 1.0  # the link has moved
-    write(link, 3.0)
-    assert [value_of(p) for p in (link, previous_of(link), path)] == [3.0, 2.0, 1.0]
 
 
 def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
@@ -168,20 +123,11 @@ def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
     remove(path)  # nothing there is no error
 
 
-def test_removing_a_previous_one_leaves_the_newest(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 1.0)
-    write(path, 2.0)
-    remove(previous_of(path))
-    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards"]
-    assert value_of(path) == 2.0
-
-
 def test_what_is_no_state_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     content = {"hyper_parameters": {"path": tmp_path}, "hparams_name": "kwargs", "epoch": 3}
     save(content, path, Ranks(CPU))
     found = load(path)
     assert found["epoch"] == 3
-    assert "path" not in found["hyper_parameters"]
+    assert "hyper_parameters" not in found
     assert "hparams_name" not in found

@@ -119,13 +119,6 @@ def test_a_cluster_that_counts_from_1_again_is_another(
     assert (other.folder.name, other.place.resumed) == ("run-12-2", False)
 
 
-def test_the_previous_checkpoint_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job(monkeypatch, 12)
-    saved(start(tmp_path), "last.previous.ckpt")
-    job(monkeypatch, 12, restarts=1)
-    assert start(tmp_path).place.resumed
-
-
 def test_runs_of_a_script_in_a_job_are_distinguished_by_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
 def test_the_parts_of_every_round_add_up_and_a_resumed_run_goes_on_with_the_table(
     tmp_path: Path,
 ) -> None:
-    fit(federation(), data(), tmp_path, rounds=3, callbacks=[Slow()])
+    fit(federation(), data(), tmp_path, rounds=2, callbacks=[Slow()])
     first = rows_of(tmp_path, "timings.csv")
     assert list(first[0]) == ["round", *PARTS]
     for row, metrics in zip(first, rows_of(tmp_path, "metrics.csv"), strict=True):
@@ -132,9 +132,8 @@ def test_the_parts_of_every_round_add_up_and_a_resumed_run_goes_on_with_the_tabl
         assert min(seconds["data"], seconds["merge"], seconds["checkpoint"]) > 0
         assert seconds["waiting"] == 0  # the only rank
         assert sum(seconds.values()) > float(metrics["seconds"])  # without the checkpoint
-    last = tmp_path / "run" / "checkpoints" / "last.previous.ckpt"  # after two rounds
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     fit(federation(), data(), tmp_path, rounds=4, ckpt_path=str(last))
     found = rows_of(tmp_path, "timings.csv")
     assert [row["round"] for row in found] == ["1", "2", "3", "4"]
-    assert found[:2] == first[:2]
-    assert found[2] != first[2]
+    assert found[:2] == first

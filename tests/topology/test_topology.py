@@ -157,7 +157,7 @@ def test_a_configuration_names_it(
     [
         (
             "neighbours",
-            "10 neighbours, but each of 5 clients has 4",
+            "10, but each of 5 clients has 4",
             lambda: lists(TimeVarying(), 5),
         ),
         ("neighbours", "0; give at least 1", lambda: TimeVarying(0)),

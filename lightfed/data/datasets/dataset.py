@@ -81,13 +81,6 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def and_then(self, other: "Samples") -> "Samples":
-        """These samples followed by those of another split of the same data set."""
-        groups = None
-        if self.groups is not None and other.groups is not None:
-            groups = torch.cat((self.groups, other.groups))
-        return Samples(torch.cat((self.x, other.x)), torch.cat((self.y, other.y)), groups)
-
 
 @dataclass(frozen=True)
 class Transform:

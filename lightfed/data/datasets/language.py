@@ -1,6 +1,6 @@
-"""Text for language models: WikiText-2, prose that is included with Python, and own sentences.
+"""Text for language models: WikiText-2, and prose that is included with Python.
 
-The protocol of the first two is that of HeteroFL's published code. The vocabulary comes from the
+The protocol is that of HeteroFL's published code. The vocabulary comes from the
 training text. That text is folded to rows; a client owns a row, and its samples are windows of the
 row. Two deviations: the published code also trains on the shorter window at the end of a row, and
 takes the windows of a row in the order of the text, while lightfed shuffles them. The test text is
@@ -20,7 +20,6 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
-from lightfed.data.datasets.tables import Table, coded, column_of, open_splits, texts_of
 from lightfed.utils.errors import require
 
 Lines = Iterable[list[str]]
@@ -35,16 +34,13 @@ class Vocabulary:
     0 is the number of every unknown word, 1 of the end of a line.
     """
 
-    def __init__(self, lines: Lines, *, least: int = 1, most: int | None = None) -> None:
+    def __init__(self, lines: Lines, *, least: int = 1) -> None:
         """Collect the words of lines.
 
-        A word that occurs less than `least` times is unknown, and so are all but the `most`
-        frequent ones; None keeps all.
+        A word that occurs less than `least` times is unknown.
         """
         special = ("<ukn>", "<eos>")
         counts = Counter(chain.from_iterable(lines))
-        if most is not None:
-            counts = Counter(dict(counts.most_common(most)))
         frequent = (word for word, n in counts.items() if n >= least and word not in special)
         self.words = (*special, *frequent)
         self._numbers = {word: number for number, word in enumerate(self.words)}
@@ -181,73 +177,3 @@ class Prose(Text):
     @override
     def _words(self, line: str) -> list[str]:
         return [match.group() for match in _WORD.finditer(line.lower())]
-
-
-class Sentences(Text):
-    """Sentences of a table with a column of their authors, such as Stack Overflow's.
-
-    The sentences of an author make one stream of words, cut into windows. The words that are left
-    over are dropped, so that an author with fewer words than a window has no sample.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        text: str,
-        group: str,
-        train: str = "train",
-        test: float | str = "test",
-        words: int = 10_000,
-        window: int = 20,
-    ) -> None:
-        """Describe the table; nothing is loaded yet.
-
-        Args:
-            path: a file, a folder or a name of the hub, as for `Hub`.
-            text: the column of sentences, split at spaces, in lower case.
-            group: the column of authors, for `Natural`.
-            train: the training split, as `datasets` reads it, such as `train[:80%]`.
-            test: the test split, or a share such as 0.2 of every author's sentences, or of all if
-                an author has only one.
-            words: size of the vocabulary: the most frequent words of the training split.
-            window: words of a sample.
-        """
-        super().__init__(window=window)
-        require(words >= 1, f"{KEY}.words", words, "give at least 1")
-        self.path, self.name = path, Path(path).name
-        self._text, self._group = text, group
-        self._frequent, self._splits = {"most": words}, (train, test)
-
-    @cached_property
-    def _tables(self) -> dict[Split, Table]:
-        return open_splits(
-            self.path, *self._splits, lambda table: column_of(table, self._group, "group")
-        )
-
-    @override
-    def lines(self, split: Split) -> list[str]:
-        table = self._tables[split]
-        return texts_of(table, column_of(table, self._text, "text"), split)
-
-    @override
-    def _words(self, line: str) -> list[str]:
-        return line.lower().split()
-
-    @override
-    def load(self, split: Split) -> Samples:
-        column = column_of(self._tables["train"], self._group, "group")
-        owners = coded(self._tables, column, "group", trained=False)[1][split].numpy()
-        lines, windows, groups = self.lines(split), [], []
-        order = np.argsort(owners, kind="stable")
-        for own in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
-            stream = self.vocabulary.encode(self._words(lines[i]) for i in own)
-            rows = len(stream) // self.window
-            windows.append(stream[: rows * self.window].reshape(rows, self.window))
-            groups.append(np.full(rows, owners[own[0]]))
-        x, owner = np.concatenate(windows), np.concatenate(groups)
-        found = f"{self.window} words, but no author of the {split} split has as many"
-        require(len(x) > 0, f"{KEY}.window", found, "lower it")
-        return Samples(
-            torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64), torch.from_numpy(owner)
-        )

@@ -130,7 +130,7 @@ class SpeechCommands(Dataset):
         except (OSError, ValueError) as error:
             raise unreadable(self._folder, error, fix=_UNPACK) from error
         speakers = sorted({clip.speaker for clip in trained})
-        # Test speakers have numbers of their own, for a union of both splits.
+        # Test speakers have numbers of their own.
         speakers += sorted({clip.speaker for clip in clips} - {*speakers})
         numbers = {speaker: number for number, speaker in enumerate(speakers)}
         return Samples(

@@ -17,7 +17,6 @@ from typing_extensions import override
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform
 from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import UserError, reason, require
-from lightfed.utils.memory import require_memory
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
@@ -54,8 +53,6 @@ class Digits(Dataset):
         """
         found = f"{image_size} pixels"
         require(image_size >= 1, f"{KEY}.image_size", found, "give at least 1")
-        what, size = f"1,797 images of {image_size}x{image_size} pixels", 4 * 1797 * image_size**2
-        require_memory(size, f"{KEY}.image_size", what, "lower it")
         self.image_size = image_size
         self.input_shape = (1, image_size, image_size)
 

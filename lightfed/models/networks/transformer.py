@@ -1,4 +1,4 @@
-"""HeteroFL's masked language model, and the same network as one that predicts the next token."""
+"""HeteroFL's masked language model."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -33,7 +33,6 @@ class Transformer(nn.Module):
         layers: number of encoder layers.
         dropout: after the embedding, the attention, and both feed-forward layers.
         mask_rate: probability that a position is masked.
-        causal: predict every token from those before it, instead of masked ones from all others.
         rate: width ratio; also what the Scalers divide by in training.
 
     Attributes:
@@ -55,7 +54,6 @@ class Transformer(nn.Module):
         layers: int = 4,
         dropout: float = 0.2,
         mask_rate: float = 0.15,
-        causal: bool = False,
         rate: float = 1.0,
     ) -> None:
         super().__init__()
@@ -65,7 +63,7 @@ class Transformer(nn.Module):
         found = f"{heads}, which do not divide {width} channels (rate {rate:g})"
         require(width % heads == 0, "heads", found, "use a divisor, or another embedding")
         self.mask_token = num_classes  # row V of the embedding
-        self.mask_rate, self.causal = mask_rate, causal
+        self.mask_rate = mask_rate
         self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
         self.label_rows = ("token.weight",)
         self.position = nn.Embedding(input_shape[0], width)
@@ -74,7 +72,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         units = rounded_up(hidden * rate)
-        encoders = (EncoderLayer(width, heads, units, dropout, rate, causal) for _ in range(layers))
+        encoders = (EncoderLayer(width, heads, units, dropout, rate) for _ in range(layers))
         self.layers = nn.Sequential(*encoders)
         self.decoder = nn.Sequential(
             nn.Linear(width, width),
@@ -90,13 +88,7 @@ class Transformer(nn.Module):
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) int64 tokens -> (B, T, V) logits."""
-        return self._logits(self._shifted(tokens) if self.causal else self._hidden(tokens))
-
-    def _shifted(self, tokens: Tensor) -> Tensor:
-        """(B, T) the token before each; the mask token begins a window."""
-        if not self.training:
-            self.masked = torch.zeros_like(tokens, dtype=torch.bool)
-        return F.pad(tokens[:, :-1], (1, 0), value=self.mask_token)
+        return self._logits(self._hidden(tokens))
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         """(B, T) the tokens, some masked."""
@@ -118,15 +110,12 @@ class EncoderLayer(nn.Module):
     """Attention, then two linear layers with GELU; each added to its input and normalised.
 
     `width` is the local D, `hidden` the units between the linear layers. `dropout` is that of the
-    attention's output, the hidden units and the output. With `causal` a position sees only those
-    before it, and itself. The Scalers divide by `rate`.
+    attention's output, the hidden units and the output. The Scalers divide by `rate`.
     """
 
-    def __init__(
-        self, width: int, heads: int, hidden: int, dropout: float, rate: float, causal: bool = False
-    ) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float, rate: float) -> None:
         super().__init__()
-        self.attention = Attention(width, heads, rate, causal)
+        self.attention = Attention(width, heads, rate)
         self.norm1 = nn.LayerNorm(width)
         self.linear1 = nn.Linear(width, hidden)
         self.linear2 = nn.Linear(hidden, width)
@@ -145,20 +134,19 @@ class EncoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over all positions or those before, with a Scaler after each linear layer.
+    """Self-attention over all positions, with a Scaler after each linear layer.
 
     The linear layers are separate, because a narrow client owns the leading channels of every head.
-    `width`, the local D, is a multiple of the H heads. With `causal` a position sees only those
-    before it, and itself. The Scaler divides by `rate`.
+    `width`, the local D, is a multiple of the H heads. The Scaler divides by `rate`.
 
     Attributes:
         slice_groups: by parameter, the number of groups in each dimension; narrow models take the
             leading part of every group.
     """
 
-    def __init__(self, width: int, heads: int, rate: float, causal: bool = False) -> None:
+    def __init__(self, width: int, heads: int, rate: float) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads = heads
         self.q = nn.Linear(width, width)
         self.k = nn.Linear(width, width)
         self.v = nn.Linear(width, width)
@@ -180,5 +168,5 @@ class Attention(nn.Module):
         )
         # The temperature is that of the client's own heads, which are narrower than the full ones.
         scale = 1 / sqrt(q.shape[-1])
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=scale)
         return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))

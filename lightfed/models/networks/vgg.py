@@ -1,12 +1,11 @@
-"""VGG for images of 32x32 pixels: FlexiFed's family of four depths, and DisPFL's VGG-11.
+"""VGG for images of 32x32 pixels: FlexiFed's family of four depths.
 
 Simonyan and Zisserman 2015; configurations A, B, D and E as in torchvision. Parameter names and
-initial values follow the released code of both papers: weights of convolutions are drawn from
+initial values follow the released code: weights of convolutions are drawn from
 N(0, sqrt(2 / (k^2 outputs))), and their biases are 0.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -54,7 +53,7 @@ class VGG(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, across = image_shape(input_shape)
-        self.features = _features(depth, channels, width=width, norm=nn.BatchNorm2d)
+        self.features = _features(depth, channels, width)
         pixels = (height // _SHRINKS) * (across // _SHRINKS)
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
@@ -72,55 +71,10 @@ class VGG(nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-class VGG11GN(nn.Module):
-    """DisPFL's VGG-11: group normalisation and a linear classifier, hence no buffers.
-
-    9,231,114 parameters on CIFAR-10 (released code).
-
-    Args:
-        num_classes: C.
-        input_shape: (channels, height, width); at least 32x32.
-        width: channels of the first convolution; the last one has eight times as many.
-        groups: of every normalisation.
-
-    Raises:
-        UserError: the samples are not images.
-        ValueError: the groups do not divide the channels of a layer.
-    """
-
-    packs = True  # see lightfed.local.packing
-
-    def __init__(
-        self,
-        num_classes: int = 10,
-        input_shape: Sequence[int] = (3, 32, 32),
-        *,
-        width: int = 64,
-        groups: int = 32,
-    ) -> None:
-        super().__init__()
-        channels, height, across = image_shape(input_shape)
-        norm = partial(nn.GroupNorm, groups)
-        self.features = _features(11, channels, width=width / 64, norm=norm)
-        pixels = (height // _SHRINKS) * (across // _SHRINKS)
-        linear = nn.Linear(8 * width * pixels, num_classes)
-        nn.init.normal_(linear.weight, std=0.01)
-        nn.init.zeros_(linear.bias)
-        self.classifier = nn.Sequential(linear)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
-        return self.classifier(self.features(x).flatten(1))
-
-
-def _features(
-    depth: Depth, channels: int, *, width: float, norm: Callable[[int], nn.Module]
-) -> nn.Sequential:
+def _features(depth: Depth, channels: int, width: float) -> nn.Sequential:
     """Blocks of conv3x3, norm, ReLU, and five poolings: (B, channels, H, W) -> (B, C, H/32, W/32).
 
-    C is 512 times the width, rounded up. torchvision's `make_layers` supports neither other norms
-    nor other widths.
+    C is 512 times the width, rounded up. torchvision's `make_layers` has one width.
     """
     from torchvision.models.vgg import cfgs
 
@@ -131,7 +85,8 @@ def _features(
             layers.append(nn.MaxPool2d(2))
             continue
         (outputs,) = scaled([item], width)
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU(inplace=True)]
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs)]
+        layers.append(nn.ReLU(inplace=True))
         inputs = outputs
     features = nn.Sequential(*layers)
     he_normal_(features)

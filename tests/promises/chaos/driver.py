@@ -22,7 +22,6 @@ from typing import Any
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.runs.checkpoint import previous_of
 from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job
@@ -34,7 +33,7 @@ ROUNDS = 30
 HITS = 50
 KINDS = (
     "SIGKILL of a rank", "SIGKILL of all", "SIGTERM of all", "SIGUSR1 of all", "SIGUSR1 of a rank",
-    "a truncated checkpoint", "a full file system",
+    "a full file system",
 )  # fmt: skip
 _PATIENCE = 120.0  # seconds for ranks to end after a hit: far more than any of them takes
 _LATEST = 0.1  # seconds after the session that a hit follows
@@ -142,22 +141,6 @@ def refuse_when(full: Path) -> None:
             module.write_atomically = write  # type: ignore[attr-defined]
 
 
-def truncate(folder: Path, draw: random.Random) -> bool:
-    """Cut a file of the newest checkpoint; not if it is the only one."""
-    last = folder / "run" / "checkpoints" / "last.ckpt"
-    if not (last.is_file() and previous_of(last).is_file()):
-        return False
-    path = draw.choice([last, *_newest_shards(last)])
-    os.truncate(path, int(path.stat().st_size * draw.random()))
-    return True
-
-
-def _newest_shards(last: Path) -> list[Path]:
-    shards = list(last.with_name("last.ckpt.shards").glob("*/*.pt"))
-    newest = max(shards, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return [] if newest is None else sorted(newest.parent.glob("*.pt"))
-
-
 def hit(kind: str, case: str, folder: Path, draw: random.Random, sessions: int) -> dict[str, Any]:
     """Start, or resume, the run, and hit it; what came of it."""
     ranks, full = draw.choice([1, 2, 4]), folder / "full"
@@ -166,18 +149,14 @@ def hit(kind: str, case: str, folder: Path, draw: random.Random, sessions: int) 
     time.sleep(draw.random() * _LATEST)
     if kind == "a full file system":
         full.touch()
-    elif kind.startswith("SIG"):
+    else:
         number = getattr(signal, kind.split()[0])
         job.hit(number, all_of_them=kind.endswith("all"))
-    else:
-        job.hit(signal.SIGKILL, all_of_them=True)
     statuses = job.wait()
     full.unlink(missing_ok=True)
     finished = (folder / "digest.json").is_file()
     # A run that was quicker than its hit, or whose last round it met, is no trial.
     stated = {"kind": kind, "ranks": ranks, "statuses": statuses, "counts": alive and not finished}
-    if kind == "a truncated checkpoint":
-        stated["counts"] = stated["counts"] and truncate(folder, draw)
     return stated | {"finished": finished}
 
 

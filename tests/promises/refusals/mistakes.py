@@ -199,12 +199,6 @@ WRONG_VALUES = [
     edit("trainer.limit_train_batches", "all", "all; give int | float"),
     edit("model.store", "tape", "tape; give Literal['device', 'host']"),
     edit("model.evaluate", ["globl"], "globl; give Sequence[Literal['global'"),
-    edit("data.pool", "union", "set data.personal_test: split"),
-    Case(
-        "model.evaluate",
-        "deals the test samples to clients",
-        {"data.pool": "union", "data.personal_test": "split"},
-    ),
     edit("model.clients", 3, "3; give list"),
     edit("model.clients.1", "wide", "wide; give list"),
     edit("model.clients.1.level", "z", "z; give Optional[Literal['a'"),

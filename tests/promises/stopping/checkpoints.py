@@ -87,13 +87,11 @@ def content_of(value: float, rank: int, ranks: int, clients: int | None = 6) -> 
     return content
 
 
-def write(
-    path: Path, value: float, *, ranks: int = 1, clients: int | None = 6, keep: bool = True
-) -> None:
+def write(path: Path, value: float, *, ranks: int = 1, clients: int | None = 6) -> None:
     """A checkpoint as `ranks` processes write it."""
     for rank in reversed(range(ranks)):
         turn = Turn(rank, ranks, [(str(path), f"{int(value):012x}")])
-        save(content_of(value, rank, ranks, clients), path, turn, keep_previous=keep)
+        save(content_of(value, rank, ranks, clients), path, turn)
 
 
 def value_of(path: Path, *, clients: int = 6) -> float:

@@ -13,7 +13,7 @@ import torch
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs import checkpoint
-from lightfed.runs.checkpoint import CLIENTS, previous_of, save
+from lightfed.runs.checkpoint import CLIENTS, save
 from lightfed.utils import atomic_io as archive
 from lightfed.utils.errors import DiskError
 from tests.promises.stopping.checkpoints import (
@@ -81,7 +81,7 @@ def test_a_rank_that_cannot_write_is_named_by_all(
     }
     assert contents(tmp_path) == before
     write(path, 3.0, ranks=3)
-    assert (value_of(path), value_of(previous_of(path))) == (3.0, 2.0)
+    assert value_of(path) == 3.0
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -147,7 +147,7 @@ def test_a_failure_after_the_new_name_leaves_the_new_checkpoint(
         patch.setattr(checkpoint, "flush_folder", broken)
         (error,) = write_on(1, path, 2.0)
     assert error.fix.endswith(f"{path} is complete")
-    assert (value_of(path), value_of(previous_of(path))) == (2.0, 1.0)
+    assert value_of(path) == 2.0
 
 
 def test_a_new_name_that_is_refused_leaves_the_old_checkpoint_under_its_own(
@@ -165,10 +165,9 @@ def test_a_new_name_that_is_refused_leaves_the_old_checkpoint_under_its_own(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", broken)
         (error,) = write_on(1, path)
-    previous = previous_of(path)
-    assert error.fix.endswith(f"{previous} is complete")
-    assert value_of(previous) == 1.0
-    assert names_in(tmp_path) == ["last.ckpt.shards", "last.previous.ckpt"]
+    assert error.fix.endswith(f"{path} is complete")
+    assert value_of(path) == 1.0
+    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards"]
     assert tags_of(path) == 1
 
 
@@ -180,7 +179,7 @@ def test_leftovers_that_stay_are_no_failure(
     for value in (1.0, 2.0, 3.0):
         write(path, value)
     assert value_of(path) == 3.0
-    assert tags_of(path) == 2
+    assert tags_of(path) == 1
 
 
 @pytest.mark.parametrize(

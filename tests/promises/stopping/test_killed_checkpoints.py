@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.distributed.collectives import Ranks
-from lightfed.runs.checkpoint import load_newest, newest_file, previous_of
+from lightfed.runs.checkpoint import load
 from lightfed.utils.errors import UserError
-from tests.promises.stopping.checkpoints import names_in, tags_of, value_in, value_of, write
-from tests.small import CPU
+from tests.promises.stopping.checkpoints import names_in, tags_of, value_of, write
 
 DIED = 9
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
@@ -73,14 +71,12 @@ def die_in_write(number: int) -> None:
 def state_after(folder: Path) -> float:
     """The value that a run goes on from; what else must hold whenever the writer has died."""
     path = folder / "last.ckpt"
-    found, source = load_newest(path, Ranks(CPU))
-    assert source == newest_file(path)  # a main file that is there is whole, with all its shards
-    value = value_in(found)
+    value = value_of(path)
     write(path, 9.0, ranks=2)
-    assert (value_of(path), value_of(previous_of(path))) == (9.0, value)
+    assert value_of(path) == 9.0
     # What the dead writer left is gone.
-    assert names_in(folder) == ["last.ckpt", "last.ckpt.shards", "last.previous.ckpt"]
-    assert tags_of(path) == 2
+    assert names_in(folder) == ["last.ckpt", "last.ckpt.shards"]
+    assert tags_of(path) == 1
     return value
 
 
@@ -102,7 +98,7 @@ def test_at_whatever_access_to_a_file_the_writer_dies(before: int, tmp_path: Pat
         found.append(state_after(folder))
     assert found == sorted(found)  # the old one, and from some access on the new one
     assert found.count(before) >= 12
-    assert found.count(5.0) >= before
+    assert found.count(5.0) >= 1
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -118,9 +114,8 @@ def test_the_first_checkpoint_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for number in (1, 2, 3):
         assert dies(lambda: write(path, 5.0, ranks=2), lambda n=number: die_in_write(n))
-        assert newest_file(path) is None
         with pytest.raises(UserError, match="no file"):
-            load_newest(path, Ranks(CPU))
+            load(path)
     write(path, 1.0)
     assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards"]
     assert tags_of(path) == 1
