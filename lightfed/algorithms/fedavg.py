@@ -24,6 +24,7 @@ from lightfed.state.server_model import ServerModel
 class FedAvg(Algorithm):
     """The server's model is the mean of the participants' trained models."""
 
+    takes_late = True
     holds = "the server's model"
     model: ServerModel
 

@@ -22,6 +22,7 @@ class FedProx(FedAvg):
     """Every client minimises h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (eq. 2)."""
 
     side_by_side = True
+    takes_late = True
 
     def __init__(self, mu: float, weights: Weights = "samples") -> None:
         """Set how strongly clients are pulled to the server's model.

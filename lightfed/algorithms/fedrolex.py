@@ -45,6 +45,8 @@ class FedRolex(HeteroFL):
         """
         super().__init__(**heterofl)
         self.step, self.window = step, window
+        if window == "random":
+            self.no_policy = "the server takes its clients' random units one after the other"
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

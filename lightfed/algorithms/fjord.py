@@ -37,6 +37,7 @@ class FjORD(Algorithm):
     """Every element is the mean over the clients that own it; the first group is the widest."""
 
     depths = True  # narrow clients lack the statistics of larger widths
+    takes_late = True
     model: ServerModel
 
     def __init__(

@@ -39,6 +39,7 @@ class HeteroFL(Algorithm):
 
     label_rows = True
     side_by_side = True
+    takes_late = True
     holds = "its slice of the global model, with batch-norm statistics of its own training data"
     model: ServerModel
 

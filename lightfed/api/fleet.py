@@ -770,8 +770,8 @@ class Fleet:
         means = GroupMeans(shared, layouts, {k: self.home_group(k) for k in clients})
         sending = self._outcomes.sending(clients)
         self.ledger.sent_up(sending, [means.bytes(client) for client in sending])
-        self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
         valid = self._valid(clients)
+        self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
         means.mean_(
             {k: self.row(k) for k in self.mine(clients)},
             weights=dict(zip(valid, self._weights(weights, valid), strict=True)),
