@@ -86,6 +86,8 @@ class Hooks(Recorded, nn.Module, ABC):
         no_policy: why the server cannot merge before all have sent; empty if it can.
         takes_late: an update that arrives in a later round fits into the mean of that round. Every
             class has to declare it of itself.
+        parts: shares of the model that clients hold, client i the entry i mod length; with
+            `model.assign` the largest that its device can train.
         devices: of the clients, unless `model.devices` names some; None: rounds take no time.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
@@ -105,6 +107,7 @@ class Hooks(Recorded, nn.Module, ABC):
     no_server_step: str = ""
     no_policy: str = ""
     takes_late: bool = False
+    parts: Sequence[float] = ()
     devices: Devices | None = None
     holds: str = ""
     side_by_side: bool | None = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from lightfed.simulation.clock import device_delays
 from lightfed.simulation.devices import KEY as DEVICES
-from lightfed.simulation.devices import Devices
+from lightfed.simulation.devices import Devices, seconds
 from lightfed.simulation.policy import KEY, Policy
 from lightfed.state.costs import Ledger
 from lightfed.utils.errors import UserError, require
@@ -218,22 +218,16 @@ class DeviceClock:
 
     def _price(self, who: np.ndarray, work: np.ndarray) -> np.ndarray:
         """(C,) seconds of clients for (C, 3) bytes up, bytes down and FLOPs."""
-        up, down = self._link("up", "server_down", who, work), work[:, Ledger.DOWN]
-        messages = (work[:, : Ledger.FLOPS] > 0).sum(axis=1)
-        return (
-            down / self._link("down", "server_up", who, work)
-            + work[:, Ledger.FLOPS] / self.values["flops"][who]
-            + work[:, Ledger.UP] / up
-            + messages * self.values["latency"][who]
+        rates = {name: self.values[name][who] for name in ("up", "down", "flops", "latency")}
+        links = (
+            ("up", Ledger.UP, self.devices.server_down),
+            ("down", Ledger.DOWN, self.devices.server_up),
         )
-
-    def _link(self, own: str, server: str, who: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """(C,) bytes per second of clients that share a link of the server."""
-        rates, shared = self.values[own][who], getattr(self.devices, server)
-        column = Ledger.UP if own == "up" else Ledger.DOWN
-        if shared is None:
-            return rates
-        return np.minimum(rates, shared / max(1, np.count_nonzero(work[:, column])))
+        for name, column, server in links:
+            if server is not None:
+                share = server / max(1, int(np.count_nonzero(work[:, column])))
+                rates[name] = np.minimum(rates[name], share)
+        return seconds(rates, work)
 
     def _delays(
         self, who: np.ndarray, t: int, steps: Mapping[int, int], purpose: str
@@ -248,11 +242,11 @@ class DeviceClock:
             delays = delays + each * np.array([steps[k] for k in clients])
         return delays
 
-    def _spend(self, who: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-        self._busy[who] += seconds
-        self._worked[who] += seconds
+    def _spend(self, who: np.ndarray, spent: np.ndarray) -> np.ndarray:
+        self._busy[who] += spent
+        self._worked[who] += spent
         self._workers.append(who)
-        return seconds
+        return spent
 
     def session_seconds(
         self, clients: Sequence[int], t: int, *, up: float, purpose: str | None
@@ -263,10 +257,10 @@ class DeviceClock:
         work = self._ledger.totals[who] - self._known[who]
         self._known[who] = self._ledger.totals[who]
         work[:, Ledger.UP] = up
-        seconds = self._price(who, work)
+        spent = self._price(who, work)
         if purpose is not None:
-            seconds = seconds + self._delays(who, t, self._trained, purpose)
-        return self._spend(who, seconds)
+            spent = spent + self._delays(who, t, self._trained, purpose)
+        return self._spend(who, spent)
 
     def close_round(self, outcomes: Ends) -> dict[str, float]:
         """End a round; its metrics. As of `close`."""
