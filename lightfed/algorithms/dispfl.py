@@ -78,8 +78,8 @@ class DisPFL(Peers):
             rounds: T of the cosine; the length of the run by default.
         """
         super().__init__(topology)
-        self.densities = [density] if isinstance(density, int | float) else list(density)
-        for name, share in [("active", active), *(("density", d) for d in self.densities)]:
+        self.parts = [density] if isinstance(density, int | float) else list(density)
+        for name, share in [("active", active), *(("density", d) for d in self.parts)]:
             found = f"{share} is outside (0, 1]"
             require_argument(0 < share <= 1, name, found, "give a share in (0, 1]")
         found = f"{prune_rate} is outside [0, 1]"
@@ -125,7 +125,7 @@ class DisPFL(Peers):
 
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
         """m_{k,0}: random weights of every tensor, at its density."""
-        density = self.densities[client % len(self.densities)]
+        density = self.parts[client % len(self.parts)]
         seed = derive_seed(fed.seed, "first-mask", client=client)
         erk = self.distribution == "erk"
         drawn = random_mask(self._segments, density, erk=erk, seed=seed, device=fed.device)

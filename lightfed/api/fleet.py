@@ -262,7 +262,7 @@ class Fleet:
 
         With devices only those that are there, and more than configured with `over_select`.
         """
-        if self.clock is not None:
+        if self.clock is not None and self.clock.selects:
             return self.clock.participants(t)
         return participants(self._sampled, self.clients, seed=self.seed, t=t)
 

@@ -22,13 +22,15 @@ from lightfed.utils.errors import UserError, require
 Clips = Literal["norm", "value", "network"]
 
 
-def client_groups(groups: list[ClientGroup] | None) -> list[ClientGroup]:
-    """The client groups, each checked."""
+def client_groups(groups: list[ClientGroup] | None, *, dealt: bool = False) -> list[ClientGroup]:
+    """The client groups, each checked; a group may be empty if clients are `dealt` to them."""
     if not groups:
         found = "no group" if groups is None else "an empty list"
         raise UserError("model.clients", found, "describe at least one: count, model")
     for position, group in enumerate(groups):
-        group.check(position)
+        group.check(position, least=0 if dealt else 1)
+    none = not any(group.count for group in groups)
+    require(not none, "model.clients", "no client in any group", "give a count")
     return groups
 
 

@@ -16,6 +16,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
+from lightfed.engine.fitting import fitted
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
@@ -27,6 +28,7 @@ from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.simulation.devices import Devices
+from lightfed.simulation.fastest_fit import FastestFit
 from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
 from lightfed.utils.errors import UserError, require
@@ -77,6 +79,7 @@ class Federation(Recorded, L.LightningModule):
         max_failed_clients: int | None = None,
         devices: Devices | None = None,
         policy: Policy | None = None,
+        assign: FastestFit | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
     ) -> None:
@@ -125,6 +128,8 @@ class Federation(Recorded, L.LightningModule):
                 time, which is in metrics.csv, clients.csv and on the page.
             policy: What the server waits for in virtual time, and what becomes of late updates and
                 of clients that leave.
+            assign: Deals the clients to the groups, by what their devices can train. The counts of
+                the groups then only add up to the number of clients.
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of every client.
             seed: Seed of all draws.
@@ -134,7 +139,7 @@ class Federation(Recorded, L.LightningModule):
         fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
         require(optimizer is not None or lr_schedule is None, "model.lr_schedule", found, fix)
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
-        self.groups = checks.client_groups(clients)
+        self.groups = checks.client_groups(clients, dealt=assign is not None)
         self.num_clients = sum(group.count for group in self.groups)
         checks.check_least("model.eval_clients", eval_clients)
         checks.check_least("model.max_failed_clients", max_failed_clients, 0)
@@ -155,6 +160,9 @@ class Federation(Recorded, L.LightningModule):
             "devices": devices,
             "policy": policy,
         }
+        self._assign = assign
+        if assign is not None:
+            assign.check(devices)
         self._kinds = tuple(evaluate)
         self.packs = Packs(side_by_side, pack_memory)
         self._evaluate = partial(
@@ -194,14 +202,22 @@ class Federation(Recorded, L.LightningModule):
         limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
         all_of_them = limit == 1.0 and isinstance(limit, float)
         data.trainer = trainer  # also in a plan
+        work = replace(self._work, limit=None if all_of_them else limit)
+        groups, options = self.groups, self._fleet_options
+        if self._assign is not None:
+            devices = options["devices"]
+            groups, devices = fitted(
+                self._assign, groups, self.algorithm, devices, data, work, seed=self.seed
+            )
+            options = options | {"devices": devices}
         fleet = kind(
-            self.groups,
+            groups,
             self.algorithm,
             data,
-            work=replace(self._work, limit=None if all_of_them else limit),
+            work=work,
             rounds=rounds if rounds > 0 else None,
             pack=setup.packing_of(self.packs, self.optimizer, trainer),
-            **self._fleet_options,
+            **options,
             **given,
         )
         setup.attach_sessions(fleet, data, trainer, self.optimizer)

@@ -62,10 +62,13 @@ class ClientGroup:
             return self.rate
         return LEVELS[self.level] if self.level else 1.0
 
-    def check(self, position: int) -> None:
-        """Validate the values; a UserError names the key of this group."""
-        key = f"model.clients.{position}"
-        require(self.count >= 1, f"{key}.count", f"{self.count} clients", "give at least 1")
+    def check(self, position: int, *, least: int = 1) -> None:
+        """Validate the values; a UserError names the key of this group.
+
+        `least` is the smallest number of clients.
+        """
+        key, fix = f"model.clients.{position}", f"give at least {least}"
+        require(self.count >= least, f"{key}.count", f"{self.count} clients", fix)
         ratio, found = self.rate is None or 0 < self.rate <= 1, f"{self.rate} is outside (0, 1]"
         require(ratio, f"{key}.rate", found, "give a width ratio such as 0.5")
         found = f"both rate {self.rate} and level {self.level} are given"

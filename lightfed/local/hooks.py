@@ -147,6 +147,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         no_policy: why the server cannot merge before all have sent; empty if it can.
         takes_late: an update that arrives in a later round fits into the mean of that round. Every
             class has to declare it of itself.
+        parts: shares of the model that clients hold, client i the entry i mod length; with
+            `model.assign` the largest that its device can train.
         devices: of the clients, unless `model.devices` names some; None: rounds take no time.
         carries: sessions hand on the state of their optimiser, by the method's own rule.
         no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
@@ -166,6 +168,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     no_personal: str | None = None
     no_policy: str = ""
     takes_late: bool = False
+    parts: Sequence[float] = ()
     devices: Devices | None = None
     carries: bool = False
     no_kept_optimizer: str = ""

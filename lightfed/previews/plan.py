@@ -108,12 +108,20 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         f"balance  {balance(fleet):.3f}: the busiest rank over the minimum possible, which\n"
         "         is the mean of the ranks, or the longest session",
         f"bytes    a round: {traffic}{_WHY.get(bound, '')}",
+        *_time(fleet, rounds),
         f"memory   of the fullest rank's device: {_scaled(sum(parts.values()), 'B')}",
     ]
     text = "\n\n".join(lines)
     for what, size in parts.items():
         text += f"\n         {_scaled(size, 'B'):>8}  {what}" if size else ""
     return text + "\n         without activations, the data set, and temporary memory of merges"
+
+
+def _time(fleet: DryFleet, rounds: int) -> list[str]:
+    """Virtual time of a round; nothing without devices."""
+    if fleet.clock is None:
+        return []
+    return [f"time     a round: {fleet.now / rounds:.4g} virtual seconds, if nobody leaves"]
 
 
 def _groups(fleet: DryFleet) -> str:

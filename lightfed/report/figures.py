@@ -13,7 +13,15 @@ import pandas as pd
 from lightfed.drawing import marks
 from lightfed.drawing.marks import Axis, Chart, Figure, Places, course_table, metric_axis, stacked
 from lightfed.results.groups import Group, gathered
-from lightfed.results.run import OF_CLIENTS, Run, base_name, primary_metric, traffic, worst_tenth
+from lightfed.results.run import (
+    OF_CLIENTS,
+    TIME,
+    Run,
+    base_name,
+    primary_metric,
+    traffic,
+    worst_tenth,
+)
 from lightfed.results.text import ends_text, metric_text, readable, sentence, unit_of
 
 CELLS = 2000  # of a heat map
@@ -36,7 +44,7 @@ def run_figures(run: Run) -> list[Figure]:
 
 
 def course(run: Run) -> Figure | None:
-    """Metrics, losses and the metric for the bytes sent; None below two evaluations."""
+    """Metrics, losses, and the metric for bytes and virtual time; None below two evaluations."""
     primary = base_name(primary_metric(run))
     places = {text: place for place, text in enumerate(LINES.values())}
     charts: list[Chart] = []
@@ -45,10 +53,10 @@ def course(run: Run) -> Figure | None:
         y = metric_axis("value", name, table["value"])
         charts += _over_rounds(table, y, places, sentence(name))
         if name == primary:
-            sent = table.drop(columns=["low", "high"]).merge(
-                traffic(run).rename("sent"), on="round"
-            )
-            charts += _over_bytes(sent, y, places, sentence(name))
+            spent = pd.DataFrame({"sent": traffic(run), "time": run.series(TIME)})
+            costs = table.drop(columns=["low", "high"]).merge(spent, on="round")
+            charts += _over_bytes(costs, y, places, sentence(name))
+            charts += _over_time(costs, y, places, sentence(name))
     errors = _lines(run, ERRORS, "aggregation_error")
     y = metric_axis("value", "aggregation_error", errors["value"])
     each = {text: place for place, text in enumerate(ERRORS.values(), len(places))}
@@ -111,6 +119,7 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
         y = metric_axis("mean", metric, table["mean"])
         if over_rounds := _over_rounds(table, y, places, title):
             courses += [*over_rounds, *_over_bytes(table, y, places, title)]
+            courses += _over_time(table, y, places, title)
         tested = {
             (group.label, run.seed): run.evaluation[[metric]]
             for group in own
@@ -171,3 +180,16 @@ def _over_bytes(table: pd.DataFrame, y: Axis, places: Places, title: str) -> lis
     x = Axis("sent", f"sent by all clients and the server ({unit}{', log' * log})", log=log)
     sent = table.assign(sent=table["sent"] / factor)
     return [marks.lines(sent, x, y, places, title=f"{title} for the bytes sent")]
+
+
+def _over_time(table: pd.DataFrame, y: Axis, places: Places, title: str) -> list[Chart]:
+    """Lines over the column `time`, virtual seconds; none if it does not vary."""
+    table = table[table["time"] > 0]
+    if table["time"].nunique() < 2:
+        return []
+    longest = float(table["time"].max())
+    units = ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
+    factor, unit = next((factor, unit) for least, factor, unit in units if longest >= least)
+    timed = table.assign(time=table["time"] / factor)
+    x = Axis("time", f"virtual time of the clients' devices ({unit})")
+    return [marks.lines(timed, x, y, places, title=f"{title} for virtual time")]

@@ -79,8 +79,9 @@ class Group:
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.
 
-        Columns: `sent` (mean bytes up and down since the start, NaN if unknown), `mean` over the
-        runs, `low` and `high` (its 95 % t interval, NaN for a single run).
+        Columns: `sent` and `time` (bytes up and down, and virtual seconds, since the start, means
+        over the runs, NaN if unknown), `mean` over the runs, `low` and `high` (its 95 % t interval,
+        NaN for a single run).
         """
         import pandas as pd
 
@@ -89,7 +90,9 @@ class Group:
         sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
         mean, half = values.mean(axis=1), t_half_width(values.std(axis=1), len(self.runs))
         own = {"mean": mean, "low": mean - half, "high": mean + half}
-        return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
+        time = pd.concat([run.series(TIME) for run in self.runs], axis=1).reindex(values.index)
+        costs = {"sent": sent.mean(axis=1, skipna=False), "time": time.mean(axis=1, skipna=False)}
+        return pd.DataFrame(costs | own)
 
 
 def singles(runs: Sequence[Run]) -> list[Group]:

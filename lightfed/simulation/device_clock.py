@@ -18,10 +18,10 @@ import numpy as np
 
 from lightfed.simulation.clock import device_delays
 from lightfed.simulation.devices import KEY as DEVICES
-from lightfed.simulation.devices import Devices
+from lightfed.simulation.devices import Devices, seconds
 from lightfed.simulation.policy import KEY, Policy
 from lightfed.state.costs import Ledger
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.rng import numpy_generator
 
 _OFF = -1
@@ -70,6 +70,8 @@ class DeviceClock:
         self._busy = np.zeros(clients)  # seconds at work since the start
         self._began = np.full(clients, _OFF)  # round of a kept update that has not arrived
         self._there = np.ones(clients, dtype=bool)  # in the last round that asked
+        self._known = np.zeros((clients, 3))  # of the ledger's totals, what has a price
+        self._worked = np.zeros(clients)  # seconds in this round
         self._t = 0
         self.open()
 
@@ -84,22 +86,19 @@ class DeviceClock:
         """Restore what `state_dict` returned."""
         self.now = state["now"]
         self._finish, self._busy = np.array(state["finish"]), np.array(state["busy"])
+        self._known[:] = self._ledger.totals
         self._began, self._there = np.array(state["began"]), np.array(state["there"])
 
     def open(self) -> None:
         """Begin a round."""
-        self._begin_at(self.now)
-        self._before = self._ledger.totals.copy()
-        self._worked = np.zeros(len(self._busy))  # seconds in this round
+        self._start = self.now
+        self._begin: np.ndarray | None = None  # (N,) if clients start at different times
+        self._ledger.touched, self._workers = [], list[np.ndarray]()
         self._trained: dict[int, int] = {}  # steps of this round's sessions, by client
         self._asked: list[int] | None = None
         self._closed = self._own = False
         self.arrived: dict[int, int] = {}
         self.late: set[int] = set()
-
-    def _begin_at(self, start: float) -> None:
-        self.now = self._start = start
-        self._begin = np.maximum(self._finish, start)
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients that are there and have nothing to finish, drawn without replacement.
@@ -110,10 +109,17 @@ class DeviceClock:
             self._asked = self._draw(t)
         return self._asked
 
+    @property
+    def selects(self) -> bool:
+        """Whether clients may be away, or busy with an earlier round."""
+        return self.devices.availability is not None or not self.policy.waits
+
     def _draw(self, t: int) -> list[int]:
-        idle, rule = self._began == _OFF, self.devices.availability
-        start = max(self.now, float(self._finish[idle].min()))
-        asked = free = idle & (self._finish <= start)
+        rule, kept = self.devices.availability, self.under_way
+        finish = np.delete(self._finish, kept) if kept else self._finish
+        start = max(self.now, float(finish.min()))
+        asked = free = self._finish <= start
+        free[kept] = False
         if rule is not None:
             start = rule.next(start, free)
             sure = rule.there(self._there, now=start, t=t, seed=self.seed)
@@ -121,7 +127,7 @@ class DeviceClock:
             asked = free & self._there
             if not asked.any():
                 asked = free & (sure == sure[free].max())
-        self._begin_at(start)
+        self.now = self._start = start
         clients, count = np.flatnonzero(asked), self.policy.selected(self._sampled)
         if count < len(clients):
             rng = numpy_generator(self.seed, "participants", t)
@@ -156,16 +162,22 @@ class DeviceClock:
         if self._closed or self._own:
             return
         self._closed = True
-        who, work = self._work(self._trained)
-        self._finish[who] = self._begin[who] + self._spend(who, self._price(who, work))
-        trained = np.array([*self._trained], dtype=np.int64)
-        delays = self._delays(trained, self._t, self._trained, "delay")
-        self._finish[trained] += self._spend(trained, delays)
-        sent = trained[~np.isin(trained, [*outcomes.silent])]
-        under_way = np.union1d(sent, np.flatnonzero(self._began != _OFF))
-        if not len(under_way):
-            self.now = float(self._finish[who].max(initial=self.now))
+        who, work = self._work()
+        begin = self._finish[who] if self._begin is None else self._begin[who]
+        least = self._start if self._begin is None else 0.0
+        self._finish[who] = np.maximum(begin, least) + self._spend(who, self._price(who, work))
+        trained = np.fromiter(self._trained, dtype=np.int64, count=len(self._trained))
+        if self.devices.delay is not None or self.devices.step_delay is not None:
+            delays = self._delays(trained, self._t, self._trained, "delay")
+            self._finish[trained] += self._spend(trained, delays)
+        sent = trained
+        if outcomes.silent:
+            sent = trained[[k not in outcomes.silent for k in self._trained]]
+        if self.policy.waits or not (len(sent) or self.under_way):
+            last = sent if len(sent) else who
+            self.now = float(self._finish[last].max(initial=self.now))
             return
+        under_way = _union([sent, np.flatnonzero(self._began != _OFF)])
         self.now = self._closing_time(np.sort(self._finish[under_way]))
         if self.policy.late == "drop" and self.now < self._finish[under_way].min():
             self._check_deadline(work[np.isin(who, sent)])
@@ -196,32 +208,26 @@ class DeviceClock:
         found = f"{deadline:g} virtual seconds, and the fastest client needs {least:.4g}"
         require(deadline is None or least <= deadline, f"{KEY}.deadline", found, "give more")
 
-    def _work(self, trained: Iterable[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """(C,) clients that have worked since the last call, or trained, and (C, 3) their work."""
-        work = self._ledger.totals - self._before
-        self._before += work
-        worked = work.any(axis=1)
-        worked[[*trained]] = True
-        who = np.flatnonzero(worked)
-        return who, work[who]
+    def _work(self) -> tuple[np.ndarray, np.ndarray]:
+        """(C,) clients that have worked since the last call, ascending, and (C, 3) their work."""
+        touched, self._ledger.touched = self._ledger.touched, []
+        who = _union(touched or ())
+        total = self._ledger.totals[who]
+        work, self._known[who] = total - self._known[who], total
+        return who, work
 
     def _price(self, who: np.ndarray, work: np.ndarray) -> np.ndarray:
         """(C,) seconds of clients for (C, 3) bytes up, bytes down and FLOPs."""
-        up, down = self._link("up", "server_down", who, work), work[:, Ledger.DOWN]
-        messages = (work[:, : Ledger.FLOPS] > 0).sum(axis=1)
-        return (
-            down / self._link("down", "server_up", who, work)
-            + work[:, Ledger.FLOPS] / self.values["flops"][who]
-            + work[:, Ledger.UP] / up
-            + messages * self.values["latency"][who]
+        rates = {name: self.values[name][who] for name in ("up", "down", "flops", "latency")}
+        links = (
+            ("up", Ledger.UP, self.devices.server_down),
+            ("down", Ledger.DOWN, self.devices.server_up),
         )
-
-    def _link(self, own: str, server: str, who: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """(C,) bytes per second of clients that share a link of the server."""
-        rates, shared = self.values[own][who], getattr(self.devices, server)
-        column = Ledger.UP if own == "up" else Ledger.DOWN
-        using = max(1, np.count_nonzero(work[:, column]))
-        return rates if shared is None else np.minimum(rates, shared / using)
+        for name, column, server in links:
+            if server is not None:
+                share = server / max(1, int(np.count_nonzero(work[:, column])))
+                rates[name] = np.minimum(rates[name], share)
+        return seconds(rates, work)
 
     def _delays(
         self, who: np.ndarray, t: int, steps: Mapping[int, int], purpose: str
@@ -236,10 +242,11 @@ class DeviceClock:
             delays = delays + each * np.array([steps[k] for k in clients])
         return delays
 
-    def _spend(self, who: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-        self._busy[who] += seconds
-        self._worked[who] += seconds
-        return seconds
+    def _spend(self, who: np.ndarray, spent: np.ndarray) -> np.ndarray:
+        self._busy[who] += spent
+        self._worked[who] += spent
+        self._workers.append(who)
+        return spent
 
     def session_seconds(
         self, clients: Sequence[int], t: int, *, up: float, purpose: str | None
@@ -247,28 +254,27 @@ class DeviceClock:
         """As `Fleet.session_seconds`."""
         self._own = True
         who = np.array(clients, dtype=np.int64)
-        work = self._ledger.totals[who] - self._before[who]
-        self._before[who] = self._ledger.totals[who]
+        work = self._ledger.totals[who] - self._known[who]
+        self._known[who] = self._ledger.totals[who]
         work[:, Ledger.UP] = up
-        seconds = self._price(who, work)
+        spent = self._price(who, work)
         if purpose is not None:
-            seconds = seconds + self._delays(who, t, self._trained, purpose)
-        return self._spend(who, seconds)
+            spent = spent + self._delays(who, t, self._trained, purpose)
+        return self._spend(who, spent)
 
     def close_round(self, outcomes: Ends) -> dict[str, float]:
         """End a round; its metrics. As of `close`."""
-        asks = self.devices.availability is not None or bool(self.policy.over_select)
-        key = f"{DEVICES}.availability" if self.devices.availability else f"{KEY}.over_select"
-        found, fix = "given, and the method trains all clients in every round", "leave it out"
-        require(not asks or self._asked is not None, key, found, fix)
+        if self._asked is None and (self.devices.availability or self.policy.over_select):
+            key = f"{DEVICES}.availability" if self.devices.availability else f"{KEY}.over_select"
+            raise UserError(
+                key, "given, and the method trains all clients in every round", "leave it out"
+            )
         if not self._own:
             self.close(outcomes)
-            who, work = self._work()  # after the merge
-            late = np.isin(who, [*self.late])
-            begin = np.where(late, self._finish[who], np.maximum(self._finish[who], self.now))
-            self._finish[who] = begin + self._spend(who, self._price(who, work))
-            self.now = float(self._finish[who[~late]].max(initial=self.now))
-        worked = self._worked[self._worked > 0]
+            self._after_the_merge(*self._work())
+        workers = _union(self._workers)
+        worked = self._worked[workers]
+        self._worked[workers] = 0.0
         idle = np.maximum(self.now - self._start - worked, 0.0)
         found_late = {} if self.policy.waits else {"late": float(len(self.late))}
         return {
@@ -277,6 +283,19 @@ class DeviceClock:
             "idle_time": float(idle.mean()) if len(worked) else 0.0,
         } | found_late
 
+    def _after_the_merge(self, who: np.ndarray, work: np.ndarray) -> None:
+        if not len(who):
+            return
+        late = np.isin(who, [*self.late])
+        begin = np.where(late, self._finish[who], np.maximum(self._finish[who], self.now))
+        self._finish[who] = begin + self._spend(who, self._price(who, work))
+        self.now = float(self._finish[who[~late]].max(initial=self.now))
+
     def times(self) -> np.ndarray:
         """(N, 2) virtual seconds of each client since the start: at work, and idle."""
         return np.stack([self._busy, np.maximum(self.now - self._busy, 0.0)], axis=1)
+
+
+def _union(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """(C,) int64: all clients of the parts, ascending."""
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))

@@ -215,6 +215,13 @@ class Devices(Device):
         }
 
 
+def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:
+    """(C,) virtual seconds of (C, 3) bytes up, bytes down and FLOPs on devices of these rates."""
+    up, down, flops = work.T
+    messages = (work[:, :2] > 0).sum(axis=1) * rates["latency"]
+    return down / rates["down"] + flops / rates["flops"] + up / rates["up"] + messages
+
+
 def _draw(given: Number | None, name: str, purpose: str, clients: int, seed: int) -> np.ndarray:
     if isinstance(given, Distribution):
         return given.draw(numpy_generator(seed, f"device {purpose}"), clients)

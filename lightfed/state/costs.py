@@ -26,13 +26,15 @@ Amounts = float | Sequence[float]  # one for all clients, or one of each
 class Ledger:
     """Running totals per client (clients, 3): bytes up, bytes down, FLOPs.
 
-    Also sums these, and bytes between servers, over the current round.
+    Also sums these, and bytes between servers, over the current round. A clock that prices them
+    sets `touched` to a list, which then gets the (K,) clients of every entry.
     """
 
     clients: int
     totals: np.ndarray = field(init=False)
     round: np.ndarray = field(init=False)
     servers: float = field(default=0.0, init=False)
+    touched: list[np.ndarray] | None = field(default=None, init=False)
 
     UP, DOWN, FLOPS = 0, 1, 2
 
@@ -55,6 +57,8 @@ class Ledger:
     def _add(self, clients: Clients, column: int, amounts: Amounts) -> None:
         index = np.array(clients, dtype=np.int64)
         np.add.at(self.totals[:, column], index, amounts)  # a client may occur twice
+        if self.touched is not None:
+            self.touched.append(index.reshape(-1))
         addends = np.empty(index.size + 1)
         addends[0], addends[1:] = self.round[column], amounts
         # One after the other: pairwise sums of fractions would have other bits.

@@ -13,6 +13,7 @@ from lightfed.results.run import TIME, Run
 from lightfed.results.text import readable
 from lightfed.studies.shared import Scale, course_figures
 
+METHODS = ("FedBCD", "FedBCDI", "CloudFedAvg")
 BYTES = "server_bytes"
 SECONDS: Scale = Axis("at", "virtual seconds"), lambda run: run.series(TIME)
 SENT: Scale = (
@@ -26,8 +27,9 @@ CAPTION = (
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Those of runs that measured virtual time."""
-    timed = [group for group in grouped(runs) if all(run.has(TIME) for run in group.runs)]
+    """Those of runs of clouds, which all measure virtual time."""
+    clouds_only = [run for run in runs if run.algorithm in METHODS]
+    timed = [group for group in grouped(clouds_only) if all(run.has(TIME) for run in group.runs)]
     for name, clouds in gathered(timed, lambda group: group.condition).items():
         metric = usual_metric(clouds)
         sending = [g for g in clouds if all(run.series(BYTES).sum() > 0 for run in g.runs)]

@@ -84,6 +84,7 @@ model.pack_memory               result  pack_memory                 MiB
 model.max_failed_clients        result  max_failed_clients          sessions
 model.devices                   result  devices
 model.policy                    result  policy
+model.assign                    result  assign
 model.export                    how
 model.seed                      seed
 data.dataset                    result  dataset

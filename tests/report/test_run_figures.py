@@ -54,6 +54,16 @@ def test_the_cost_panel_is_against_all_bytes_so_far(run: Run) -> None:
     assert chart.columns["x"].heading.endswith("(kB)")
 
 
+def test_a_run_with_devices_has_a_panel_against_virtual_time(run: Run, tmp_path: Path) -> None:
+    timed = write_run(tmp_path / "timed", metrics=METRICS | {"virtual_time": (60.0, 120.0, 150.0)})
+    chart = _chart(course(read(timed)), "Accuracy for virtual time")
+    assert _lines(chart)["global"] == [[1, 0.5], [2.5, 0.75]]
+    assert chart.columns["x"].heading.endswith("(min)")
+    figure = course(run)
+    assert figure is not None
+    assert not any("virtual" in chart.title for chart in figure.charts)
+
+
 def test_a_metric_with_a_slash_and_one_of_a_users_own_have_panels(tmp_path: Path) -> None:
     metrics = {name.replace("accuracy", "val/acc"): values for name, values in METRICS.items()}
     metrics |= {"global/f1": (0.1, "", 0.2), "extra": (1, 2, 3)}

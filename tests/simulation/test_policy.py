@@ -30,7 +30,7 @@ mlp = partial(MLP, hidden=(6,))
 
 
 def line(policy: Policy | None, *seconds: float, **more: Any) -> Fleet:
-    """Client k has y = 2^(k + 1) x, sends in `seconds`, and goes half of the way to it in a round."""
+    """Client k has y = 2^(k + 1) x, goes half of the way to it, and sends in `seconds`."""
     n = len(seconds)
     x, y = torch.tensor([[1.0, 0.0]]).repeat(n, 1), 2 ** torch.arange(1, n + 1)
     groups = [
@@ -72,8 +72,8 @@ def test_the_server_asks_more_clients_than_it_waits_for() -> None:
 def test_a_quorum_with_a_grace_window() -> None:
     assert rounds(line(Policy(quorum=1), 1.0, 2.0, 4.0), 1) == [(1.0, 1.0, 2.0)]
     assert rounds(line(Policy(quorum=1, grace=1.5), 1.0, 2.0, 4.0), 1) == [(1.5, 2.5, 1.0)]
-    all_of_them = (1 + 2 + 4) / 3
-    assert rounds(line(Policy(quorum=2, grace=9.0), 1.0, 2.0, 4.0), 1) == [(all_of_them, 4.0, 0.0)]
+    found = rounds(line(Policy(quorum=2, grace=9.0), 1.0, 2.0, 4.0), 1)
+    assert found == [(pytest.approx((1 + 2 + 4) / 3), 4.0, 0.0)]
 
 
 def test_an_update_that_is_kept_is_one_of_the_model_where_it_arrives() -> None:
@@ -112,7 +112,6 @@ def uneven(algorithm: Algorithm, **settings: Any) -> Fleet:
 def test_a_quorum_of_k_with_kept_updates_is_fedbuff() -> None:
     """With weights that do not depend on the age: w <- w - 1 / K sum_k (w_{s_k} - w_k)."""
     policy = Policy(quorum=2, late="keep", exponent=0.0)
-    # the groups have initial values of their own, and FedBuff takes the first one's too
     ours, theirs = FedAvg("uniform"), FedBuff(2, exponent=0.0)
     fed, other = uneven(ours, policy=policy), uneven(theirs)
     for t in range(12):
@@ -156,10 +155,8 @@ def test_partial_work_is_a_share_of_the_steps() -> None:
 def test_a_deadline_that_nobody_meets() -> None:
     with pytest.raises(UserError) as stated:
         run_round(line(Policy(deadline=0.5), 1.0, 2.0, 4.0), 0)
-    line_of = (
-        "model.policy.deadline: 0.5 virtual seconds, and the fastest client needs 1; give more"
-    )
-    assert str(stated.value) == line_of
+    line_of = "model.policy.deadline: 0.5 virtual seconds, and the fastest client needs 1;"
+    assert str(stated.value).startswith(line_of)
 
 
 def test_a_round_that_chance_leaves_empty_lasts_until_the_deadline() -> None:
@@ -197,14 +194,9 @@ def test_clients_that_are_not_there_are_not_asked() -> None:
     ],
 )
 def test_policies_that_are_refused(algorithm: Any, policy: Policy, line_of: str) -> None:
+    group, data = ClientGroup(3, mlp), random_data([3] * 3)
     with pytest.raises(UserError) as stated:
-        fleet_of(
-            [ClientGroup(3, mlp)],
-            algorithm(),
-            random_data([3] * 3),
-            devices=Devices(),
-            policy=policy,
-        )
+        fleet_of([group], algorithm(), data, devices=Devices(), policy=policy)
     assert str(stated.value).startswith(line_of)
 
 

@@ -1,5 +1,6 @@
 """The federations of the conformance kit. A new algorithm enters by one line in `CASES`."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,6 +70,9 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
 from lightfed.models.ordered_dropout import OrderedDropout
+from lightfed.simulation.delays import Exponential, LogNormal
+from lightfed.simulation.devices import Bernoulli, Devices, OnOff
+from lightfed.simulation.policy import Policy
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
 from tests.algorithms.low_rank import NAMES, Adapted
@@ -189,12 +193,41 @@ _sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
 # Servers have as many devices; K is short, and the seconds of a phase are drawn.
 _clouds: dict[str, Any] = {"fraction": 1.0, "optimizer": partial(ASPG, lr=0.05)}
 
+# Bytes and FLOPs take seconds, of which some are drawn.
+_slow = Devices(flops=LogNormal(14.0, 1.0), up=9000.0, latency=0.1, delay=Exponential(0.5))
+_gone = replace(_slow, availability=Bernoulli(0.8), server_down=20000.0)
+_timed: dict[str, Any] = {"devices": _slow, "fraction": 1.0}
+
 CASES = {
     "apfl": Case(APFL, _mlp),
     "apfl_adaptive": Case(partial(APFL, adaptive=True)),
     "cloud_fedprox": Case(
         partial(CloudFedAvg, 4, 1, mu=0.5, unit="epoch", steps=(1, 2)), clients=8,
         federation=_clouds,
+    ),
+    "devices_deadline": Case(
+        HeteroFL, _conv, "abc", federation={
+            "devices": _gone, "policy": Policy(deadline=3.0, over_select=0.5), "fraction": 0.5,
+        },
+    ),
+    "devices_dropout": Case(FedNova, federation=_timed | {"policy": Policy(dropout=0.4)}),
+    "devices_dropout_partial": Case(
+        partial(FedAvg, "uniform"), federation=_timed | {
+            "policy": Policy(dropout=0.4, partial="keep", deadline=4.0),
+            "devices": replace(_slow, availability=OnOff(0.3, 0.6)),
+        },
+    ),
+    "devices_late": Case(
+        HeteroFL, _conv, "abc", federation=_timed | {"policy": Policy(quorum=3, late="keep")}
+    ),
+    "devices_late_host": Case(
+        FedAvg, federation=_timed | {
+            "policy": Policy(quorum=2, grace=0.5, late="keep"), "store": "host",
+        },
+    ),
+    "devices_peers": Case(partial(DPSGD, Ring()), federation=_timed),
+    "devices_quorum": Case(
+        MaxCommon, DeepNet, "ab", federation=_timed | {"policy": Policy(quorum=4, grace=0.2)}
     ),
     "depthfl": Case(DepthFL, _depths, "abc"),
     "depthfl_stateless": Case(partial(DepthFL, 0.0), _depths, "ab"),

@@ -1,0 +1,95 @@
+"""Models fitted to devices: who gets which, by time or memory, and what is refused."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.engine.fitting import fitted
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import LocalWork
+from lightfed.models.networks.mlp import MLP
+from lightfed.simulation.delays import Uniform
+from lightfed.simulation.devices import Device, Devices
+from lightfed.simulation.fastest_fit import FastestFit
+from lightfed.utils.errors import UserError
+from tests.small import CPU, fleet_of, random_data, run_round
+
+mlp = partial(MLP, hidden=(8,))
+SIZES = [4, 8, 6, 6, 10, 2]
+FLOPS = {"a": 3 * 2 * (4 * 8 + 8 * 3), "b": 3 * 2 * (4 * 4 + 4 * 3), "c": 3 * 2 * (4 * 2 + 2 * 3)}
+
+
+def levels(*names: str) -> list[ClientGroup]:
+    return [ClientGroup(6 // len(names), mlp, level=name) for name in names]  # type: ignore[arg-type]
+
+
+def fit(rule: FastestFit, groups: list[ClientGroup], devices: Devices, method: Any = None) -> Any:
+    data = random_data(SIZES)
+    data.prepare(clients=6, seed=0, device=CPU, folder=None)
+    return fitted(rule, groups, method or HeteroFL(), devices, data, LocalWork(), seed=0)
+
+
+def test_each_client_gets_the_largest_level_in_time(tmp_path: Any) -> None:
+    """A session has 6 samples; devices 0 to 5 take the time of so many of level a."""
+    speeds = [6 * FLOPS["a"] * share for share in (1.0, 0.5, 0.25, 1.5, 0.3, 0.6)]
+    table = tmp_path / "devices.csv"
+    table.write_text("client,flops\n" + "\n".join(f"{k},{v}" for k, v in enumerate(speeds)))
+    groups, devices = fit(FastestFit(deadline=1.0), levels("a", "b", "c"), Devices(table=table))
+    assert [(group.level, group.count) for group in groups] == [("a", 2), ("b", 2), ("c", 2)]
+    ordered = devices.of([(6, None)], seed=0)["flops"].tolist()
+    assert ordered == [speeds[k] for k in (0, 3, 1, 5, 2, 4)]
+    fed = fleet_of(groups, HeteroFL(), random_data([6] * 6), devices=devices)
+    assert run_round(fed, 0)["virtual_time"] == pytest.approx(1.0)  # of devices 0 and 3
+
+
+def test_groups_that_nobody_fits_are_left_out() -> None:
+    slow = Devices(flops=6 * FLOPS["b"] * 1.01)
+    groups, _ = fit(FastestFit(deadline=1.0), levels("a", "b"), slow)
+    assert [(group.level, group.count) for group in groups] == [("b", 6)]
+
+
+def test_a_budget_of_memory() -> None:
+    roomy = Devices(memory=Uniform(5e4, 2e5))
+    groups, devices = fit(FastestFit(memory=True), levels("a", "c"), roomy)
+    assert [group.level for group in groups] == ["a", "c"]
+    memory = devices.of([(6, None)], seed=0)["memory"]
+    assert memory[: groups[0].count].min() > memory[groups[0].count :].max()
+
+
+def test_each_client_gets_the_largest_density_in_time() -> None:
+    method = DisPFL(density=[0.2, 0.8, 0.4], rounds=2)
+    devices = Devices(flops=6 * FLOPS["a"] * 0.5)
+    groups, same = fit(FastestFit(deadline=1.0), [ClientGroup(6, mlp)], devices, method)
+    assert same is devices
+    assert [group.count for group in groups] == [6]
+    assert method.parts == [0.4] * 6
+
+
+@pytest.mark.parametrize(
+    ("rule", "devices", "key"),
+    [
+        (FastestFit(deadline=1e-9), Devices(flops=1.0), "model.assign.deadline"),
+        (FastestFit(memory=True), Devices(memory=1.0), "model.assign.memory"),
+    ],
+)
+def test_a_device_that_fits_nothing(rule: FastestFit, devices: Devices, key: str) -> None:
+    with pytest.raises(UserError, match=r"6 clients can train none; c needs") as stated:
+        fit(rule, levels("a", "c"), devices)
+    assert stated.value.key == key
+
+
+def test_rules_without_effect() -> None:
+    for rule, given, key in (
+        (FastestFit(), Devices(), "model.assign"),
+        (FastestFit(deadline=0.0), Devices(), "model.assign.deadline"),
+        (FastestFit(deadline=1.0), None, "model.assign"),
+    ):
+        with pytest.raises(UserError) as stated:
+            rule.check(given)
+        assert stated.value.key == key
+    own = [ClientGroup(6, mlp, level="a", device=Device(flops=1.0))]
+    with pytest.raises(UserError, match=r"model\.assign: given, and group \['a'\] has a device"):
+        fit(FastestFit(deadline=1.0), own, Devices())
