@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from typing_extensions import override
 
@@ -74,14 +74,19 @@ def main(argv: Sequence[str]) -> int:
     return run(runs, jobs=asked.jobs or 1)
 
 
-def checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wanted]:
-    """What all commands ask for; ends the process if one cannot run, with a line for each fault."""
+def checked(
+    commands: Sequence[Sequence[str]], names: Sequence[str], *, twins: bool = False
+) -> list[Wanted]:
+    """What all commands ask for; ends the process if one cannot run, with a line for each fault.
+
+    Two commands of one run are a fault, unless `twins` may share it.
+    """
     found, faults, first = [], 0, dict[tuple[str, ...], str]()
     for name, wanted in zip(names, check(commands), strict=True):
         fault = wanted if isinstance(wanted, UserError) else None
         if isinstance(wanted, Wanted):
             twin = first.setdefault(wanted.identity, name)
-            if twin is not name:
+            if twin is not name and not twins:
                 fault = UserError("trainer.name", f"the run of {twin}", "give it another name")
             found.append(wanted)
         if fault is not None:
@@ -92,15 +97,19 @@ def checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wan
     return found
 
 
-def run(runs: Sequence[Wanted], *, jobs: int) -> int:
-    """Run what is missing, and print a line for each; the worst status."""
+def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+    """Run what is missing, and print a line for each, to standard output by default.
+
+    Returns the worst status.
+    """
     worst, ended = 0, 0
     for outcome in run_all(runs, jobs):
         ended += 1
         worst = max(worst, outcome.status)
-        print(f"{ended}/{len(runs)} {_told(outcome)}", flush=True)
+        print(f"{ended}/{len(runs)} {_told(outcome)}", file=to, flush=True)
     if ended < len(runs):
-        print(f"stopped: {len(runs) - ended} of {len(runs)} not begun; the same command goes on")
+        left = f"{len(runs) - ended} of {len(runs)} not begun"
+        print(f"stopped: {left}; the same command goes on", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
 

@@ -44,8 +44,18 @@ def main(argv: Sequence[str]) -> int:
     require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
-    options = {"output": asked.output, "group": asked.group, "target": asked.target}
-    compare(runs, formats=asked.format, tables=asked.table, notes=skipped, **options)
+    compare(
+        runs,
+        output=asked.output,
+        group=asked.group,
+        target=asked.target,
+        formats=asked.format,
+        tables=asked.table,
+        notes=skipped,
+        pivot=asked.pivot,
+        columns=asked.columns,
+        std=asked.std,
+    )
     return 0
 
 
@@ -67,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         "and pFedMoE, and clouds, have one by default: what Clustered-FL reached, or all"
     )
     add("--target", type=float, metavar="ACCURACY", help=goal)
+    wide = "a row for each method, a column for each value of a setting, such as partition"
+    add("--pivot", metavar="SETTING", help=wide)
+    chosen = "of metrics.csv, for the table instead of the usual ones: personal/accuracy,train_loss"
+    add("--columns", type=lambda text: text.split(","), default=(), metavar="A,B", help=chosen)
+    add("--std", action="store_true", help="sample deviations over seeds instead of intervals")
     for flag, kinds, what in (
         ("--format", FORMATS, "also write each figure as a file"),
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),

@@ -5,6 +5,7 @@ Personalized Federated Learning", 2024, arXiv:2402.01350. Methods are compared i
 same data, partition, models and work, with a learning rate for each method.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,21 +15,23 @@ from lightfed.drawing import marks
 from lightfed.drawing.marks import Axis, Figure
 from lightfed.results import text
 from lightfed.results.groups import (
-    CHOSEN,
-    INTERVAL,
     Group,
-    paired,
     reached_by_all,
     runs_of,
     usual_metric,
 )
+from lightfed.results.paired import Difference
 from lightfed.results.run import Run, finite
 from lightfed.results.text import readable
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
 METHODS = (OURS, "FML", "FedKD", "FedAPEN", "FD", "FedProto", "LGFedAvg", "Standalone")
-GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
+INTERVAL = "95 % paired t interval"
+GAINS = (
+    f"Gains are taken seed by seed; in brackets their {INTERVAL}. The best rival is chosen on the "
+    "same runs, and each interval holds for its own pair only."
+)
 MEAN = "mean"
 DIFFERENCES = (
     "Each client's model on its own test samples at the last evaluation, in runs with the same "
@@ -86,10 +89,14 @@ def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
 def _gain(own: Group, groups: Sequence[Group], column: str) -> str:
     """Over the best of other methods: `+2.00 (-0.48 to 4.48)`."""
     rival = shared.best([g for g in groups if g.algorithm != own.algorithm], column)
-    found = paired(own, rival, column, (column, column)) if rival else None
-    if found is None or not found.seeds:
+    if rival is None:
         return text.NOTHING
-    return f"{found.gain} ({found.interval})" if found.interval else found.gain
+    found, sign = Difference.of(own.finals(column), rival.finals(column)), text.direction(column)
+    if not found.seeds:
+        return text.NOTHING
+    low, high = sorted((sign * found.low, sign * found.high))
+    interval = f" ({text.signed(column, low)} to {text.signed(column, high)})".replace("+", "")
+    return text.signed(column, sign * found.mean) + interval * math.isfinite(found.std)
 
 
 def _by_client(group: Group, metric: str) -> pd.DataFrame:
