@@ -16,15 +16,16 @@ from pandas import DataFrame
 
 from lightfed.cli.contest import EDGE, Grid, Held, Method, Way, hold
 from lightfed.cli.shipped import with_paths
-from lightfed.cli.sweep import OneLineParser, add_execution
+from lightfed.cli.sweep import add_execution
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.comparison import write_page
 from lightfed.report.figures import comparison_figures
 from lightfed.results import text
 from lightfed.results.groups import Group, common_parent, cost_to
-from lightfed.results.paired import Difference, mean_and_std
+from lightfed.results.paired import Difference, Verdict, mean_and_std
 from lightfed.results.run import TIME, Run, totals
-from lightfed.utils.errors import UserError, require
+from lightfed.studies.shared import StudyTable
+from lightfed.utils.errors import OneLineParser, require
 
 _COSTS: dict[str, Callable[[float], str]] = {
     "rounds": text.count_text,
@@ -112,7 +113,9 @@ def show(
     runs = [run for group in held.groups for run in group.runs]
     place = common_parent(runs) / folder
     figures = comparison_figures(held.groups, held.metric)
-    page = write_page(place, f"{folder}: {held.metric}", table, [*answers, *said], figures)
+    search = [StudyTable("search", "Search", held.search, ())] if len(held.search) else []
+    said = [*answers, *said]
+    page = write_page(place, f"{folder}: {held.metric}", table, said, figures, search)
     print_line(console, f"page: {page}")
 
 
@@ -140,10 +143,16 @@ def costs_of(run: Run) -> dict[str, float]:
     return found | {TIME: run.final(TIME)}
 
 
+def answer_of(a: Group, b: Group, metric: str) -> tuple[Difference, Verdict]:
+    """The difference of B and A, and the answer: none where a seed has no finite value."""
+    found = Difference.of(b.finals(metric), a.finals(metric))
+    complete = len(found.seeds) == len(a.runs)
+    return found, found.verdict(text.direction(metric)) if complete else "not shown"
+
+
 def verdict(a: Group, b: Group, metric: str) -> str:
     """The answer in one line."""
-    found = Difference.of(b.finals(metric), a.finals(metric))
-    answer = found.verdict(text.direction(metric))
+    found, answer = answer_of(a, b, metric)
     said = "no difference is shown" if answer == "not shown" else f"B is {answer} than A"
     unit = " points" if text.is_share(metric) else ""
     ends = f"{text.signed(metric, found.low)} to {text.signed(metric, found.high)}"
@@ -179,13 +188,13 @@ def _row(name: str, a: Group, b: Group, values: Mapping[Run, float]) -> Row:
 def _numbers(held: Held, rows: Sequence[Row], methods: Sequence[Method]) -> dict[str, Any]:
     """The comparison for a program."""
     a, b = held.groups
-    found = Difference.of(b.finals(held.metric), a.finals(held.metric))
+    found, answer = answer_of(a, b, held.metric)
     return {
         "a": shlex.join(methods[0].words),
         "b": shlex.join(methods[1].words),
         "seeds": [run.seed for run in a.runs],
         "metric": held.metric,
-        "verdict": found.verdict(text.direction(held.metric)),
+        "verdict": answer,
         "seeds_needed": found.seeds_needed(),
         "rows": {row.name: row.values for row in rows},
         "differ": held.differ,
@@ -204,21 +213,12 @@ def _sets(given: Sequence[str]) -> list[str]:
     return [f"--{word}" for word in given]
 
 
-def _target(text_: str | None) -> tuple[str, float] | None:
+def _target(given: str | None) -> tuple[str, float] | None:
     """The column and the value of `metric>=x` or `metric<=x`."""
-    if text_ is None:
-        return None
-    found = re.fullmatch(r"([^<>=]+)([<>])=(\S+)", text_)
+    found = re.fullmatch(r"([^<>=]+)[<>]=([-+.e\d]*\d)", given or "")
     fix = "give metric>=x, such as personal/accuracy>=0.9"
-    require(found is not None, "--target", text_, fix)
-    assert found is not None
-    try:
-        column, value = found[1].strip(), float(found[3])
-    except ValueError:
-        raise UserError("--target", text_, fix) from None
-    sign = 1 if found[2] == ">" else -1
-    require(sign == text.direction(column), "--target", f"{text_}: the wrong side", fix)
-    return column, value
+    require(given is None or found is not None, "--target", given, fix)
+    return None if found is None else (found[1], float(found[2]))
 
 
 def grid_of(given: Sequence[str], seed: int) -> Grid | None:

@@ -5,11 +5,12 @@
 
 import hashlib
 import itertools
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pandas import DataFrame
 
@@ -17,13 +18,12 @@ from lightfed.cli import sweep
 from lightfed.cli.wanted import Wanted
 from lightfed.report.comparison import common_metric
 from lightfed.results import text
-from lightfed.results.groups import Group
+from lightfed.results.groups import Group, best_of
 from lightfed.results.run import Run, read
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
-OF_RUNS = ("dataset", "evaluated clients", "evaluate_at")  # terms that only a run knows
 
 
 class Method(NamedTuple):
@@ -111,10 +111,9 @@ def hold(
     Raises:
         UserError: a command cannot run, or the terms are not equal.
     """
-    names = [method.name for method in methods]
-    if grid is not None:
-        require(grid.seed not in seeds, "--tune-seed", grid.seed, "give one that is not compared")
-    points = grid.points if grid is not None else [{}]
+    names, points = [method.name for method in methods], [{}] if grid is None else grid.points
+    outside = grid is None or grid.seed not in seeds
+    require(outside, "--tune-seed", "a compared seed", "give another")
     tried = [m.set(point) for m in methods for point in points]
     first = _checked(
         [m.at(grid.seed if grid else seeds[0]) for m in tried], [m.name for m in tried]
@@ -133,7 +132,6 @@ def hold(
         Group(name, tuple(members), name, members[0].data, place)
         for place, (name, members) in enumerate(zip(names, own, strict=True))
     ]
-    _check_runs(groups, differ)
     metric = metric or common_metric(runs)
     known = all(run.has(metric) for run in runs)
     require(known, "--metric", f"{metric}, which some runs do not have", "see metrics.csv")
@@ -158,21 +156,6 @@ def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[st
     return permitted
 
 
-def _check_runs(groups: Sequence[Group], differ: Sequence[str]) -> None:
-    """Reject runs whose data or tests turn out to differ."""
-    for position, run in enumerate(groups[0].runs):
-        for group in groups[1:]:
-            pairs = zip(OF_RUNS, _facts(run), _facts(group.runs[position]), strict=True)
-            for name, mine, other in pairs:
-                found = f"{mine} for {groups[0].name}, {other} for {group.name}, seed {run.seed}"
-                require(bool(differ) or mine == other, name, found, "compare on the same data")
-
-
-def _facts(run: Run) -> list[Any]:
-    stated = run.environment
-    return [stated.get("digests"), stated.get("evaluated_clients"), stated.get("evaluate_at")]
-
-
 def _best(
     names: Sequence[str], points: Sequence[Mapping[str, str]], runs: Sequence[Run], metric: str
 ) -> tuple[DataFrame, list[int]]:
@@ -180,10 +163,9 @@ def _best(
     rows, best = [], []
     for i, name in enumerate(names):
         own = [run.final(metric) for run in runs[i * len(points) : (i + 1) * len(points)]]
-        signed = [text.direction(metric) * value for value in own]
-        known = [value for value in signed if value == value]
+        known = {at: value for at, value in enumerate(own) if math.isfinite(value)}
         require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
-        at = signed.index(max(known))
+        at = best_of(known, metric)
         heads = [", ".join(point.values()) for point in points]
         cells = dict(zip(heads, (text.metric_text(metric, value) for value in own), strict=True))
         edge = EDGE * (at in (0, len(points) - 1))
@@ -210,10 +192,10 @@ def _run(runs: Sequence[Wanted], way: Way) -> list[Run]:
         print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
     if missing and (status := sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr)):
         raise SystemExit(status)
-    folders = [wanted.finished() for wanted in runs]
-    if None in folders:
-        raise UserError("runs", "one ended before its limits", "leave out callbacks that stop runs")
-    return [read(folder) for folder in folders if folder is not None]
+    folders = [folder for wanted in runs if (folder := wanted.finished()) is not None]
+    fix = "leave out callbacks that stop runs"
+    require(len(folders) == len(runs), "trainer.callbacks", "a run ended early", fix)
+    return [read(folder) for folder in folders]
 
 
 def _submit(missing: Sequence[Wanted], way: Way) -> int:

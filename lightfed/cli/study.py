@@ -22,14 +22,13 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
-from lightfed.cli.compare import costs_of, grid_of, searched, seeds, show
+from lightfed.cli.compare import answer_of, costs_of, grid_of, searched, seeds, show
 from lightfed.cli.contest import Held, Method, Way, hold
 from lightfed.cli.shipped import ROOT
-from lightfed.cli.sweep import OneLineParser, add_execution
+from lightfed.cli.sweep import add_execution
 from lightfed.results import text
 from lightfed.results.groups import Group, final_text
-from lightfed.results.paired import Difference
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import OneLineParser, UserError, require
 
 STUDIES = ROOT / "studies"
 _KEYS = "title common methods tune tune_seed seeds metric columns claims theirs seconds differ"
@@ -121,11 +120,10 @@ def claim_text(groups: Sequence[Group], claim: Mapping[str, str]) -> str:
     """A claim, whether it holds, and the difference with its interval."""
     by_name = {group.name: group for group in groups}
     own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
-    found = Difference.of(own.finals(metric), rival.finals(metric))
+    found, answer = answer_of(rival, own, metric)
     ends = [text.signed(metric, value) for value in (found.mean, found.low, found.high)]
     said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
-    held = _HOLDS[found.verdict(text.direction(metric))]
-    return f"{said}: {held}, {ends[0]} ({ends[1]} to {ends[2]}), {len(found.seeds)} seeds"
+    return f"{said}: {_HOLDS[answer]}, {ends[0]} ({ends[1]} to {ends[2]}), {len(found.seeds)} seeds"
 
 
 def markdown(table: DataFrame) -> str:

@@ -8,27 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT
-from typing import NoReturn, TextIO
-
-from typing_extensions import override
+from typing import TextIO
 
 from lightfed.cli.runner import Outcome, check, run_all
 from lightfed.cli.wanted import Wanted
 from lightfed.results.run import primary_metric, read
 from lightfed.results.text import goal_text, seconds_text
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import OneLineParser, UserError, require
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports errors in one line, as every command does."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        command = self.prog.rpartition(" ")[2]
-        raise UserError(command, message, f"see lightfed {command} --help")
 
 
 def positive(text: str) -> int:

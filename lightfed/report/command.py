@@ -4,14 +4,11 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
-
-from typing_extensions import override
 
 from lightfed.drawing.files import FORMATS, TABLES
 from lightfed.report.page import build, print_summary
 from lightfed.results.run import read
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import OneLineParser, UserError, require
 
 METRICS = "metrics.csv"
 
@@ -60,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="lightfed report",
         description="Make the page of a run folder, or compare several of them.",
     )
@@ -96,11 +93,3 @@ def _listed(kinds: Sequence[str], text: str) -> list[str]:
         if word not in kinds:
             raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(kinds)}")
     return words
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line, as every command does."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        raise UserError("report", message, "see lightfed report --help")

@@ -136,15 +136,8 @@ def write_page(
     places: Sequence[int] = (),
 ) -> Path:
     """Write comparison.html; `places` are those of the colours of the table's rows."""
-    page = document(
-        name,
-        template="comparison.html",
-        places=places,
-        finals=table,
-        notes=notes,
-        figures=figures,
-        studies=studies,
-    )
+    parts = {"places": places, "finals": table, "notes": notes, "studies": studies}
+    page = document(name, template="comparison.html", figures=figures, **parts)
     write_file(folder / "comparison.html", page.encode())
     return folder / "comparison.html"
 

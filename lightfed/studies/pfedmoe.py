@@ -1,11 +1,10 @@
-"""pFedMoE and its rivals: gains, costs to a target, differences by client, and a run's gates.
+"""pFedMoE and its rivals: costs to a target, differences by client, and a run's gates.
 
 Yi et al., "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous
 Personalized Federated Learning", 2024, arXiv:2402.01350. Methods are compared in one protocol: the
 same data, partition, models and work, with a learning rate for each method.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,18 +19,12 @@ from lightfed.results.groups import (
     runs_of,
     usual_metric,
 )
-from lightfed.results.paired import Difference
 from lightfed.results.run import Run, finite
 from lightfed.results.text import readable
 from lightfed.studies import shared
 
 OURS = "PFedMoE"
 METHODS = (OURS, "FML", "FedKD", "FedAPEN", "FD", "FedProto", "LGFedAvg", "Standalone")
-INTERVAL = "95 % paired t interval"
-GAINS = (
-    f"Gains are taken seed by seed; in brackets their {INTERVAL}. The best rival is chosen on the "
-    "same runs, and each interval holds for its own pair only."
-)
 MEAN = "mean"
 DIFFERENCES = (
     "Each client's model on its own test samples at the last evaluation, in runs with the same "
@@ -49,10 +42,7 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
     for name, groups in _protocols(runs):
         column = f"personal/{usual_metric(groups)}"
         goal = reached_by_all(runs_of(groups), column) if target is None else target
-        over = "over the best other" + f" ({INTERVAL})" * any(len(g.runs) > 1 for g in groups)
-        further = {over: [_gain(group, groups, column) for group in groups]}
-        columns = {readable(column): column}
-        yield shared.table_of("methods", name, groups, columns, goal, further, GAINS)
+        yield shared.table_of("methods", name, groups, {readable(column): column}, goal)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -84,19 +74,6 @@ def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
     for name, groups in shared.protocols(runs, METHODS).items():
         if {OURS} < {group.algorithm for group in groups}:
             yield name, groups
-
-
-def _gain(own: Group, groups: Sequence[Group], column: str) -> str:
-    """Over the best of other methods: `+2.00 (-0.48 to 4.48)`."""
-    rival = shared.best([g for g in groups if g.algorithm != own.algorithm], column)
-    if rival is None:
-        return text.NOTHING
-    found, sign = Difference.of(own.finals(column), rival.finals(column)), text.direction(column)
-    if not found.seeds:
-        return text.NOTHING
-    low, high = sorted((sign * found.low, sign * found.high))
-    interval = f" ({text.signed(column, low)} to {text.signed(column, high)})".replace("+", "")
-    return text.signed(column, sign * found.mean) + interval * math.isfinite(found.std)
 
 
 def _by_client(group: Group, metric: str) -> pd.DataFrame:

@@ -13,9 +13,12 @@ from lightfed.cli.command_line import main
 from lightfed.cli.contest import Method, check_terms
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
+from lightfed.results.groups import Group
+from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.cli.test_sweep import check_here
 from tests.promises.refusals.mistakes import edited
+from tests.report.make_run import ENVIRONMENT, write_run
 
 SMALL = {"model.algorithm": "FedAvg", "model.optimizer.init_args.lr": 0.1}
 GROUPS = [{"count": 3, "model": {"class_path": "Conv", "init_args": {"hidden": [4]}}}]
@@ -158,6 +161,27 @@ def test_what_is_missing_is_submitted(
     assert list(lines) == list(range(1, 11))
     assert len(file.read_text().splitlines()) == 10
     assert "lightfed " in capsys.readouterr().out
+
+
+def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:
+    def group(name: str, finals: Sequence[Any]) -> Group:
+        folders = [
+            write_run(
+                tmp_path / f"{name}{seed}",
+                metrics={"global/accuracy": (0.1, final)},
+                environment={**ENVIRONMENT, "seed": seed, "rounds": 2},
+                evaluations=None,
+                counts=None,
+            )
+            for seed, final in enumerate(finals)
+        ]
+        return Group(name, tuple(read(folder) for folder in folders))
+
+    a, b = group("a", (0.5, 0.51, 0.5)), group("b", (0.8, 0.8, "nan"))
+    assert "no difference is shown" in (said := compare.verdict(a, b, "global/accuracy"))
+    assert "1 seed without a finite value" in said
+    better = compare.verdict(a, group("c", (0.8, 0.8, 0.8)), "global/accuracy")
+    assert better.startswith("B is better than A: global accuracy +29.67 points")
 
 
 STUDY: dict[str, Any] = {
