@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lightfed
-from lightfed.algorithms.shared.low_rank import LowRank
+from lightfed.algorithms.shared.adapter_rule import AdapterRule
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
@@ -200,7 +200,7 @@ def trial(kind: type[Algorithm], pairs: Sequence[Groups], data: Any) -> Fleet | 
 def method(kind: type[Algorithm]) -> Algorithm:
     """An algorithm with its defaults, and what it cannot do without."""
     names = [name for name, p in _arguments(kind).items() if p.default is p.empty]
-    names += ["adapters"] * issubclass(kind, LowRank)
+    names += ["adapters"] * issubclass(kind, AdapterRule)
     return kind(**{name: NEEDED[name] for name in names if name in NEEDED})
 
 

@@ -31,6 +31,8 @@ _WITHOUT_A_TRAINER = {
     "control": "lightfed.studies.control",
     "latency": "lightfed.studies.latency",
     "sweep": "lightfed.cli.sweep",
+    "compare": "lightfed.cli.compare",
+    "study": "lightfed.cli.study",
 }
 
 
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is not None:
         _main(argv, from_python=True)
         return
-    if sys.argv[1:2] in (["fit"], ["sweep"]):
+    if sys.argv[1:2] in (["fit"], ["sweep"], ["compare"], ["study"]):
         listen()  # the import of torch alone takes seconds
     sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
     imports_begin()

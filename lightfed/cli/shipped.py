@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
 
 def names() -> list[str]:
     """All of them, without the ending."""
-    found = (path.relative_to(ROOT).with_suffix("") for path in ROOT.rglob("*.yaml"))
+    files = (path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies")
+    found = (path.relative_to(ROOT).with_suffix("") for path in files)
     return sorted(map(str, found), key=lambda name: (name.count("/"), name))
 
 

@@ -8,27 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT
-from typing import NoReturn
-
-from typing_extensions import override
+from typing import TextIO
 
 from lightfed.cli.runner import Outcome, check, run_all
 from lightfed.cli.wanted import Wanted
 from lightfed.results.run import primary_metric, read
 from lightfed.results.text import goal_text, seconds_text
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import OneLineParser, UserError, require
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports errors in one line, as every command does."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        command = self.prog.rpartition(" ")[2]
-        raise UserError(command, message, f"see lightfed {command} --help")
 
 
 def positive(text: str) -> int:
@@ -74,14 +63,19 @@ def main(argv: Sequence[str]) -> int:
     return run(runs, jobs=asked.jobs or 1)
 
 
-def checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wanted]:
-    """What all commands ask for; ends the process if one cannot run, with a line for each fault."""
+def checked(
+    commands: Sequence[Sequence[str]], names: Sequence[str], *, twins: bool = False
+) -> list[Wanted]:
+    """What all commands ask for; ends the process if one cannot run, with a line for each fault.
+
+    Two commands of one run are a fault, unless `twins` may share it.
+    """
     found, faults, first = [], 0, dict[tuple[str, ...], str]()
     for name, wanted in zip(names, check(commands), strict=True):
         fault = wanted if isinstance(wanted, UserError) else None
         if isinstance(wanted, Wanted):
             twin = first.setdefault(wanted.identity, name)
-            if twin is not name:
+            if twin is not name and not twins:
                 fault = UserError("trainer.name", f"the run of {twin}", "give it another name")
             found.append(wanted)
         if fault is not None:
@@ -92,15 +86,19 @@ def checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wan
     return found
 
 
-def run(runs: Sequence[Wanted], *, jobs: int) -> int:
-    """Run what is missing, and print a line for each; the worst status."""
+def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+    """Run what is missing, and print a line for each, to standard output by default.
+
+    Returns the worst status.
+    """
     worst, ended = 0, 0
     for outcome in run_all(runs, jobs):
         ended += 1
         worst = max(worst, outcome.status)
-        print(f"{ended}/{len(runs)} {_told(outcome)}", flush=True)
+        print(f"{ended}/{len(runs)} {_told(outcome)}", file=to, flush=True)
     if ended < len(runs):
-        print(f"stopped: {len(runs) - ended} of {len(runs)} not begun; the same command goes on")
+        left = f"{len(runs) - ended} of {len(runs)} not begun"
+        print(f"stopped: {left}; the same command goes on", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
 

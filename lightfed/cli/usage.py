@@ -9,6 +9,8 @@ COMMANDS = {
     "partition": "print the split of the data over the clients",
     "groups": "print the layers that groups have in common (FlexiFed's trie)",
     "plan": "print balance, bytes and memory of a run on many ranks",
+    "compare": "say which of two methods is better, and at what cost",
+    "study": "run the methods of a study on equal terms, and say whether its claims hold",
     "sweep": "run what is missing of a list of runs",
     "configs": "list the configurations in the installation, or copy them",
     "report": "make the page of a run folder, or compare several",

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from lightfed.utils.errors import require
 from lightfed.utils.keys import flat
 
+_MOMENT = "model.evaluate_at"
+
 
 class Wanted(NamedTuple):
     """A run that is known from its command alone.
@@ -20,7 +22,7 @@ class Wanted(NamedTuple):
         digest: of its configuration, without what changes no result.
         limits: on its rounds and time.
         ranks: processes that it starts.
-        values: its whole configuration by dotted keys.
+        values: its whole configuration by dotted keys, with the moment of its tests.
     """
 
     words: tuple[str, ...]
@@ -38,8 +40,10 @@ class Wanted(NamedTuple):
 
         first = " ".join(words[:1])
         require(first == "fit", first or "the line", "no `fit`", "begin with `fit --config FILE`")
-        trainer: Any = prepared(words).trainer
-        logger = trainer.run_logger
+        made = prepared(words)
+        trainer: Any = made.trainer
+        logger, values = trainer.run_logger, dict(flat(trainer.config))
+        values[_MOMENT] = values[_MOMENT] or made.model.algorithm.moments[0]
         found, fix = "no run folder", "leave out fast_dev_run and logger: false"
         require(logger is not None, "trainer.logger", found, fix)
         return cls(
@@ -49,7 +53,7 @@ class Wanted(NamedTuple):
             digest=logger.place.config,
             limits=trainer.limits,
             ranks=trainer.num_nodes * trainer.strategy.num_processes,
-            values=dict(flat(trainer.config)),
+            values=values,
         )
 
     @property
@@ -69,12 +73,11 @@ class Wanted(NamedTuple):
 
     def _checkpoint(self) -> Path | None:
         """The newest one of a run that has not reached these limits; None without one."""
-        from lightfed.runs.checkpoint import newest_file
-
         known = [(f, s.get("rounds")) for f, s in self._folders() if _limits(s) is None]
         stopped = [folder for folder, rounds in known if rounds == self.limits["max_epochs"]]
-        found = filter(None, (newest_file(f / "checkpoints" / "last.ckpt") for f in stopped))
-        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        found = (folder / "checkpoints" / "last.ckpt" for folder in stopped)
+        written = [path for path in found if path.exists()]
+        return max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def _folders(self) -> list[tuple[Path, dict[str, Any]]]:
         """Folders of this name and configuration, with their environment.json."""

@@ -43,12 +43,17 @@ def table_text(table: pd.DataFrame, format: str) -> str:
         return table.to_csv(index=False, lineterminator="\n")
     style = table.style.hide(axis="index").format_index(escape="latex", axis="columns")
     style = style.format(
-        lambda x: f"{x:.5g}" if isinstance(x, float) else str(x), escape="latex", na_rep=""
+        lambda x: f"{x:.5g}" if isinstance(x, float) else _bold(str(x)), escape="latex", na_rep=""
     )
     sides = "l" + "r" * (len(table.columns) - 1)
     text: str = style.to_latex(hrules=True, column_format=sides)
     text = re.sub(r"(?m)^([\[*])", r"{}\1", text)  # else an argument of the end of the line before
     return text.replace(" +- ", r" $\pm$ ")
+
+
+def _bold(cell: str) -> str:
+    """A cell with a star, which marks the best, in bold."""
+    return rf"\textbf{{{cell[1:]}}}" if cell.startswith("*") else cell
 
 
 def write_files(

@@ -4,14 +4,11 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
-
-from typing_extensions import override
 
 from lightfed.drawing.files import FORMATS, TABLES
 from lightfed.report.page import build, print_summary
 from lightfed.results.run import read
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import OneLineParser, UserError, require
 
 METRICS = "metrics.csv"
 
@@ -44,13 +41,23 @@ def main(argv: Sequence[str]) -> int:
     require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
-    options = {"output": asked.output, "group": asked.group, "target": asked.target}
-    compare(runs, formats=asked.format, tables=asked.table, notes=skipped, **options)
+    compare(
+        runs,
+        output=asked.output,
+        group=asked.group,
+        target=asked.target,
+        formats=asked.format,
+        tables=asked.table,
+        notes=skipped,
+        pivot=asked.pivot,
+        columns=asked.columns,
+        std=asked.std,
+    )
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="lightfed report",
         description="Make the page of a run folder, or compare several of them.",
     )
@@ -67,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
         "and pFedMoE, and clouds, have one by default: what Clustered-FL reached, or all"
     )
     add("--target", type=float, metavar="ACCURACY", help=goal)
+    wide = "a row for each method, a column for each value of a setting, such as partition"
+    add("--pivot", metavar="SETTING", help=wide)
+    chosen = "of metrics.csv, for the table instead of the usual ones: personal/accuracy,train_loss"
+    add("--columns", type=lambda text: text.split(","), default=(), metavar="A,B", help=chosen)
+    add("--std", action="store_true", help="sample deviations over seeds instead of intervals")
     for flag, kinds, what in (
         ("--format", FORMATS, "also write each figure as a file"),
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
@@ -81,11 +93,3 @@ def _listed(kinds: Sequence[str], text: str) -> list[str]:
         if word not in kinds:
             raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(kinds)}")
     return words
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line, as every command does."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        raise UserError("report", message, "see lightfed report --help")

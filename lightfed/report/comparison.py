@@ -1,8 +1,8 @@
 """Compares runs: comparison.html, tables, and files of its figures, in a folder of their own.
 
 Runs that differ only in the seed share a row: mean and 95 % t interval. Unfinished runs are named
-and left out. `studies.figures` adds the pictures and tables of single papers. Experiments on the
-same data are compared seed by seed, all pairs in comparison-verdicts.csv.
+and left out. `studies.figures` adds the pictures and tables of single papers. Differences between
+methods, with intervals, are those of `lightfed compare`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from pathlib import Path
 from pandas import DataFrame, concat
 
 from lightfed.drawing.files import write_file, write_files
+from lightfed.drawing.marks import Figure
 from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.figures import comparison_figures, seeds_note
-from lightfed.report.tables import comparison_table, failures_text, rounds_text
-from lightfed.report.verdicts import contests, verdicts_table
-from lightfed.results.groups import CHOSEN, common_parent, grouped, options, runs_of, singles
+from lightfed.report.tables import (
+    comparison_table,
+    failures_text,
+    pivot_table,
+    rounds_text,
+)
+from lightfed.results.groups import common_parent, grouped, runs_of, singles
 from lightfed.results.run import Run, primary_metric, read
 from lightfed.results.text import NOTHING, is_share
 from lightfed.studies.figures import study_figures, study_tables
+from lightfed.studies.shared import StudyTable
 from lightfed.utils.errors import require
 
-FOLDER, VERDICTS = "comparison", "comparison-verdicts"  # beside the runs, and a file in it
+FOLDER = "comparison"  # beside the runs
 SHARED = ("n", "seed", "data", "clients", "rounds")  # said once if all rows share them
 DETAILS = ["between servers", "compute", "stored / client", "time / round"]  # on the page alone
 MOST_NAMED = 12  # runs in a sentence
@@ -40,6 +46,9 @@ def compare(
     formats: Sequence[str] = (),
     tables: Sequence[str] = (),
     notes: Sequence[str] = (),
+    pivot: str | None = None,
+    columns: Sequence[str] = (),
+    std: bool = False,
 ) -> Path:
     """Write the page of a comparison, and print its table.
 
@@ -52,6 +61,9 @@ def compare(
         formats: of files for each figure, such as `svg`.
         tables: formats of files for each table, such as `csv`.
         notes: for the page and the terminal.
+        pivot: a setting, such as partition, of which each value gets a column of the table.
+        columns: of metrics.csv, for the table instead of the usual ones.
+        std: show sample deviations over the seeds instead of intervals.
 
     Returns:
         The page, comparison.html.
@@ -71,40 +83,27 @@ def compare(
         share, fix = is_share(column), "give an accuracy in 0..1, such as 0.8"
         fits = 0 < target <= 1 if share else math.isfinite(target)
         require(fits, "--target", f"{target:g}", fix if share else "give a finite number")
-    finals = comparison_table(rows, column, target=target)
-    labels = [row.label for row in rows]
-    names = [f"{row.condition}: " * (labels.count(row.label) > 1) + row.label for row in rows]
-    stated = DataFrame([options(row.runs[0].settings) for row in rows], names).fillna(NOTHING)
-    differ = stated.loc[:, stated.nunique() > 1].drop(columns="algorithm", errors="ignore")
-    tall = differ.T if differ.shape[1] > differ.shape[0] else differ
-    settings = tall.reset_index(names="settings")
+    for name in columns:
+        known = any(run.has(name) for run in ended)
+        require(known, "--columns", f"no run has {name}", "name columns of metrics.csv")
+    if pivot is not None:
+        finals = pivot_table(rows, columns or [column], pivot, std=std)
+    else:
+        finals = comparison_table(rows, column, target=target, columns=columns, std=std)
     alike = [name for name in SHARED if name in finals and finals[name].nunique() == 1]
     shared = ", ".join(f"{name} {finals[name][0]}" for name in alike)
     finals = finals.drop(columns=alike)
-    said = [seeds_note(rows), f"all runs: {shared}" * bool(shared), *notes]
+    said = [seeds_note(rows, std=std), f"all runs: {shared}" * bool(shared), *notes]
     said = [*filter(None, said), *provisos(files, counted)]
-    met, studies = contests(ended), study_tables(ended, target=target)
-    figures = [*comparison_figures(rows, column), *study_figures(counted)]
+    studies = study_tables(ended, target=target)
     folder = common_parent(files) / FOLDER if output is None else output
-    page = document(
-        f"Comparison of {len(counted)} runs",
-        template="comparison.html",
-        places=[row.place for row in rows],
-        finals=finals,
-        notes=said,
-        contests=met,
-        contests_note=CHOSEN,
-        figures=figures,
-        studies=studies,
-        settings=settings,
+    figures = [*comparison_figures(rows, column), *study_figures(counted)]
+    places = [row.place for row in rows] if pivot is None else []
+    page = write_page(
+        folder, f"Comparison of {len(counted)} runs", finals, said, figures, studies, places
     )
-    write_file(folder / "comparison.html", page.encode())
-    numbers = {"comparison-table": finals, "comparison-settings": settings}
-    numbers |= {study.name: study.cells for study in studies}
+    numbers = {"comparison-table": finals} | {study.name: study.cells for study in studies}
     write_files(figures, numbers, folder, formats, tables)
-    (folder / f"{VERDICTS}.csv").unlink(missing_ok=True)  # one of other runs would now be wrong
-    if met:
-        write_files([], {VERDICTS: verdicts_table(met)}, folder, (), ["csv"])
     if "csv" in tables:  # a row a client and evaluation
         owners = ["run", "experiment", "method", "seed", "data"]
         tested = {
@@ -116,14 +115,30 @@ def compare(
         write_files([], {"clients": clients}, folder, (), ["csv"])
     console = new_console()
     print_table(console, finals.drop(columns=DETAILS, errors="ignore"))
-    for line in (*said, *(f"{one.title}: {one.verdicts()[0]}" for one in met), CHOSEN * bool(met)):
+    for line in said:
         print_line(console, line)
     for study in studies:
         print_line(console, study.title)
         print_table(console, study.cells, left=(0, 1))
         for note in study.notes:
             print_line(console, note)
-    print_line(console, f"page: {folder / 'comparison.html'}")
+    print_line(console, f"page: {page}")
+    return page
+
+
+def write_page(
+    folder: Path,
+    name: str,
+    table: DataFrame,
+    notes: Sequence[str],
+    figures: Sequence[Figure],
+    studies: Sequence[StudyTable] = (),
+    places: Sequence[int] = (),
+) -> Path:
+    """Write comparison.html; `places` are those of the colours of the table's rows."""
+    parts = {"places": places, "finals": table, "notes": notes, "studies": studies}
+    page = document(name, template="comparison.html", figures=figures, **parts)
+    write_file(folder / "comparison.html", page.encode())
     return folder / "comparison.html"
 
 

@@ -145,10 +145,11 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
     return [figure for figure in figures if figure.charts]
 
 
-def seeds_note(groups: Sequence[Group]) -> str:
+def seeds_note(groups: Sequence[Group], *, std: bool = False) -> str:
     """`mean and 95 % t interval over 5 seeds`; empty if every row is one run."""
     counts = sorted(len(group.runs) for group in groups)
-    return f"mean and 95 % t interval over {ends_text(counts)} seeds" if counts[-1] > 1 else ""
+    spread = "sample deviation" if std else "95 % t interval"
+    return f"mean and {spread} over {ends_text(counts)} seeds" if counts[-1] > 1 else ""
 
 
 def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:

@@ -8,13 +8,16 @@ from pandas import DataFrame
 from lightfed.results import text
 from lightfed.results.groups import (
     Group,
+    best_of,
     costs_to,
     final_text,
     interval_head,
+    options,
     reached_by_all,
     resolution_text,
     runs_of,
     singles,
+    told_apart,
 )
 from lightfed.results.run import (
     OF_CLIENTS,
@@ -27,6 +30,7 @@ from lightfed.results.run import (
 )
 from lightfed.results.text import NOTHING, metric_text, readable
 from lightfed.studies.dispfl import AGGREGATED, TRAINED, stage_columns
+from lightfed.utils.errors import require
 
 STAGES = (AGGREGATED, TRAINED)
 
@@ -70,14 +74,20 @@ def failures_text(run: Run) -> str:
 
 
 def comparison_table(
-    rows: Sequence[Group], column: str, *, target: float | None = None
+    rows: Sequence[Group],
+    column: str,
+    *,
+    target: float | None = None,
+    columns: Sequence[str] = (),
+    std: bool = False,
 ) -> DataFrame:
     """One row of final values per run or group, without empty columns.
 
     `target` is the value of the metric up to which rounds, bytes, FLOPs and virtual time are
-    counted; by default virtual time alone, up to what all runs that have it reached.
+    counted; by default virtual time alone, up to what all runs that have it reached. `columns` of
+    metrics.csv replace the usual ones. `std` shows deviations over seeds instead of intervals.
     """
-    metric, interval = base_name(column), interval_head(rows)
+    metric, interval = base_name(column), interval_head(rows, std=std)
     name = readable(metric)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     timed = [run for run in runs_of(rows) if run.has(TIME)]
@@ -95,6 +105,8 @@ def comparison_table(
             **{head: f"{kind}/{metric}" for head, kind in others.items()},
             "train loss": "train_loss",
         }
+        if columns:
+            finals = {readable(own): own for own in columns}
         cost = DataFrame([totals(run) for run in row.runs]).mean()
         rounds, sent, flops, time = costs_to(goal, row.runs, column)
         reached = math.isfinite(time if target is None else rounds)
@@ -110,7 +122,7 @@ def comparison_table(
             "data": row.condition,
             "clients": text.count_text(row.runs[0].num_clients or math.nan),
             "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
-            **{head + interval: final_text(row, own) for head, own in finals.items()},
+            **{head + interval: final_text(row, own, std=std) for head, own in finals.items()},
             "sent": text.bytes_text(cost["sent"]),
             "between servers": text.bytes_text(cost["server_bytes"]),
             "compute": text.flops_text(cost["flops"]),
@@ -122,6 +134,33 @@ def comparison_table(
         }
 
     return _without_empty_columns(DataFrame([cells(row) for row in rows], dtype="str"))
+
+
+def pivot_table(
+    rows: Sequence[Group], columns: Sequence[str], by: str, *, std: bool = False
+) -> DataFrame:
+    """A row for each method and a column for each value of the setting `by`, such as partition.
+
+    The best of a column has a star, which LaTeX prints in bold. A UserError if the experiments do
+    not differ in that setting.
+    """
+    named = [
+        {k: v for k, v in options(row.runs[0].settings).items() if f"{k} ".startswith(f"{by} ")}
+        for row in rows
+    ]
+    heads = told_apart(named)
+    fix = "name a setting in which they do, such as partition"
+    require(len({*heads}) > 1, "--pivot", f"the runs do not differ in {by}", fix)
+    cells: dict[str, dict[str, str]] = {row.label: {"method": row.label} for row in rows}
+    for column in columns:
+        for head in dict.fromkeys(heads):
+            own = [row for row, its in zip(rows, heads, strict=True) if its == head]
+            top = best_of({row: row.score(column)[0] for row in own}, column).score(column)[0]
+            title = f"{readable(column)}, " * (len(columns) > 1) + (head or "else")
+            for row in own:
+                star = "*" * (row.score(column)[0] == top and len(own) > 1)
+                cells[row.label][title] = star + final_text(row, column, std=std)
+    return DataFrame([*cells.values()], dtype="str").fillna(text.NOTHING)
 
 
 def key_figures(run: Run) -> DataFrame:

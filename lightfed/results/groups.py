@@ -1,8 +1,7 @@
 """Experiments: runs that differ only in the seed, or single runs; their labels and intervals.
 
-Two runs with the same seed have the same clients, data and draws, so experiments are compared per
-seed. The interval is that of a paired t-test over the seeds; a single seed has none. The time to a
-target has the resolution of the evaluations: the number of rounds between two of them.
+The time to a target has the resolution of the evaluations: the number of rounds between two of
+them.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from lightfed.results import text
+from lightfed.results.paired import mean_and_std, t_half_width
 from lightfed.results.run import TIME, Run, base_name, primary_metric, traffic
 from lightfed.utils.keys import LEVELS, column_of, long_name
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
-Spread = TypeVar("Spread", float, "Series")
 SEED = re.compile(r"[-_./]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
 # what labels leave out: the algorithm, which they begin with, and what levels and conditions name
 NO_LABEL = re.compile(
@@ -40,10 +39,6 @@ LAST = ("max_epochs", "lr_schedule")  # they follow from what experiments are ab
 NAMELESS = ("levels", "optimizer", "partition")  # settings whose values explain themselves
 NOTHING_ELSE = re.compile(r"(?!)")
 UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
-LEVEL = 0.95  # of intervals
-INTERVAL = "95 % paired t interval"
-CHOSEN = "The best rival is chosen on the same runs, and each interval holds for its own pair only."
-APART = "no seed in common"
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,10 @@ class Group:
         ends = [run.final(column) for run in self.runs]
         mean, std = mean_and_std(ends)
         return mean, t_half_width(std, sum(map(math.isfinite, ends)))
+
+    def finals(self, column: str) -> dict[int, float]:
+        """The last values in a column by seed, of finished runs."""
+        return {r.seed: r.final(column) for r in self.runs if r.finished and r.seed is not None}
 
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.
@@ -252,36 +251,25 @@ def usual_metric(groups: Iterable[Group]) -> str:
     return Counter(names).most_common(1)[0][0]
 
 
-def final_text(group: Group, column: str) -> str:
+def final_text(group: Group, column: str, *, std: bool = False) -> str:
     """The last value in a column, with half of its 95 % t interval if there are several runs.
 
-    Says of how many, if that of a run is not finite or missing.
+    With `std`, with the sample deviation over the seeds instead. Says of how many, if that of a run
+    is not finite or missing.
     """
     ends = [run.final(column) for run in group.runs if run.has(column)]
     known = sum(map(math.isfinite, ends))
     if not known:
         return text.metric_text(column, max(ends, default=math.nan))
     seeds = f", {known} of {len(group.runs)} seeds" if known < len(group.runs) else ""
-    return text.metric_text(column, *group.score(column)) + seeds
+    spread = mean_and_std(ends) if std else group.score(column)
+    return text.metric_text(column, *spread) + seeds
 
 
-def interval_head(rows: Iterable[Group]) -> str:
+def interval_head(rows: Iterable[Group], *, std: bool = False) -> str:
     """For the end of a column's head: what follows the sign +- in its cells."""
-    return " (95 % interval)" * any(len(row.runs) > 1 for row in rows)
-
-
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Of the finite values; the sample deviation is NaN below two of them."""
-    known = np.array([value for value in values if math.isfinite(value)])
-    mean = float(known.mean()) if len(known) else math.nan
-    return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
-
-
-def t_half_width(std: Spread, n: int) -> Spread:
-    """Half the 95 % t interval of a mean of n values with this sample deviation; NaN below two."""
-    from scipy.special import stdtrit  # scipy.stats would take a second to import
-
-    return std * (float(stdtrit(n - 1, (1 + LEVEL) / 2)) / math.sqrt(n) if n > 1 else math.nan)
+    what = "std over seeds" if std else "95 % interval"
+    return f" ({what})" * any(len(row.runs) > 1 for row in rows)
 
 
 def best_of(scores: Mapping[Item, float], metric: str) -> Item:
@@ -300,13 +288,26 @@ def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
 
     Bytes and FLOPs are those of all clients. Means over the runs; NaN unless all reached it.
     """
-    found = []
-    for run in runs:
-        flops = run.series("flops").fillna(0.0).cumsum()
-        spent = (run.rounds.index.to_series(), traffic(run), flops, run.series(TIME))
-        reached = text.direction(column) * (run.series(column) - target) >= 0
-        found.append([at[reached].iloc[0] if reached.any() else math.nan for at in spent])
-    return [float(mean) for mean in np.mean(found, axis=0)]
+    found = [[*cost_to(target, run, column).values()] for run in runs]
+    rounds, sent, flops, _, time = (float(mean) for mean in np.mean(found, axis=0))
+    return [rounds, sent, flops, time]
+
+
+def cost_to(target: float, run: Run, column: str) -> dict[str, float]:
+    """What a run spent until a column first reached a target, by name; NaN if it did not.
+
+    Rounds, bytes and FLOPs of all clients, wall-clock and virtual seconds.
+    """
+    flops, seconds = (run.series(name).fillna(0.0).cumsum() for name in ("flops", "seconds"))
+    spent = {
+        "rounds": run.rounds.index.to_series(),
+        "bytes": traffic(run),
+        "FLOPs": flops,
+        "seconds": seconds,
+        TIME: run.series(TIME),
+    }
+    reached = text.direction(column) * (run.series(column) - target) >= 0
+    return {name: at[reached].iloc[0] if reached.any() else math.nan for name, at in spent.items()}
 
 
 def resolution_text(runs: Iterable[Run], column: str) -> str:
@@ -314,88 +315,3 @@ def resolution_text(runs: Iterable[Run], column: str) -> str:
     measured = [run.series(column).dropna().index for run in runs]
     most = sorted(int(np.diff(at, prepend=0).max()) for at in measured if len(at))
     return f"{text.ends_text(most)} round{'s' * (most[-1] != 1)}" if most else ""
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The final metric of an experiment compared with that of a rival.
-
-    Attributes:
-        metric: its name without the kind (`personal/`).
-        seeds: those for which both have a final value, ascending.
-        own_only: seeds for which only the experiment has one; rival_only: only the rival.
-        difference: mean over the seeds; positive if the experiment is better, also for a metric
-            that should be low. NaN without a common seed.
-        low: lower end of the interval, NaN below two seeds; high: its upper end.
-    """
-
-    metric: str
-    seeds: tuple[int, ...]
-    own_only: tuple[int, ...]
-    rival_only: tuple[int, ...]
-    difference: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> str:
-        if not self.seeds:
-            return APART
-        if math.isnan(self.low):
-            return "one seed shows no interval"
-        if self.low <= 0 <= self.high:
-            return "no difference shown"
-        return "better" if self.low > 0 else "worse"
-
-    @property
-    def interval(self) -> str:
-        """`1.20 to 3.80`, empty below two seeds."""
-        ends = [_signed(self.metric, end).removeprefix("+") for end in (self.low, self.high)]
-        return "" if math.isnan(self.low) else " to ".join(ends)
-
-    @property
-    def gain(self) -> str:
-        """The difference in percentage points, or in the metric's unit."""
-        return _signed(self.metric, self.difference)
-
-    def lacking(self, own: str, rival: str) -> str:
-        """`FML lacks seed 2`; empty if both have all seeds."""
-        return ", ".join(
-            f"{name} lacks seed{'s' * (len(seeds) > 1)} {text.seeds_text(seeds)}"
-            for name, seeds in ((own, self.rival_only), (rival, self.own_only))
-            if seeds
-        )
-
-    def sentence(self, own: str, rival: str, *, role: str = "") -> str:
-        """`+2.50 points over FML, 95 % paired t interval 1.20 to 3.80, 3 seeds (0-2): better`.
-
-        `role` is that of the rival, such as `the best baseline`.
-        """
-        over = f"over {rival}{f', {role}' if role else ''}"
-        if not self.seeds:
-            return f"{over}: {APART}"
-        unit = " points" if text.is_share(self.metric) else ""
-        interval = f"{INTERVAL} {self.interval}" if self.interval else ""
-        seeds = f"{text.counted(len(self.seeds), 'seed')} ({text.seeds_text(self.seeds)})"
-        parts = (f"{self.gain}{unit} {over}", interval, seeds, self.lacking(own, rival))
-        return f"{', '.join(filter(None, parts))}: {self.verdict}"
-
-
-def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
-    """Compare two experiments, each by its own column of metrics.csv, in finished runs."""
-    mine, theirs = (_finals(g, c) for g, c in zip((own, rival), columns, strict=True))
-    seeds = tuple(sorted(mine.keys() & theirs.keys()))
-    gains = [text.direction(metric) * (mine[seed] - theirs[seed]) for seed in seeds]
-    mean, std = mean_and_std(gains)
-    half = t_half_width(std, len(seeds))
-    own_only, rival_only = (tuple(sorted({*ends} - {*seeds})) for ends in (mine, theirs))
-    return Paired(metric, seeds, own_only, rival_only, mean, mean - half, mean + half)
-
-
-def _finals(group: Group, column: str) -> dict[int, float]:
-    ends = {run.seed: run.final(column) for run in group.runs if run.finished}
-    return {s: end for s, end in ends.items() if s is not None and math.isfinite(end)}
-
-
-def _signed(metric: str, value: float) -> str:
-    return f"{100 * value:+.2f}" if text.is_share(metric) else f"{value:+.3g}"

@@ -41,6 +41,11 @@ def metric_text(metric: str, value: float, half: float = math.nan) -> str:
     return f"{value:.4g}" + f" +- {half:.2g}" * known
 
 
+def signed(metric: str, value: float) -> str:
+    """A difference with its sign, in percentage points or in the metric's unit."""
+    return f"{100 * value:+.2f}" if is_share(metric) else f"{value:+.3g}"
+
+
 def bytes_text(value: float) -> str:
     return _scaled_text(value, "B")
 

@@ -1,4 +1,4 @@
-"""pFedMoE and its rivals: gains, costs to a target, differences by client, and a run's gates.
+"""pFedMoE and its rivals: costs to a target, differences by client, and a run's gates.
 
 Yi et al., "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous
 Personalized Federated Learning", 2024, arXiv:2402.01350. Methods are compared in one protocol: the
@@ -14,10 +14,7 @@ from lightfed.drawing import marks
 from lightfed.drawing.marks import Axis, Figure
 from lightfed.results import text
 from lightfed.results.groups import (
-    CHOSEN,
-    INTERVAL,
     Group,
-    paired,
     reached_by_all,
     runs_of,
     usual_metric,
@@ -28,7 +25,6 @@ from lightfed.studies import shared
 
 OURS = "PFedMoE"
 METHODS = (OURS, "FML", "FedKD", "FedAPEN", "FD", "FedProto", "LGFedAvg", "Standalone")
-GAINS = f"Gains are taken seed by seed; in brackets their {INTERVAL}. {CHOSEN}"
 MEAN = "mean"
 DIFFERENCES = (
     "Each client's model on its own test samples at the last evaluation, in runs with the same "
@@ -46,10 +42,7 @@ def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shar
     for name, groups in _protocols(runs):
         column = f"personal/{usual_metric(groups)}"
         goal = reached_by_all(runs_of(groups), column) if target is None else target
-        over = "over the best other" + f" ({INTERVAL})" * any(len(g.runs) > 1 for g in groups)
-        further = {over: [_gain(group, groups, column) for group in groups]}
-        columns = {readable(column): column}
-        yield shared.table_of("methods", name, groups, columns, goal, further, GAINS)
+        yield shared.table_of("methods", name, groups, {readable(column): column}, goal)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -81,15 +74,6 @@ def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
     for name, groups in shared.protocols(runs, METHODS).items():
         if {OURS} < {group.algorithm for group in groups}:
             yield name, groups
-
-
-def _gain(own: Group, groups: Sequence[Group], column: str) -> str:
-    """Over the best of other methods: `+2.00 (-0.48 to 4.48)`."""
-    rival = shared.best([g for g in groups if g.algorithm != own.algorithm], column)
-    found = paired(own, rival, column, (column, column)) if rival else None
-    if found is None or not found.seeds:
-        return text.NOTHING
-    return f"{found.gain} ({found.interval})" if found.interval else found.gain
 
 
 def _by_client(group: Group, metric: str) -> pd.DataFrame:

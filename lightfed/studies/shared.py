@@ -95,8 +95,8 @@ def table_of(
     groups: Sequence[Group],
     columns: Mapping[str, str],
     target: float,
-    further: Mapping[str, Sequence[str]],
-    note: str,
+    further: Mapping[str, Sequence[str]] | None = None,
+    note: str = "",
 ) -> StudyTable:
     """A row for each experiment: final values, what a target cost, and `further` cells by heading.
 
@@ -115,9 +115,10 @@ def table_of(
     cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds, *_ in costs]
     cells["bytes until then"] = [bytes_text(sent) for _, sent, *_ in costs]
     cells["FLOPs until then"] = [flops_text(flops) for _, _, flops, _ in costs]
-    table = DataFrame(cells | dict(further), dtype="str")
+    table = DataFrame(cells | dict(further or {}), dtype="str")
     heading = f"{name}: {title}{synthetic_note(groups)}"
-    return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, (READ, note))
+    notes = tuple(filter(None, (READ, note)))
+    return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, notes)
 
 
 def course_figures(

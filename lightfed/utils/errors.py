@@ -4,8 +4,12 @@ import errno
 import logging
 import os
 import sys
+from argparse import ArgumentParser
 from traceback import walk_tb
 from types import FrameType
+from typing import NoReturn
+
+from typing_extensions import override
 
 _LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was found and the fix
 # Tracebacks of errors that one line reports. A run writes them to its folder.
@@ -67,6 +71,15 @@ def require(fits: bool, key: str, found: object, fix: str) -> None:
     """Raise a `UserError` of these arguments unless `fits`."""
     if not fits:
         raise UserError(key, f"{found}", fix)
+
+
+class OneLineParser(ArgumentParser):
+    """Reports errors in one line, as every command does."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.rpartition(" ")[2]
+        raise UserError(command, message, f"see {self.prog} --help")
 
 
 def _cut(text: str, most: int) -> str:

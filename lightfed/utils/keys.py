@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast
@@ -19,14 +20,17 @@ class Key(NamedTuple):
         role: what depends on it.
         column: its name in reports, before those of keys below it; None if reports do not name it.
         unit: of the value.
+        term: whether methods must agree in it to be compared: it decides what is measured.
     """
 
     role: Role
     column: str | None = None
     unit: str = ""
+    term: bool = False
 
 
-# key, role, column (- for none, = for the names of the keys below it alone) and unit
+# key, role (term: a result in which compared methods must agree), column (- for none, = for the
+# names of the keys below it alone) and unit
 _KEYS = """
 ckpt_path                       how
 trainer.name                    how
@@ -43,7 +47,7 @@ trainer.logger                  how
 trainer.callbacks               extent
 trainer.fast_dev_run            how
 trainer.limit_train_batches     result
-trainer.limit_val_batches       result
+trainer.limit_val_batches       term
 trainer.limit_test_batches      how
 trainer.check_val_every_n_epoch how     -                           rounds
 trainer.enable_checkpointing    how
@@ -74,9 +78,9 @@ model.fraction                  result  fraction
 model.clients_per_round         result  clients_per_round
 model.local_epochs              result  local_epochs
 model.local_steps               result  local_steps
-model.evaluate                  result
-model.evaluate_at               result  evaluate_at
-model.eval_clients              result  -                           clients
+model.evaluate                  term
+model.evaluate_at               term    evaluate_at
+model.eval_clients              term    -                           clients
 model.accumulate                result
 model.store                     how
 model.side_by_side              result  side_by_side                clients
@@ -87,12 +91,12 @@ model.policy                    result  policy
 model.assign                    result  assign
 model.export                    how
 model.seed                      seed
-data.dataset                    result  dataset
-data.partition                  result  partition
+data.dataset                    term    dataset
+data.partition                  term    partition
 data.batch_size                 result  batch_size                  samples
 data.eval_batch_size            result  -                           samples
-data.personal_test              result  personal_test
-data.train_fraction             result  train_fraction
+data.personal_test              term    personal_test
+data.train_fraction             term    train_fraction
 data.channels_last              result
 data.last_batch                 result  last_batch
 data.chunks                     result  chunks
@@ -107,7 +111,8 @@ _UNSPOKEN = {"", "init_args", "class_path"}  # parts of a key that its name leav
 
 def _key(key: str, role: str, column: str = "-", unit: str = "") -> tuple[str, Key]:
     named = None if column == "-" else column.removeprefix("=")
-    return key, Key(cast(Role, role), named, unit.replace("_", " "))
+    plain = cast(Role, "result" if role == "term" else role)
+    return key, Key(plain, named, unit.replace("_", " "), term=role == "term")
 
 
 KEYS = dict(_key(*line.split()) for line in _KEYS.strip().splitlines())
@@ -173,6 +178,16 @@ def experiment(values: Mapping[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
     named = {key: text for key, text in stated.items() if key_of(key).column is not None}
     return {"digest": digest, "settings": named}
+
+
+def terms(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in which methods must agree to be compared, by dotted keys; and their `clients`.
+
+    Seeds of data are among them, but not where the data lie.
+    """
+    stated = {k: v for k, v in values.items() if v is not None and key_of(k).role != "how"}
+    counts = [v for k, v in values.items() if re.fullmatch(r"model\.clients\.\d+\.count", k)]
+    return {k: v for k, v in stated.items() if key_of(k).term} | {"clients": sum(counts)}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -192,8 +192,9 @@ def test_runs_of_a_sweep_have_the_bits_of_the_same_runs_alone(folder: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_stopped_sweep_goes_on_with_the_same_bits(folder: Path) -> None:
-    rounds = f"{FIT} --trainer.max_epochs 40"
+    rounds = f"{FIT} --trainer.max_epochs 12"
     (folder / "list").write_text(
         f"{rounds}\n{FIT} --trainer.devices 2 --trainer.name two\n{FIT} --trainer.name three"
     )
@@ -207,7 +208,7 @@ def test_a_stopped_sweep_goes_on_with_the_same_bits(folder: Path) -> None:
     assert stopped.returncode == 128 + signal.SIGTERM, out
     assert "not begun" in out
     with process(folder, "list", "--jobs", "2") as again:
-        out, errors = again.communicate(timeout=2 * SECONDS)
+        out, errors = again.communicate(timeout=5 * SECONDS)
     assert again.returncode == 0, out + errors
     assert sorted(p.name for p in (folder / "runs").glob("[!.i]*")) == ["run", "three", "two"]
     main([*rounds.split(), "--trainer.name", "alone"])

@@ -2,25 +2,20 @@
 
 import math
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lightfed.results.groups import (
-    Group,
-    Paired,
-    each_seed_once,
-    paired,
-    resolution_text,
-)
+from lightfed.results.groups import Group, each_seed_once, resolution_text
+from lightfed.results.paired import Difference
 from lightfed.results.run import Run, read
 from lightfed.results.text import goal_text, seeds_text
 from tests.report.make_run import ENVIRONMENT, write_run
 
 COLUMN = "personal/accuracy"
+ZEROS = dict.fromkeys(range(5), 0.0)
 T2 = 4.302652729911275  # the .975 quantile of Student's t with two degrees of freedom
 
 
@@ -31,69 +26,66 @@ def _run(root: Path, name: str, seed: int, values: Any, *, column: str = COLUMN)
     return read(folder)
 
 
-def _group(root: Path, name: str, finals: Mapping[int, float], column: str = COLUMN) -> Group:
-    runs = [_run(root, name, s, (0.0, final), column=column) for s, final in finals.items()]
-    return Group(name, tuple(runs))
-
-
-def _paired(root: Path, own: Mapping[int, float], rival: Mapping[int, float]) -> Paired:
-    groups = _group(root, "own", own), _group(root, "rival", rival)
-    return paired(*groups, "accuracy", (COLUMN, COLUMN))
-
-
-def test_the_interval_is_that_of_the_paired_t_test(tmp_path: Path) -> None:
-    found = _paired(tmp_path, {0: 0.5, 1: 0.9, 2: 0.1}, {2: 0.07, 0: 0.49, 1: 0.88})
+def test_the_interval_is_that_of_the_paired_t_test() -> None:
+    found = Difference.of({0: 0.5, 1: 0.9, 2: 0.1}, {2: 0.07, 0: 0.49, 1: 0.88})
     differences = np.array([0.01, 0.02, 0.03])
     half = T2 * differences.std(ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(
-        (found.difference, found.low, found.high), (0.02, 0.02 - half, 0.02 + half), rtol=1e-9
+        (found.mean, found.low, found.high), (0.02, 0.02 - half, 0.02 + half), rtol=1e-9
     )
     assert found.seeds == (0, 1, 2)
-    assert found.verdict == "no difference shown"
-    assert found.sentence("own", "rival") == (
-        "+2.00 points over rival, 95 % paired t interval -0.48 to 4.48, 3 seeds (0-2): "
-        "no difference shown"
-    )
+    assert found.verdict(1) == found.verdict(-1) == "not shown"
+    # of so many seeds t_.975 + t_.8 standard errors are no more than the mean
+    assert found.seeds_needed() == 5
 
 
-@pytest.mark.parametrize(("sign", "verdict"), [(1, "better"), (-1, "worse")])
-def test_an_interval_beside_zero_is_a_difference(tmp_path: Path, sign: int, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("sign", "direction", "verdict"),
+    [(1, 1, "better"), (-1, 1, "worse"), (1, -1, "worse"), (-1, -1, "better")],
+)
+def test_an_interval_beside_zero_is_a_difference(sign: int, direction: int, verdict: str) -> None:
     gains = {seed: 0.5 + sign * step for seed, step in enumerate((0.02, 0.03, 0.025, 0.02))}
-    assert _paired(tmp_path, gains, dict.fromkeys(range(4), 0.5)).verdict == verdict
-    two = _paired(tmp_path, {seed: gains[seed] for seed in (0, 1)}, dict.fromkeys(range(2), 0.5))
-    assert two.verdict == "no difference shown"  # one degree of freedom
+    rival = dict.fromkeys(range(4), 0.5)
+    assert Difference.of(gains, rival).verdict(direction) == verdict
+    two = Difference.of({seed: gains[seed] for seed in (0, 1)}, rival)
+    assert two.verdict(direction) == "not shown"  # one degree of freedom
 
 
-def test_of_a_loss_less_is_better(tmp_path: Path) -> None:
-    column = "personal/loss"
-    own = _group(tmp_path, "own", {0: 1.0, 1: 1.1, 2: 1.05}, column)
-    rival = _group(tmp_path, "rival", {0: 2.0, 1: 2.1, 2: 2.0}, column)
-    found = paired(own, rival, "loss", (column, column))
-    assert found.difference == pytest.approx(2.95 / 3)
-    assert found.verdict == "better"
-    assert found.gain == "+0.983"
-
-
-def test_one_seed_shows_no_interval(tmp_path: Path) -> None:
-    found = _paired(tmp_path, {0: 0.6}, {0: 0.5})
+def test_one_seed_shows_no_interval() -> None:
+    found = Difference.of({0: 0.6, 1: math.nan}, {0: 0.5, 1: 0.1, 2: 0.2})
+    assert found.seeds == (0,)
+    assert found.mean == pytest.approx(0.1)
     assert math.isnan(found.low)
-    assert found.interval == ""
-    stated = "+10.00 points over FML, the next, 1 seed (0): one seed shows no interval"
-    assert found.sentence("own", "FML", role="the next") == stated
+    assert found.verdict(1) == "not shown"
+    assert found.seeds_needed() is None
 
 
-def test_seeds_that_one_lacks_are_named_and_count_for_neither(tmp_path: Path) -> None:
-    found = _paired(tmp_path, {0: 0.6, 1: 0.7, 2: 0.0, 3: 0.0}, {0: 0.5, 1: 0.6, 7: 1.0})
-    assert found.difference == pytest.approx(0.1)
-    assert found.seeds == (0, 1)
-    assert found.lacking("A", "B") == "A lacks seed 7, B lacks seeds 2-3"
-    assert "2 seeds (0-1), A lacks seed 7, B lacks seeds 2-3: " in found.sentence("A", "B")
+def test_without_a_common_seed_there_is_nothing_to_tell() -> None:
+    found = Difference.of({0: 0.6}, {1: 0.5})
+    assert math.isnan(found.mean)
+    assert (found.seeds, found.verdict(1)) == ((), "not shown")
 
 
-def test_without_a_common_seed_there_is_nothing_to_tell(tmp_path: Path) -> None:
-    found = _paired(tmp_path, {0: 0.6}, {1: 0.5})
-    assert math.isnan(found.difference)
-    assert found.sentence("A", "B") == "over B: no seed in common"
+def test_a_difference_of_two_standard_deviations_is_found_and_chance_is_not() -> None:
+    rng = np.random.default_rng(0)
+    shifted = rng.normal(1.0, 0.5, (1000, 5))
+    better = [Difference.of(dict(enumerate(x)), ZEROS).verdict(1) == "better" for x in shifted]
+    assert np.mean(better) >= 0.9
+    nulls = [Difference.of(dict(enumerate(x)), ZEROS) for x in rng.normal(0.0, 0.5, (10_000, 5))]
+    assert 0.94 <= np.mean([found.low <= 0 <= found.high for found in nulls]) <= 0.96
+
+
+def test_seeds_needed_show_a_difference_four_times_out_of_five() -> None:
+    rng = np.random.default_rng(1)
+    sample = rng.normal(0.0, 1.0, 7)
+    sample = 1.2 * (sample - sample.mean()) / sample.std(ddof=1) + 1.0
+    needed = Difference.of(dict(enumerate(sample)), ZEROS | dict.fromkeys(range(7), 0.0))
+    n = needed.seeds_needed()
+    assert n is not None
+    draws = rng.normal(1.0, 1.2, (2000, n))
+    rival = dict.fromkeys(range(n), 0.0)
+    shown = [Difference.of(dict(enumerate(x)), rival).verdict(1) == "better" for x in draws]
+    assert 0.77 <= np.mean(shown) <= 0.86
 
 
 def test_stretches_of_seeds_are_short() -> None:
@@ -101,25 +93,23 @@ def test_stretches_of_seeds_are_short() -> None:
     assert seeds_text((4, 5, 6, 8, 10, 11)) == "4-6 8 10-11"
 
 
-def test_equal_runs_differ_by_nothing_and_warn_of_nothing(tmp_path: Path) -> None:
+def test_equal_runs_differ_by_nothing_and_warn_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = _paired(tmp_path, {0: 0.5, 1: 0.7}, {0: 0.5, 1: 0.7})
-        alike = _paired(tmp_path, {0: 0.5, 1: 0.7, 2: 0.9}, {0: 0.4, 1: 0.6, 2: 0.8})
-    assert (found.low, found.high, found.verdict) == (0.0, 0.0, "no difference shown")
+        found = Difference.of({0: 0.5, 1: 0.7}, {0: 0.5, 1: 0.7})
+        alike = Difference.of({0: 0.5, 1: 0.7, 2: 0.9}, {0: 0.4, 1: 0.6, 2: 0.8})
+    assert (found.low, found.high, found.verdict(1)) == (0.0, 0.0, "not shown")
+    assert found.seeds_needed() is None
     np.testing.assert_allclose((alike.low, alike.high), (0.1, 0.1))
 
 
 def test_a_run_that_is_not_over_has_no_final_figure(tmp_path: Path) -> None:
-    own = _group(tmp_path, "own", {0: 0.5, 1: 0.6})
     over = _run(tmp_path, "rival", 0, (0.1, 0.4))
     short = _run(tmp_path, "rival", 1, (0.9,))
-    found = paired(own, Group("rival", (over, short)), "accuracy", (COLUMN, COLUMN))
-    assert found.seeds == (0,)
-    assert found.lacking("own", "rival") == "rival lacks seed 1"
+    group = Group("rival", (over, short))
+    assert group.finals(COLUMN) == {0: 0.4}
     short.environment["finished"] = {"rounds": 1, "limits": {}}  # as early stopping leaves it
-    found = paired(own, Group("rival", (over, short)), "accuracy", (COLUMN, COLUMN))
-    assert found.seeds == (0, 1)
+    assert group.finals(COLUMN) == {0: 0.4, 1: 0.9}
 
 
 def test_of_two_runs_of_a_seed_the_longest_counts(tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""Methods on equal terms: the same data, tests and seeds, rates tuned alike; runs what is missing.
+
+`lightfed compare` and `lightfed study` are such contests.
+"""
+
+import hashlib
+import itertools
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pandas import DataFrame
+
+from lightfed.cli import sweep
+from lightfed.cli.wanted import Wanted
+from lightfed.report.comparison import common_metric
+from lightfed.results import text
+from lightfed.results.groups import Group, best_of
+from lightfed.results.run import Run, read
+from lightfed.utils.errors import require
+from lightfed.utils.keys import terms
+
+EDGE = " (edge of the grid)"
+
+
+class Method(NamedTuple):
+    """One side of a contest.
+
+    Attributes:
+        name: for readers.
+        words: of its command, without a seed.
+    """
+
+    name: str
+    words: tuple[str, ...]
+
+    def at(self, seed: int) -> list[str]:
+        """Its command with a seed."""
+        return [*self.words, f"--model.seed={seed}"]
+
+    def set(self, values: Mapping[str, str]) -> "Method":
+        """It with values of some keys."""
+        return self._replace(words=(*self.words, *(f"--{k}={v}" for k, v in values.items())))
+
+
+class Grid(NamedTuple):
+    """The search that all methods get alike: values by key, on a seed that is not compared."""
+
+    values: Mapping[str, Sequence[str]]
+    seed: int
+
+    @property
+    def points(self) -> list[dict[str, str]]:
+        """All combinations."""
+        found = itertools.product(*self.values.values())
+        return [dict(zip(self.values, point, strict=True)) for point in found]
+
+
+class Way(NamedTuple):
+    """How missing runs are run: at once, or submitted, by which the contest ends for now.
+
+    Attributes:
+        jobs: at once.
+        slurm: whether to submit them.
+        seconds: CPU time of a run, if known.
+    """
+
+    jobs: int | None
+    slurm: bool
+    seconds: float | None = None
+
+
+class Held(NamedTuple):
+    """A contest that has been held.
+
+    Attributes:
+        groups: the runs of each method, in order.
+        search: a row for each method: its value at every point of the grid, and what was chosen.
+        metric: of the search and the verdict.
+        differ: permitted differences, in words.
+    """
+
+    groups: list[Group]
+    search: DataFrame
+    metric: str
+    differ: list[str]
+
+
+def hold(
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    way: Way,
+    *,
+    grid: Grid | None = None,
+    metric: str | None = None,
+    differ: Sequence[str] = (),
+) -> Held:
+    """Run what is missing; leaves with a status if runs failed, or are submitted.
+
+    Args:
+        methods: two or more.
+        seeds: of the compared runs.
+        way: how to run.
+        grid: of the search.
+        metric: column of metrics.csv; by default the first that all runs have.
+        differ: keys in which the methods may differ, though it decides what is measured.
+
+    Raises:
+        UserError: a command cannot run, or the terms are not equal.
+    """
+    names, points = [method.name for method in methods], [{}] if grid is None else grid.points
+    outside = grid is None or grid.seed not in seeds
+    require(outside, "--tune-seed", "a compared seed", "give another")
+    tried = [m.set(point) for m in methods for point in points]
+    first = _checked(
+        [m.at(grid.seed if grid else seeds[0]) for m in tried], [m.name for m in tried]
+    )
+    permitted = check_terms(dict(zip(names, first[:: len(points)], strict=True)), differ)
+    search, chosen = DataFrame(), tried
+    if grid is not None:
+        found = _run(first, way)
+        metric = metric or common_metric(found)
+        search, best = _best(names, points, found, metric)
+        chosen = [tried[len(points) * i + at] for i, at in enumerate(best)]
+    every = [method.at(seed) for seed in seeds for method in chosen]  # a whole table, seed by seed
+    runs = _run(_checked(every, names * len(seeds)), way)
+    own = [runs[i :: len(names)] for i in range(len(names))]
+    groups = [
+        Group(name, tuple(members), name, members[0].data, place)
+        for place, (name, members) in enumerate(zip(names, own, strict=True))
+    ]
+    metric = metric or common_metric(runs)
+    known = all(run.has(metric) for run in runs)
+    require(known, "--metric", f"{metric}, which some runs do not have", "see metrics.csv")
+    return Held(groups, search, metric, permitted)
+
+
+def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[str]:
+    """Permitted differences in words; a UserError names the first that is not permitted."""
+    (base, first), *others = methods.items()
+    own, permitted = terms(first.values), []
+    for name, wanted in others:
+        theirs = terms(wanted.values)
+        for key in sorted(own.keys() | theirs.keys()):
+            mine, other = own.get(key, "not set"), theirs.get(key, "not set")
+            if mine == other:
+                continue
+            found = f"{mine} for {base}, {other} for {name}"
+            allowed = any(f"{key}.".startswith(f"{k}.") for k in differ)
+            fix = f"make them agree, or permit it by --differ {key}"
+            require(allowed, key, found, fix)
+            permitted.append(f"{key} differs: {found}")
+    return permitted
+
+
+def _best(
+    names: Sequence[str], points: Sequence[Mapping[str, str]], runs: Sequence[Run], metric: str
+) -> tuple[DataFrame, list[int]]:
+    """The search as a table, and which point each method gets: the first of equal ones."""
+    rows, best = [], []
+    for i, name in enumerate(names):
+        own = [run.final(metric) for run in runs[i * len(points) : (i + 1) * len(points)]]
+        known = {at: value for at, value in enumerate(own) if math.isfinite(value)}
+        require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
+        at = best_of(known, metric)
+        heads = [", ".join(point.values()) for point in points]
+        cells = dict(zip(heads, (text.metric_text(metric, value) for value in own), strict=True))
+        edge = EDGE * (at in (0, len(points) - 1))
+        rows.append({"search": name, **cells, "chosen": heads[at] + edge})
+        best.append(at)
+    return DataFrame(rows, dtype="str"), best
+
+
+def _checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wanted]:
+    """Like `sweep.checked`; equal methods may share runs."""
+    unique = {tuple(words): name for words, name in zip(commands, names, strict=True)}
+    found = dict(zip(unique, sweep.checked([*unique], [*unique.values()], twins=True), strict=True))
+    return [found[tuple(words)] for words in commands]
+
+
+def _run(runs: Sequence[Wanted], way: Way) -> list[Run]:
+    """Run what is missing and read all."""
+    unique = list({wanted.identity: wanted for wanted in runs}.values())
+    missing = [wanted for wanted in unique if wanted.finished() is None]
+    if missing and way.slurm:
+        raise SystemExit(_submit(missing, way))
+    if missing:
+        cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
+        print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
+    if missing and (status := sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr)):
+        raise SystemExit(status)
+    folders = [folder for wanted in runs if (folder := wanted.finished()) is not None]
+    fix = "leave out callbacks that stop runs"
+    require(len(folders) == len(runs), "trainer.callbacks", "a run ended early", fix)
+    return [read(folder) for folder in folders]
+
+
+def _submit(missing: Sequence[Wanted], way: Way) -> int:
+    """Submit an array of the missing runs; says which command goes on."""
+    lines = [shlex.join(wanted.words) for wanted in missing]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+    file = missing[0].root / f"contest-{digest}.sweep"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text("\n".join([*lines, ""]))
+    status = sweep.submit(file, range(1, len(lines) + 1), (), jobs=way.jobs)
+    if not status:
+        print(f"when the array has ended: {shlex.join(['lightfed', *sys.argv[1:]])}")
+    return status

@@ -1,0 +1,132 @@
+"""`lightfed study NAME`: a table of methods on equal terms, and whether its claims hold.
+
+configs/studies/NAME.yaml has these keys:
+
+    title     what is compared
+    common    the configuration that all methods share
+    methods   by name, each with its own values of keys
+    tune      values by key, searched for every method alike; tune_seed: on this seed
+    seeds     of the compared runs, such as 0-4
+    metric    column of metrics.csv by which rates are searched
+    columns   of metrics.csv, in the table
+    claims    each with `better`, `than` and `metric`: two methods and a column
+    theirs    a document's own figures by method and column, for the table
+    seconds   CPU time of a run, a mean
+    differ    keys in which methods may differ, though they decide what is measured
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from pandas import DataFrame
+
+from lightfed.cli.compare import answer_of, costs_of, grid_of, searched, seeds, show
+from lightfed.cli.contest import Held, Method, Way, hold
+from lightfed.cli.shipped import ROOT
+from lightfed.cli.sweep import add_execution
+from lightfed.results import text
+from lightfed.results.groups import Group, final_text
+from lightfed.utils.errors import OneLineParser, UserError, require
+
+STUDIES = ROOT / "studies"
+_KEYS = "title common methods tune tune_seed seeds metric columns claims theirs seconds differ"
+_HOLDS = {"better": "holds", "worse": "the opposite is shown", "not shown": "is not shown"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the sub-command; `argv` holds the words after `lightfed study`."""
+    known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
+    about = "Run what is missing of a study, and print its table and whether its claims hold."
+    parser = OneLineParser("lightfed study", allow_abbrev=False, description=about)
+    parser.add_argument("name", metavar="NAME", help=f"one of {known}")
+    parser.add_argument("--markdown", action="store_true", help="print the table for a document")
+    add_execution(parser)
+    asked = parser.parse_args(argv)
+    study = read_study(asked.name)
+    way = Way(asked.jobs, asked.slurm, study["seconds"])
+    tune = [f"{key}={','.join(map(str, values))}" for key, values in study["tune"].items()]
+    grid = grid_of(tune, study["tune_seed"])
+    held = hold(
+        methods_of(asked.name, study),
+        seeds(study["seeds"]),
+        way,
+        grid=grid,
+        metric=study["metric"],
+        differ=study["differ"],
+    )
+    table = table_of(held, study["columns"], study["theirs"])
+    said = [study["title"], *held.differ, *searched(held, grid)]
+    answers = [claim_text(held.groups, claim) for claim in study["claims"]]
+    if asked.markdown:
+        print(*said, "", markdown(table), "", markdown(held.search), "", *answers, sep="\n")
+        return 0
+    show(f"study-{asked.name}", held, table, said, answers)
+    return 0
+
+
+def read_study(name: str) -> dict[str, Any]:
+    """The keys of a study, with the defaults of those that it leaves out; a UserError if wrong."""
+    path = STUDIES / f"{name}.yaml"
+    fix = f"name one of {', '.join(sorted(p.stem for p in STUDIES.glob('*.yaml')))}"
+    require(path.is_file(), "study", f"no study {name!r} in the installation", fix)
+    study: dict[str, Any] = {"tune": {}, "tune_seed": 100, "claims": [], "theirs": {}, "differ": []}
+    study |= yaml.safe_load(path.read_text("utf-8"))
+    for key in {*study} ^ {*_KEYS.split()}:
+        found = "no such key" if key in study else "missing"
+        raise UserError(f"{path.name}: {key}", found, f"a study has {_KEYS}")
+    named = [name for claim in study["claims"] for name in (claim["better"], claim["than"])]
+    for other in {*named, *study["theirs"]} - {*study["methods"]}:
+        raise UserError(f"{path.name}: claims", f"no method {other!r}", "name one of the methods")
+    return study
+
+
+def methods_of(name: str, study: Mapping[str, Any]) -> list[Method]:
+    """Each method's command: the common configuration, and its own values."""
+    common = json.dumps(study["common"])
+    return [
+        Method(
+            method,
+            (
+                *("fit", "--config", common, f"--trainer.name={name}-{method}"),
+                *(f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in own.items()),
+            ),
+        )
+        for method, own in study["methods"].items()
+    ]
+
+
+def table_of(held: Held, columns: Sequence[str], theirs: Mapping[str, Any]) -> DataFrame:
+    """A row for each method: means with 95 % intervals, beside a document's, and mean costs."""
+    rows = []
+    for group in held.groups:
+        cells = {"method": group.label}
+        for column in columns:
+            head = text.readable(column)
+            cells[head] = final_text(group, column)
+            if any(column in own for own in theirs.values()):
+                value = theirs.get(group.label, {}).get(column, float("nan"))
+                cells[f"{head}, theirs"] = text.metric_text(column, value)
+        spent = DataFrame([costs_of(run) for run in group.runs]).mean()
+        cells["bytes"] = text.bytes_text(spent["bytes"])
+        cells["FLOPs"] = text.flops_text(spent["FLOPs"])
+        cells["seconds"] = text.seconds_text(spent["seconds"])
+        rows.append(cells)
+    return DataFrame(rows, dtype="str")
+
+
+def claim_text(groups: Sequence[Group], claim: Mapping[str, str]) -> str:
+    """A claim, whether it holds, and the difference with its interval."""
+    by_name = {group.name: group for group in groups}
+    own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
+    found, answer = answer_of(rival, own, metric)
+    ends = [text.signed(metric, value) for value in (found.mean, found.low, found.high)]
+    said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
+    return f"{said}: {_HOLDS[answer]}, {ends[0]} ({ends[1]} to {ends[2]}), {len(found.seeds)} seeds"
+
+
+def markdown(table: DataFrame) -> str:
+    """The table for a document."""
+    rows = [[*table.columns], ["---"] * table.shape[1], *table.itertuples(index=False, name=None)]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows).replace("+-", "±")

@@ -1,0 +1,251 @@
+"""`lightfed compare` and `lightfed study`: equal terms, rates tuned alike, and what is answered."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from lightfed.cli import compare, contest, study, sweep
+from lightfed.cli.command_line import main
+from lightfed.cli.contest import Method, check_terms
+from lightfed.cli.shipped import ROOT
+from lightfed.cli.wanted import Wanted
+from lightfed.results.groups import Group
+from lightfed.results.run import read
+from lightfed.utils.errors import UserError
+from tests.cli.test_sweep import check_here
+from tests.promises.refusals.mistakes import edited
+from tests.report.make_run import ENVIRONMENT, write_run
+
+SMALL = {"model.algorithm": "FedAvg", "model.optimizer.init_args.lr": 0.1}
+GROUPS = [{"count": 3, "model": {"class_path": "Conv", "init_args": {"hidden": [4]}}}]
+BASE = edited({**SMALL, "model.clients": GROUPS})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Missing runs are run in this process, which is what takes the seconds."""
+
+    def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+        for wanted in runs:
+            main([*wanted.words, "--trainer.enable_page", "false"])
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "run", run)
+    (tmp_path / "run.yaml").write_text(BASE)
+    return tmp_path
+
+
+def wanted_of(file: str, *words: str) -> Wanted:
+    return Wanted.of(["fit", "--config", file, *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--data.dataset.init_args.image_size=16"], "data.dataset.init_args.image_size"),
+        (["--data.partition.init_args.alpha=0.1"], "data.partition.init_args.alpha"),
+        (["--data.partition=Iid"], "data.partition.class_path"),
+        (["--data.personal_test=split"], "data.personal_test"),
+        (["--data.train_fraction=0.5"], "data.train_fraction"),
+        (["--data.pool=union"], "data.pool"),
+        (["--model.evaluate_at=trained"], "model.evaluate_at"),
+        (["--model.evaluate=[global]"], "model.evaluate"),
+        (["--model.eval_clients=2"], "model.eval_clients"),
+        (["--trainer.limit_val_batches=1"], "trainer.limit_val_batches"),
+        (["--model.clients.0.count=4"], "clients"),
+    ],
+)
+def test_unequal_terms_are_refused_with_both_values(
+    words: list[str], key: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [word for own in words for word in ("--set-b", own.removeprefix("--"))]
+    if key == "data.pool":  # which takes these
+        sets += ["--set", "data.personal_test=split", "model.evaluate=[personal]"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "run.yaml", "run.yaml", *sets, "--seeds", "0-1"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lightfed: error: {key}")
+    assert " for A, " in line
+    assert " for B" in line
+    assert not (folder / "runs").exists()
+
+
+def test_the_moment_of_an_algorithm_counts_where_none_is_given(folder: Path) -> None:
+    own, other = wanted_of("run.yaml"), wanted_of("run.yaml", "--model.algorithm=Standalone")
+    with pytest.raises(UserError) as refused:
+        check_terms({"A": own, "B": other}, [])
+    assert refused.value.key == "model.evaluate_at"
+
+
+def test_a_permitted_difference_is_said(folder: Path) -> None:
+    own, other = wanted_of("run.yaml"), wanted_of("run.yaml", "--data.partition.alpha=0.1")
+    (said,) = check_terms({"A": own, "B": other}, ["data.partition"])
+    assert "0.5 for A, 0.1 for B" in said
+    assert check_terms({"A": own, "B": wanted_of("run.yaml", "--model.local_epochs=2")}, []) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--set", "model.seed=3"], "model.seed"),
+        (["--set", "model.fraction"], "--set"),
+        (["--seeds", "3"], "compare"),
+        (["--tune", "model.optimizer.lr=.1"], "--tune"),
+        (["--tune", "model.optimizer.lr=.1,.2", "--tune-seed", "1"], "--tune-seed"),
+        (["--target", "personal/accuracy=0.5"], "--target"),
+        (["--target", "personal/loss>=0.5"], "--target"),
+        (["--target", "personal/accuracy>=x"], "--target"),
+        (["--metric", "personal/f1"], "--metric"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(
+    words: list[str], key: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--metric" in words:
+        words = [*words, "--set", "trainer.max_epochs=1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "run.yaml", "run.yaml", "--seeds", "0-1", *words])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"lightfed: error: {key}: ")
+
+
+def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--seeds", "0-2", "--metric", "train_loss", "--set", "trainer.max_epochs=1"]
+    words += ["--tune", "model.optimizer.lr=1e-5,.3", "--set-b", "model.local_epochs=4"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "run.yaml", "run.yaml", *words, "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seeds"] == [0, 1, 2]
+    assert [row["chosen"] for row in found["search"]] == [".3 (edge of the grid)"] * 2
+    assert found["verdict"] == "better"
+    row = found["rows"]["train_loss"]
+    assert row["difference"] == pytest.approx(row["b"] - row["a"])
+    assert row["low"] < row["difference"] < row["high"] < 0
+    assert found["rows"]["bytes"]["difference"] == 0.0
+    ratio = found["rows"]["FLOPs"]["b"] / found["rows"]["FLOPs"]["a"]
+    assert ratio == pytest.approx(4.0)
+    runs = sorted(p.parent.name for p in (folder / "runs").glob("*/metrics.csv"))
+    assert len(runs) == 2 * 2 + 2 * 3
+    with pytest.raises(SystemExit):  # nothing is missing: the same table, and a page
+        main(["compare", "run.yaml", "run.yaml", *words, "--target", "train_loss<=2.5"])
+    out = capsys.readouterr().out
+    assert "B is better than A: train loss" in out
+    assert "rounds to target" in out
+    assert len(list((folder / "runs").glob("*/metrics.csv"))) == len(runs)
+    assert "B is better" in (folder / "runs" / "compare" / "comparison.html").read_text()
+
+
+def test_a_null_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"])
+    assert "no difference is shown: " in capsys.readouterr().out
+
+
+def test_what_is_missing_is_submitted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sweep, "submit", lambda *a, **k: seen.append(a) or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "run.yaml", "run.yaml", "--set-b", "model.local_epochs=2", "--slurm"])
+    assert ended.value.code == 0
+    ((file, lines, _),) = seen
+    assert list(lines) == list(range(1, 11))
+    assert len(file.read_text().splitlines()) == 10
+    assert "lightfed " in capsys.readouterr().out
+
+
+def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:
+    def group(name: str, finals: Sequence[Any]) -> Group:
+        folders = [
+            write_run(
+                tmp_path / f"{name}{seed}",
+                metrics={"global/accuracy": (0.1, final)},
+                environment={**ENVIRONMENT, "seed": seed, "rounds": 2},
+                evaluations=None,
+                counts=None,
+            )
+            for seed, final in enumerate(finals)
+        ]
+        return Group(name, tuple(read(folder) for folder in folders))
+
+    a, b = group("a", (0.5, 0.51, 0.5)), group("b", (0.8, 0.8, "nan"))
+    assert "no difference is shown" in (said := compare.verdict(a, b, "global/accuracy"))
+    assert "1 seed without a finite value" in said
+    better = compare.verdict(a, group("c", (0.8, 0.8, 0.8)), "global/accuracy")
+    assert better.startswith("B is better than A: global accuracy +29.67 points")
+
+
+STUDY: dict[str, Any] = {
+    "title": "a small study",
+    "common": yaml.safe_load(BASE),
+    "methods": {"one": {}, "four": {"model.local_epochs": 4}},
+    "seeds": "0-1",
+    "metric": "personal/accuracy",
+    "columns": ["personal/accuracy", "train_loss"],
+    "seconds": 1,
+    "claims": [{"better": "four", "than": "one", "metric": "train_loss"}],
+    "theirs": {"one": {"personal/accuracy": 0.5}},
+}
+
+
+def test_a_study_says_whether_its_claim_holds(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "STUDIES", folder)
+    (folder / "small.yaml").write_text(yaml.safe_dump(STUDY))
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "small", "--markdown"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert "4 of 4 runs are missing, about 0.1 CPU minutes" in printed.err
+    assert "| one | " in printed.out
+    assert "50.00 %" in printed.out
+    assert "four is better than one in train loss: " in printed.out
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"seconds": ...}, "small.yaml: seconds"),
+        ({"rounds": 3}, "small.yaml: rounds"),
+        ({"claims": [{"better": "x", "than": "one", "metric": "m"}]}, "small.yaml: claims"),
+    ],
+)
+def test_a_study_with_a_mistake_is_refused(
+    change: dict[str, Any], key: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "STUDIES", folder)
+    kept = {k: v for k, v in (STUDY | change).items() if v is not ...}
+    (folder / "small.yaml").write_text(yaml.safe_dump(kept))
+    with pytest.raises(UserError) as refused:
+        study.read_study("small")
+    assert refused.value.key == key
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_methods_of_every_study_can_be_made(path: Path, folder: Path) -> None:
+    read = study.read_study(path.stem)
+    found = check_here([method.at(0) for method in study.methods_of(path.stem, read)])
+    assert not [error for error in found if isinstance(error, UserError)]
+    named = dict(zip(read["methods"], found, strict=True))
+    assert all(isinstance(one, Wanted) for one in found)
+    check_terms({n: w for n, w in named.items() if isinstance(w, Wanted)}, read["differ"])
+
+
+def test_methods_of_equal_commands_share_their_runs(folder: Path) -> None:
+    words = ("fit", "--config", "run.yaml", "--trainer.max_epochs=1")
+    held = contest.hold(
+        [Method("a", words), Method("b", words)], [0, 1], contest.Way(jobs=None, slurm=False)
+    )
+    assert len(list((folder / "runs").glob("*/metrics.csv"))) == 2
+    rows = {row.name: row for row in compare.rows_of(*held.groups)}
+    assert rows["train_loss"].difference.mean == 0.0
