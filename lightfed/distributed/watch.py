@@ -129,13 +129,9 @@ class Watch:
             self._said_goodbye.add(peer.rank)
             if state == "failed":
                 reason = None if self._rank else f"{peer} ended with an error ({said})"
-                late = threading.Timer(GRACE, self._end_unless_gone, (reason,))
+                late = threading.Timer(GRACE, lambda: self._gone or self._end(reason))
                 late.daemon = True
                 late.start()
-
-    def _end_unless_gone(self, reason: str | None) -> None:
-        if not self._gone:
-            self._end(reason)
 
     def _reports_rank_0(self) -> bool:
         """Whether this rank reports the loss of rank 0: the first one on another node, if any."""

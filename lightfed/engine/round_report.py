@@ -95,8 +95,10 @@ class RoundReport:
         rounds = trainer.global_step
         if trainer.run_logger is not None:
             trainer.run_logger.log_clients(_client_rows(fleet, reports, rounds=rounds))
-            costs = {"costs": {"sums": _group_costs(fleet)}}
-            trainer.run_logger.log_arrays(rounds, {**arrays, **costs})
+            # (groups, 3) bytes up, bytes down and FLOPs of each group's clients since the start
+            ends = np.cumsum([0] + [state.group.count for state in fleet.groups])
+            sums = torch.from_numpy(np.add.reduceat(fleet.ledger.totals, ends[:-1]))
+            trainer.run_logger.log_arrays(rounds, {**arrays, "costs": {"sums": sums}})
         if rounds == trainer.current_epoch:  # the round's other metrics are written
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=rounds - 1)
@@ -118,12 +120,6 @@ def exact(metrics: dict[str, float]) -> dict[str, Tensor]:
 def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:
     """Pass metrics to callbacks; `self.log` would cost a millisecond per metric."""
     trainer.callback_metrics.update(exact(metrics))
-
-
-def _group_costs(fleet: Fleet) -> Tensor:
-    """(groups, 3) bytes up, bytes down and FLOPs of each group's clients since the start."""
-    ends = np.cumsum([0] + [state.group.count for state in fleet.groups])
-    return torch.from_numpy(np.add.reduceat(fleet.ledger.totals, ends[:-1]))
 
 
 def _client_rows(

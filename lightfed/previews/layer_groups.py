@@ -38,7 +38,13 @@ def groups_table(
 def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> str:
     """The trie of groups 0, 1, ... as indented text, with their names and numbers of clients."""
     lines = [_HEAD]
-    for level, chain in _in_order(_chains(trie)):
+    # Depth first, each with the number of those that it continues.
+    chains = sorted(_chains(trie), key=lambda chain: (chain[0].groups[0], chain[0].depth))
+    for chain in chains:
+        first = chain[0]
+        level = sum(
+            one.depth < first.depth and {*first.groups} <= {*one.groups} for one, *_ in chains
+        )
         layers = trie.models[chain[0].groups[0]]
         depths = [node.depth for node in chain]
         lines.append(
@@ -62,16 +68,6 @@ def _chains(trie: Trie) -> list[list[Node]]:
     for node in trie.nodes:
         chains.setdefault(node.groups, []).append(node)
     return list(chains.values())
-
-
-def _in_order(chains: list[list[Node]]) -> list[tuple[int, list[Node]]]:
-    """Chains in depth-first order, each with its level."""
-    chains = sorted(chains, key=lambda chain: (chain[0].groups[0], chain[0].depth))
-    return [(sum(_continues(chain, other) for other in chains), chain) for chain in chains]
-
-
-def _continues(chain: list[Node], other: list[Node]) -> bool:
-    return other[0].depth < chain[0].depth and set(chain[0].groups) <= set(other[0].groups)
 
 
 def _span(first: int, last: int) -> str:

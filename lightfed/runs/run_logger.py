@@ -193,7 +193,7 @@ class RunLogger(Logger):
         row.update(new)
         self._tables["metrics"].add_columns(row)
         if new and number <= self._ended:  # a callback's metric, after the round was written
-            self._write_metrics()
+            self._tables["metrics"].write(self._rows_until(self._ended))
 
     @override
     @rank_zero_only
@@ -261,6 +261,3 @@ class RunLogger(Logger):
 
     def _rows_until(self, number: int) -> list[Row]:
         return [self._rounds[n] for n in sorted(self._rounds) if n <= number]
-
-    def _write_metrics(self) -> None:
-        self._tables["metrics"].write(self._rows_until(self._ended))

@@ -6,8 +6,8 @@ other; those bytes belong to no client and are summed separately. Bytes between 
 placement and are not counted here.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,14 +94,19 @@ def forward_flops(
         call: the pass; the module's forward by default.
         samples: in the batch.
     """
+    with torch.no_grad(), _counting(module) as counter:
+        (call or module)(batch)
+    return counter.get_total_flops() / samples
+
+
+@contextmanager
+def _counting(module: nn.Module) -> Iterator[Any]:
+    """A counter of FLOPs; it does not know fused attention on CPUs, so matrix products count."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    # The counter does not know fused attention on CPUs; matrix products are counted.
-    counter = FlopCounterMode(display=False)
-    with evaluating(module), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        (call or module)(batch)
-    return counter.get_total_flops() / samples
+    with evaluating(module), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as own:
+        yield own
 
 
 def passes(
@@ -114,20 +119,10 @@ def passes(
     """FLOPs of a step on a sample with frozen layers, in forward passes; 3 if they are unknown.
 
     A frozen layer has no gradient of its weights, and below the first trained one there is no
-    backward pass. Counted by torch, as `forward`, the FLOPs of a forward pass of a sample.
-
-    Args:
-        module: put into eval mode and back.
-        batch: as of `forward_flops`, like `call` and `samples`.
-        forward: FLOPs of a forward pass of a sample.
-        call: the pass.
-        samples: in the batch.
+    backward pass. `forward` are the FLOPs of a forward pass of a sample; the rest is as of
+    `forward_flops`.
     """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False)
-    with evaluating(module), sdpa_kernel(SDPBackend.MATH), counter, suppress(NotImplementedError):
+    with suppress(NotImplementedError), _counting(module) as counter:
         output = (call or module)(batch)
         if forward and isinstance(output, torch.Tensor) and output.requires_grad:
             trained = [p for p in module.parameters() if p.requires_grad]

@@ -68,14 +68,10 @@ class VDCNN(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """(B, characters) of any type, 0..70 -> (B, C) logits."""
-        embedded = self.embedding(_own_letters(x.long())).transpose(1, 2)
+        # CharCNN's letters, 0..70, in this alphabet, 0..68. A hyphen is read as the first one.
+        letters = torch.where(x == _NEWLINE, 0, x - (x > _SECOND_HYPHEN).to(x)).long()
+        embedded = self.embedding(letters).transpose(1, 2)
         return self.classifier(self.stages(self.stem(embedded)))
-
-
-def _own_letters(x: Tensor) -> Tensor:
-    """Map CharCNN's letters, 0..70, to this alphabet, 0..68."""
-    # The second hyphen never occurs: a hyphen is read as the first one.
-    return torch.where(x == _NEWLINE, 0, x - (x > _SECOND_HYPHEN).long())
 
 
 class ConvBlock(nn.Module):

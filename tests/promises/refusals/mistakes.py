@@ -360,8 +360,6 @@ DATA = [
           named="data.dataset.init_args.root"),
     edit("data.dataset", of_class("MNIST", root="corrupt"), "cannot be read",
           named="data.dataset.init_args.root"),
-    edit("data.dataset", of_class("Digits", image_size=1_000_000), "GiB of memory",
-         named="data.dataset.init_args.image_size"),
     edit("data.dataset", of_class("Digits", image_size=0), "0 pixels",
           named="data.dataset.init_args.image_size"),
     Case("data.last_batch", "a single sample", {"data.batch_size": 4, **hidden(4, 4, 4, 4)}),
