@@ -128,8 +128,8 @@ class Fleet:
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
         self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
         self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
-        pulls = [type(hooks) for hooks in self.hooks if hooks.overrides("proximal")]
-        found = f"{pulls[-1].__name__}, and {pulls[0].__name__} has a pull too" if pulls else ""
+        pulls = [type(hooks).__name__ for hooks in self.hooks if hooks.overrides("proximal")]
+        found = f"{''.join(pulls[-1:])}, and {type(algorithm).__name__} has a pull of its own"
         require(len(pulls) < 2, "model.local_penalty", found, "leave it out")
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
@@ -148,10 +148,11 @@ class Fleet:
         self.personal = self._personal(personal)
         self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
         self.stateful |= bool(self.personal)
-        self.stateful |= keep_optimizer
         why, fix = algorithm.no_kept_optimizer, "leave it out"
         require(not (keep_optimizer and why), "model.keep_optimizer", f"true, but {why}", fix)
         self.kept = KeptStates()
+        keep_optimizer |= algorithm.carries
+        self.stateful |= keep_optimizer
         self.optimizers = self.keep("optimizer") if keep_optimizer else None
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:

@@ -143,7 +143,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         no_server_step: why no optimiser can step for the server; empty if one can.
         no_personal: why clients cannot keep some tensors to themselves (`model.personal`); empty if
             they can. None: they can unless the class is `stateful`.
-        carries: sessions hand on the state of their optimiser, by the method's own rule.
+        carries: clients keep the state of their optimiser in any case (`fed.optimizers`).
         no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
