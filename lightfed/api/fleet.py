@@ -718,18 +718,13 @@ class Fleet:
         return self.state(client).bind(self._row_here(client))
 
     def load(
-        self,
-        model: ServerModel,
-        client: int,
-        *,
-        buffers: bool = True,
-        tensors: Collection[str] | None = None,
+        self, model: ServerModel, client: int, *, tensors: Collection[str] | None = None
     ) -> None:
         """Copy the part of a server model (or of the given tensors) into the row of a client.
 
         This is not a message: the ledger does not count it.
         """
-        parts = self._parts(buffers, tensors)
+        parts = self._parts(True, tensors)
         self._coverages.take(model, self.group_of(client), parts, self.row(client))
 
     def rows(
@@ -737,7 +732,6 @@ class Fleet:
         clients: Sequence[int],
         *,
         given: ServerModel | None = None,
-        buffers: bool = True,
         tensors: Collection[str] | None = None,
     ) -> Rows:
         """The clients' own models; of a session under way, the model that is in it.
@@ -746,14 +740,13 @@ class Fleet:
             clients: of one group.
             given: take the part that they cover from this model instead; what they keep is not
                 changed.
-            buffers: take its BatchNorm statistics and other buffers too.
             tensors: names of the tensors to take; all by default.
         """
         s = self.session
         state = self.state(clients[0]) if s is None else s.group
         if given is None:
             return Rows(state.live, clients, self._read)
-        parts, group = self._parts(buffers, tensors), self.groups.index(state)
+        parts, group = self._parts(True, tensors), self.groups.index(state)
 
         def read(some: Sequence[int]) -> Row:
             rows = self._read(some)

@@ -226,7 +226,6 @@ class SessionFleet(Protocol):
     algorithm: Hooks
     hooks: Sequence[SessionHooks]
     personal: frozenset[str]
-    stateful: bool
     clients: int
     groups: list[GroupState]
     data: FederatedDataModule
