@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, Momenta, Momentum
+from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical
 from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
@@ -70,7 +70,7 @@ class FedBCD(Hierarchical):
         server_lr: float = 0.5,
         server_step: Literal["mean", "sum"] = "mean",
         mixing: list[list[float]] | str | None = None,
-        momentum: Momentum = "device",
+        momentum: Literal["device", "shared", "session"] = "device",
         compatibility: bool = False,
         **hierarchy: Any,
     ) -> None:
@@ -127,7 +127,9 @@ class FedBCD(Hierarchical):
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
         self.clock = VirtualClock(servers, self.wait)
-        self.momenta = Momenta(fed, self.momentum, key=f"{KEY}.momentum")
+        found = f"shared, by devices in turn, on {fed.ranks.world} ranks"
+        fits, fix = fed.ranks.world == 1, "set trainer.devices: 1, or momentum: device"
+        require_argument(fits or self.momentum != "shared", "momentum", found, fix)
 
     def _check_step(self, fed: Fleet) -> None:
         """Reject a step along sum_i gamma_i (w - x_i) that diverges."""
@@ -222,11 +224,15 @@ class FedBCD(Hierarchical):
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
         model = self.clouds.of(self.hierarchy.server_of(s.client, s.fed.clients))
-        return self.momenta.pull(s, model.parameters_row, self.penalty(s.client))
+        return Proximal(model.parameters_row, self.penalty(s.client))
 
     @override
-    def session_end(self, s: SessionContext) -> None:
-        self.momenta.keep(s)
+    def session_start(self, s: SessionContext) -> None:
+        if self.momentum == "shared" and s.fed.optimizers:  # of the last session
+            *_, state = s.fed.optimizers.values()
+            s.fed.optimizers.clear()
+            if state.isfinite().all():  # else all sessions would end the same way
+                s.fed.optimizers[s.client] = state
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:

@@ -141,8 +141,8 @@ class Fleet:
         require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
         self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
         self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
-        pulls = [type(hooks) for hooks in self.hooks if hooks.overrides("proximal")]
-        found = f"{pulls[-1].__name__}, and {pulls[0].__name__} has a pull too" if pulls else ""
+        pulls = [type(hooks).__name__ for hooks in self.hooks if hooks.overrides("proximal")]
+        found = f"{''.join(pulls[-1:])}, and {type(algorithm).__name__} has a pull of its own"
         require(len(pulls) < 2, "model.local_penalty", found, "leave it out")
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
@@ -161,12 +161,13 @@ class Fleet:
         self.personal = self._personal(personal)
         self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
         self.stateful |= bool(self.personal)
-        self.stateful |= keep_optimizer
-        self.keeps_late = policy is not None and policy.late == "keep"
-        self.keeps = self.stateful or self.keeps_late
         why, fix = algorithm.no_kept_optimizer, "leave it out"
         require(not (keep_optimizer and why), "model.keep_optimizer", f"true, but {why}", fix)
         self.kept = KeptStates()
+        keep_optimizer |= algorithm.carries
+        self.stateful |= keep_optimizer
+        self.keeps_late = policy is not None and policy.late == "keep"
+        self.keeps = self.stateful or self.keeps_late
         self.optimizers = self.keep("optimizer") if keep_optimizer else None
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
@@ -861,18 +862,13 @@ class Fleet:
         return self.state(client).bind(self._row_here(client))
 
     def load(
-        self,
-        model: ServerModel,
-        client: int,
-        *,
-        buffers: bool = True,
-        tensors: Collection[str] | None = None,
+        self, model: ServerModel, client: int, *, tensors: Collection[str] | None = None
     ) -> None:
         """Copy the part of a server model (or of the given tensors) into the row of a client.
 
         This is not a message: the ledger does not count it.
         """
-        parts = self._parts(buffers, tensors)
+        parts = self._parts(True, tensors)
         self._coverages.take(model, self.group_of(client), parts, self.row(client))
 
     def rows(
@@ -880,7 +876,6 @@ class Fleet:
         clients: Sequence[int],
         *,
         given: ServerModel | None = None,
-        buffers: bool = True,
         tensors: Collection[str] | None = None,
     ) -> Rows:
         """The clients' own models; of a session under way, the model that is in it.
@@ -889,14 +884,13 @@ class Fleet:
             clients: of one group.
             given: take the part that they cover from this model instead; what they keep is not
                 changed.
-            buffers: take its BatchNorm statistics and other buffers too.
             tensors: names of the tensors to take; all by default.
         """
         s = self.session
         state = self.state(clients[0]) if s is None else s.group
         if given is None:
             return Rows(state.live, clients, self._read)
-        parts, group = self._parts(buffers, tensors), self.groups.index(state)
+        parts, group = self._parts(True, tensors), self.groups.index(state)
 
         def read(some: Sequence[int]) -> Row:
             rows = self._read(some)

@@ -150,7 +150,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         parts: shares of the model that clients hold, client i the entry i mod length; with
             `model.assign` the largest that its device can train.
         devices: of the clients, unless `model.devices` names some; None: rounds take no time.
-        carries: sessions hand on the state of their optimiser, by the method's own rule.
+        carries: clients keep the state of their optimiser in any case (`fed.optimizers`).
         no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
@@ -237,7 +237,6 @@ class SessionFleet(Protocol):
     algorithm: Hooks
     hooks: Sequence[SessionHooks]
     personal: frozenset[str]
-    stateful: bool
     clients: int
     groups: list[GroupState]
     data: FederatedDataModule

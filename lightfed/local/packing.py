@@ -138,8 +138,7 @@ class Packs:
         if isinstance(optimizer, str) or (why := _mixes(optimizer, module)):
             return optimizer if isinstance(optimizer, str) else why
         kind, even = type(optimizer), couples(module)
-        carries = fleet.optimizers is not None or fleet.algorithm.carries
-        if carries and kind is not optim.SGD and not hasattr(kind, "stacked"):
+        if fleet.optimizers is not None and kind is not optim.SGD and not hasattr(kind, "stacked"):
             return f"{kind.__name__} hands on how many steps a client has taken"
         if self.side_by_side == "auto":
             if kind not in _OPTIMIZERS and not hasattr(kind, "stacked"):

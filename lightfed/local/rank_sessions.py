@@ -60,7 +60,8 @@ class Training(ClientSessions):
             state = self._fleet.groups[group]
             state.takes_lr, state.optimizer = takes_lr, stepper.optimizer
             found = f"true, and {type(stepper.optimizer).__name__} has no state"
-            fits = self._fleet.optimizers is None or bool(stepper.slots)
+            needed = self._fleet.optimizers is not None and not self._fleet.algorithm.carries
+            fits = not needed or bool(stepper.slots)
             require(fits, "model.keep_optimizer", found, "leave it out, or give it a momentum")
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session

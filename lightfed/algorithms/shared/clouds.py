@@ -7,7 +7,6 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,12 +15,9 @@ from torch import Tensor, nn
 from lightfed.algorithms.shared.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import SessionContext
-from lightfed.local.optimizer import Proximal
 from lightfed.simulation.delays import Exponential
 from lightfed.simulation.devices import Devices
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import require
 
 
 class Hierarchical(Algorithm):
@@ -108,38 +104,3 @@ class CloudModels(nn.ModuleList):
             return [mean] * len(first)
         weights = torch.from_numpy(mixing).to(models.device)
         return list((weights @ models).float())
-
-
-Momentum = Literal["device", "shared", "session"]
-
-
-class Momenta:
-    """The initial momentum of sessions.
-
-    `kind`: the final momentum of the client's last session (device); that of the last session of
-    any client, in order and on one rank (shared), which several ranks refuse; or 0 (session).
-    """
-
-    def __init__(self, fed: Fleet, kind: Momentum, *, key: str) -> None:
-        found = f"shared, by devices in turn, on {fed.ranks.world} ranks"
-        fix = "set trainer.devices: 1, or momentum: device"
-        require(kind != "shared" or fed.ranks.world == 1, key, found, fix)
-        self.kind = kind
-        self.kept = fed.keep("momentum")  # of all clients, or of the last one
-
-    def pull(self, s: SessionContext, anchor: Tensor, weight: float) -> Proximal:
-        """A session's pull, with its initial momentum."""
-        begin = self.kept.get(s.client)
-        if self.kind == "shared" and self.kept:
-            begin = self.kept[[*self.kept][-1]]  # of the last session
-        return Proximal(anchor, weight, self.kind != "session", begin)
-
-    def keep(self, s: SessionContext) -> None:
-        """Keep a session's final momentum."""
-        momentum = None if s.proximal is None else s.proximal.momentum
-        if self.kind == "shared":
-            self.kept.clear()
-            if momentum is not None and not momentum.isfinite().all():
-                return  # the other clients' sessions would end the same way
-        if momentum is not None:
-            self.kept[s.client] = momentum
