@@ -489,7 +489,7 @@ class Fleet:
     def _valid(self, clients: Iterable[int]) -> list[int]:
         """The clients whose updates this round can use; the server waits for no more of them."""
         if self.clock is not None:
-            self.clock.close(self._outcomes)
+            self.clock.close(self._outcomes.silent, self._outcomes.usable)
             self._outcomes.late = self.clock.late
         return self._outcomes.contributing(clients)
 
@@ -1007,8 +1007,10 @@ class Fleet:
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
-        timed = {} if self.clock is None else self.clock.close_round(self._outcomes)
-        return self.metrics | self.ledger.close_round() | timed
+        sums, ends = self.ledger.close_round(), self._outcomes
+        if self.clock is not None:
+            sums |= self.clock.close_round(ends.silent, ends.usable)
+        return self.metrics | sums
 
     def states(self) -> Saved | None:
         """The state of this rank's clients for a checkpoint; None if they keep nothing."""
