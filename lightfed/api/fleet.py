@@ -493,32 +493,11 @@ class Fleet:
             self._outcomes.late = self.clock.late
         return self._outcomes.contributing(clients)
 
-    def session_seconds(
-        self, clients: Sequence[int], t: int, *, up: float, purpose: str | None = "delay"
-    ) -> np.ndarray:
-        """(C,) virtual seconds of sessions; for methods that have a clock of their own.
-
-        They are those of what the clients have received and computed since the last call, and of
-        what they send. `until` then says when the round ends.
-
-        Args:
-            clients: which trained.
-            t: the round.
-            up: bytes that each sends.
-            purpose: the name of the draws of delays; None without delays.
-        """
-        assert self.clock is not None, "the class names devices"
-        return self.clock.session_seconds(clients, t, up=up, purpose=purpose)
-
     @property
-    def now(self) -> float:
-        """Virtual seconds since the start; 0 without devices."""
-        return 0.0 if self.clock is None else self.clock.now
-
-    def until(self, now: float) -> None:
-        """End the round at so many virtual seconds since the start."""
-        assert self.clock is not None, "the class names devices"
-        self.clock.now = now
+    def timed(self) -> DeviceClock:
+        """The clock, for a method whose class names devices."""
+        assert self.clock is not None
+        return self.clock
 
     def merge(
         self,

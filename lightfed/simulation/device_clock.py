@@ -240,7 +240,11 @@ class DeviceClock:
     def session_seconds(
         self, clients: Sequence[int], t: int, *, up: float, purpose: str | None
     ) -> np.ndarray:
-        """As `Fleet.session_seconds`."""
+        """(C,) virtual seconds of sessions, for a method that then sets `now` by a rule of its own.
+
+        They are those of what clients have received and computed since the last call, and of what
+        they send: `up` bytes each. `purpose` names the draws of delays; None without delays.
+        """
         self._own = True
         who = np.array(clients, dtype=np.int64)
         work = self._ledger.totals[who] - self._known[who]

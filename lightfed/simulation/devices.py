@@ -207,8 +207,8 @@ class Devices(Device):
         require(not missing, key, found, "give a row for every client, from 0")
         unknown = [name for name in table.columns if name not in _UNITS]
         require(not unknown, key, f"a column {unknown[:1]}", f"name columns {', '.join(_UNITS)}")
-        table = table.loc[range(clients)]
-        return {name: table[name].to_numpy(np.float64) for name in table.columns}
+        every = [*range(clients)]
+        return {name: table[name].loc[every].to_numpy(np.float64) for name in table.columns}
 
 
 def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:
