@@ -57,7 +57,7 @@ class CloudFedAvg(Hierarchical, FedAvg):
         busy = max(self.busy(fed, phases, t))  # all wait for the slowest
         fed.merge(devices, into=self.model, weights=self.weights)
         fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
-        fed.until(fed.now + busy)
+        fed.timed.now += busy
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:

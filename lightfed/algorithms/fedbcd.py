@@ -166,7 +166,7 @@ class FedBCD(Hierarchical):
         fed.relay(self.clouds.of(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
-        fed.until(clock.now)
+        fed.timed.now = clock.now
 
     def _pulled(self, devices: Sequence[int]) -> list[int]:
         """The devices that communicate with their server; the others train alone."""

@@ -74,7 +74,7 @@ class FedBuff(OneModel):
         for part in range(self.buffer // self.clock.wait):
             fed.send(self.model, idle := self.clock.idle)
             fed.train(idle, t)
-            took = fed.session_seconds(idle, t, up=row_bytes, purpose=f"delay {part}")
+            took = fed.timed.session_seconds(idle, t, up=row_bytes, purpose=f"delay {part}")
             for k in idle:
                 self.version[k] = t if fed.usable(k) else -1
             arrived = [k for k in self.clock.advance(took) if self.version[k] >= 0]
@@ -83,7 +83,7 @@ class FedBuff(OneModel):
             a = {k: n[k] * (1 + t - int(self.version[k])) ** -self.exponent for k in arrived}
             fed.average(self.updates, arrived, into=(mean := torch.zeros_like(w)), weights=a)
             total, mass = total + sum(a.values()) * mean, mass + sum(a.values())
-        fed.until(self.clock.now)
+        fed.timed.now = self.clock.now
         if mass:
             size = mass if self.weights == "samples" else self.buffer
             b = self.momentum.mul_(self.beta).add_(total[: len(self.momentum)], alpha=1 / size)

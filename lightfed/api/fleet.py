@@ -542,36 +542,15 @@ class Fleet:
     def _valid(self, clients: Iterable[int]) -> list[int]:
         """The clients whose updates this round can use; the server waits for no more of them."""
         if self.clock is not None:
-            self.clock.close(self._outcomes)
+            self.clock.close(self._outcomes.silent, self._outcomes.usable)
             self._outcomes.late = self.clock.late
         return self._outcomes.contributing(clients)
 
-    def session_seconds(
-        self, clients: Sequence[int], t: int, *, up: float, purpose: str | None = "delay"
-    ) -> np.ndarray:
-        """(C,) virtual seconds of sessions; for methods that have a clock of their own.
-
-        They are those of what the clients have received and computed since the last call, and of
-        what they send. `until` then says when the round ends.
-
-        Args:
-            clients: which trained.
-            t: the round.
-            up: bytes that each sends.
-            purpose: the name of the draws of delays; None without delays.
-        """
-        assert self.clock is not None, "the class names devices"
-        return self.clock.session_seconds(clients, t, up=up, purpose=purpose)
-
     @property
-    def now(self) -> float:
-        """Virtual seconds since the start; 0 without devices."""
-        return 0.0 if self.clock is None else self.clock.now
-
-    def until(self, now: float) -> None:
-        """End the round at so many virtual seconds since the start."""
-        assert self.clock is not None, "the class names devices"
-        self.clock.now = now
+    def timed(self) -> DeviceClock:
+        """The clock, for a method whose class names devices."""
+        assert self.clock is not None
+        return self.clock
 
     def merge(
         self,
@@ -1033,8 +1012,10 @@ class Fleet:
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
-        timed = {} if self.clock is None else self.clock.close_round(self._outcomes)
-        return self.metrics | self.ledger.close_round() | timed
+        sums, ends = self.ledger.close_round(), self._outcomes
+        if self.clock is not None:
+            sums |= self.clock.close_round(ends.silent, ends.usable)
+        return self.metrics | sums
 
     def states(self) -> Saved | None:
         """The state of this rank's clients for a checkpoint; None if they keep nothing."""

@@ -133,7 +133,16 @@ def class_error(error: Exception, config: Namespace) -> UserError | None:
     key = next((k for k, v in config.items(branches=True) if str(v) == value), "")
     if inner is None or inner.key.startswith(key):
         return inner
-    return UserError(key + inner.key.removeprefix("delay"), inner.found, inner.fix)
+    argument = inner.key.removeprefix("delay")
+    stated = inner.found.split()
+    below = (
+        k
+        for k, v in config.items()
+        if k.startswith(key)
+        and k.endswith(argument)
+        and (f"{v:g}" if isinstance(v, int | float) else str(v)) in stated
+    )
+    return UserError(next(below, key + argument), inner.found, inner.fix)
 
 
 def accepted(owner: Any) -> dict[str, Any]:

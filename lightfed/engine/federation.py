@@ -16,7 +16,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
-from lightfed.engine.fitting import fitted
+from lightfed.engine.fitting import FastestFit, fitted
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
@@ -28,7 +28,6 @@ from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.simulation.devices import Devices
-from lightfed.simulation.fastest_fit import FastestFit
 from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
 from lightfed.utils.errors import UserError, require

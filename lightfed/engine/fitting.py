@@ -1,20 +1,93 @@
-"""Deals clients to groups by what their devices can train, before the federation is built."""
+"""Models fitted to devices: the largest that a client can train in time, or in its memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup, GroupState, group_names
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import LocalWork
 from lightfed.local.packing import client_bytes
-from lightfed.simulation.devices import Devices
-from lightfed.simulation.fastest_fit import KEY, FastestFit, in_order
+from lightfed.simulation.delays import Distribution, Size
+from lightfed.simulation.devices import Devices, seconds
 from lightfed.state.frozen_base import FrozenBase
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
+from lightfed.utils.recorded import named
+
+KEY = "model.assign"
+
+
+@named
+@dataclass(frozen=True)
+class FastestFit:
+    """Each client gets the first of the models whose session its device can do.
+
+    A session is that of the mean number of samples: the model comes, is trained and goes. The
+    groups are in order, the largest model first. Their counts only add up to the number of clients,
+    which are numbered group by group; within a group in the order of the devices.
+
+    Attributes:
+        deadline: Virtual seconds that a session may take.
+        memory: What a session holds must fit into the memory of the device.
+    """
+
+    deadline: float | None = None
+    memory: bool = False
+
+    def check(self, devices: Devices | None) -> None:
+        """Reject a rule without effect."""
+        none = self.deadline is None and not self.memory
+        require(not none, KEY, "no limit", "give a deadline, or memory: true")
+        fits, found = self.deadline is None or self.deadline > 0, self.deadline
+        require(fits, f"{KEY}.deadline", found, "give seconds above 0")
+        require(devices is not None, KEY, "given, and no devices to fit to", "give model.devices")
+
+    def choose(
+        self,
+        values: dict[str, np.ndarray],
+        work: np.ndarray,
+        memory: np.ndarray,
+        names: Sequence[str],
+    ) -> list[int]:
+        """The number of each client's model; a UserError if a device can train none of them.
+
+        Args:
+            values: (N,) each, of the devices.
+            work: (M, 3) bytes up, bytes down and FLOPs of a session with each model.
+            memory: (M,) bytes that a session holds.
+            names: of the models.
+        """
+        clients = len(values["flops"])
+        took = np.stack([seconds(values, np.tile(each, (clients, 1))) for each in work])
+        fits = took <= (np.inf if self.deadline is None else self.deadline)
+        if self.memory:
+            fits &= memory[:, None] <= values["memory"]
+        if len(without := np.flatnonzero(~fits.any(axis=0))):
+            key, needs = f"{KEY}.memory", f"{memory[-1]:.4g} bytes"
+            if self.deadline is not None:
+                key = f"{KEY}.deadline"
+                needs = f"up to {took[-1][without].max():.4g} virtual seconds"
+            found = f"{len(without)} clients can train none; {names[-1]} needs {needs}"
+            raise UserError(key, found, "give more, or a smaller model as the last one")
+        chosen: list[int] = fits.argmax(axis=0).tolist()
+        return chosen
+
+
+@dataclass(frozen=True)
+class OfDevices(Distribution):
+    """The numbers of devices that have been drawn or read already."""
+
+    values: np.ndarray
+    """(N,)"""
+
+    @override
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
+        return self.values.copy()
 
 
 def fitted(
@@ -33,33 +106,26 @@ def fitted(
     """
     own = [name for name, group in zip(group_names(groups), groups, strict=True) if group.device]
     require(not own, KEY, f"given, and group {own[:1]} has a device", "name it in model.devices")
-    states = [
-        GroupState(
-            group, data, base=FrozenBase(), name=name, position=position, seed=seed,
-            device=torch.device("cpu"), host_rows=False, prepare=algorithm.prepare_module,
-        )
-        for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
-    ]  # fmt: skip
     clients = sum(group.count for group in groups)
     values = devices.of([(clients, None)], seed=seed)
-    needed = np.stack([session_work(state, data, work, clients) for state in states])
-    memory = [client_bytes(state.module, state, data) for state in states]
+    samples = sum(work.samples(data, k, None) for k in range(clients)) / clients
+    needed, memory, names = [], [], group_names(groups)
+    for position, (group, name) in enumerate(zip(groups, names, strict=True)):
+        state = GroupState(
+            group, data, base=FrozenBase(), name=name, position=position, seed=seed,
+            device=torch.device("cpu"), host_rows=False, prepare=algorithm.prepare_module,
+        )  # fmt: skip
+        size = 4 * state.layout.floats.numel + 8 * state.layout.integers.numel
+        needed.append([size, size, state.passes * state.flops * samples])
+        memory.append(client_bytes(state.module, state, data))
     if algorithm.parts:
         parts = sorted({*algorithm.parts}, reverse=True)
-        needed, memory = np.outer(parts, needed[0]), [part * memory[0] for part in parts]
-        chosen = rule.choose(values, needed, memory, [f"density {part:g}" for part in parts])
-        algorithm.parts = [parts[place] for place in chosen.tolist()]
+        names = [f"a density of {part:g}" for part in parts]
+        given = np.outer(parts, needed[0]), np.multiply(parts, memory[0])
+        algorithm.parts = [parts[place] for place in rule.choose(values, *given, names)]
         return [*groups], devices
-    chosen = rule.choose(values, needed, memory, [state.name for state in states])
-    counts = np.bincount(chosen, minlength=len(groups)).tolist()
-    dealt = [replace(g, count=n) for g, n in zip(groups, counts, strict=True) if n]
-    return dealt, in_order(devices, values, chosen)
-
-
-def session_work(
-    state: GroupState, data: FederatedDataModule, work: LocalWork, clients: int
-) -> np.ndarray:
-    """(3,) bytes up, bytes down and FLOPs of a session with the mean number of samples."""
-    size = 4 * state.layout.floats.numel + 8 * state.layout.integers.numel
-    samples = sum(work.samples(data, k, None) for k in range(clients)) / clients
-    return np.array([size, size, state.passes * state.flops * samples])
+    chosen = rule.choose(values, np.array(needed), np.array(memory), names)
+    counts, order = np.bincount(chosen, minlength=len(groups)), np.argsort(chosen, kind="stable")
+    dealt = [replace(g, count=int(n)) for g, n in zip(groups, counts, strict=True) if n]
+    ordered: dict[str, Any] = {name: OfDevices(one[order]) for name, one in values.items()}
+    return dealt, replace(devices, table=None, **ordered)

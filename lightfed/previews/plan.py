@@ -121,7 +121,7 @@ def _time(fleet: DryFleet, rounds: int) -> list[str]:
     """Virtual time of a round; nothing without devices."""
     if fleet.clock is None:
         return []
-    return [f"time     a round: {fleet.now / rounds:.4g} virtual seconds, if nobody leaves"]
+    return [f"time     a round: {fleet.clock.now / rounds:.4g} virtual seconds, if nobody leaves"]
 
 
 def _groups(fleet: DryFleet) -> str:

@@ -55,8 +55,7 @@ def course(run: Run) -> Figure | None:
         if name == primary:
             spent = pd.DataFrame({"sent": traffic(run), "time": run.series(TIME)})
             costs = table.drop(columns=["low", "high"]).merge(spent, on="round")
-            charts += _over_bytes(costs, y, places, sentence(name))
-            charts += _over_time(costs, y, places, sentence(name))
+            charts += _over_costs(costs, y, places, sentence(name))
     errors = _lines(run, ERRORS, "aggregation_error")
     y = metric_axis("value", "aggregation_error", errors["value"])
     each = {text: place for place, text in enumerate(ERRORS.values(), len(places))}
@@ -118,8 +117,7 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
         title = f"{begin}{sentence(column)}"
         y = metric_axis("mean", metric, table["mean"])
         if over_rounds := _over_rounds(table, y, places, title):
-            courses += [*over_rounds, *_over_bytes(table, y, places, title)]
-            courses += _over_time(table, y, places, title)
+            courses += [*over_rounds, *_over_costs(table, y, places, title)]
         tested = {
             (group.label, run.seed): run.evaluation[[metric]]
             for group in own
@@ -168,29 +166,26 @@ def _over_rounds(table: pd.DataFrame, y: Axis, places: Places, title: str) -> li
     return [marks.lines(table, Axis("round"), y, places, title=title)] if drawn else []
 
 
-def _over_bytes(table: pd.DataFrame, y: Axis, places: Places, title: str) -> list[Chart]:
-    """Lines over the column `sent`; none if it does not vary.
+def _over_costs(table: pd.DataFrame, y: Axis, places: Places, title: str) -> list[Chart]:
+    """Lines over the columns `sent` and `time`; none where one does not vary.
 
-    The axis has a unit with short numbers, and is logarithmic over decades.
+    The axes have units with short numbers; that of bytes is logarithmic over decades.
     """
-    table = table[table["sent"] > 0]
-    if table["sent"].nunique() < 2:
-        return []
-    factor, unit = unit_of(float(table["sent"].max()), "B")
-    log = bool(20 * table["sent"].min() < table["sent"].max())
-    x = Axis("sent", f"sent by all clients and the server ({unit}{', log' * log})", log=log)
-    sent = table.assign(sent=table["sent"] / factor)
-    return [marks.lines(sent, x, y, places, title=f"{title} for the bytes sent")]
-
-
-def _over_time(table: pd.DataFrame, y: Axis, places: Places, title: str) -> list[Chart]:
-    """Lines over the column `time`, virtual seconds; none if it does not vary."""
-    table = table[table["time"] > 0]
-    if table["time"].nunique() < 2:
-        return []
-    longest = float(table["time"].max())
-    units = ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
-    factor, unit = next((factor, unit) for least, factor, unit in units if longest >= least)
-    timed = table.assign(time=table["time"] / factor)
-    x = Axis("time", f"virtual time of the clients' devices ({unit})")
-    return [marks.lines(timed, x, y, places, title=f"{title} for virtual time")]
+    charts = []
+    for column, spent, over in (
+        ("sent", "sent by all clients and the server", "for the bytes sent"),
+        ("time", "virtual time of the clients' devices", "for virtual time"),
+    ):
+        known = table[table[column] > 0]
+        if known[column].nunique() < 2:
+            continue
+        least, most = float(known[column].min()), float(known[column].max())
+        factor, unit = unit_of(most, "B")
+        if column == "time":
+            units = ((7200, 3600.0, "h"), (120, 60.0, "min"), (0, 1.0, "s"))
+            factor, unit = next((factor, unit) for from_, factor, unit in units if most >= from_)
+        log = column == "sent" and 20 * least < most
+        x = Axis(column, f"{spent} ({unit}{', log' * log})", log=log)
+        scaled = known.assign(**{column: known[column] / factor})
+        charts.append(marks.lines(scaled, x, y, places, title=f"{title} {over}"))
+    return charts

@@ -11,28 +11,21 @@ and the neighbours that it receives from have done their last round. The clients
 the server's link equally, as long as any of them is there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from lightfed.simulation.clock import device_delays
 from lightfed.simulation.devices import KEY as DEVICES
 from lightfed.simulation.devices import Devices, seconds
 from lightfed.simulation.policy import KEY, Policy
 from lightfed.state.costs import Ledger
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 _OFF = -1
-
-
-class Ends(Protocol):
-    """How sessions have ended; `lightfed.api.failures.Outcomes` implements it."""
-
-    silent: set[int]
-
-    def contributing(self, clients: Iterable[int]) -> list[int]: ...
 
 
 class DeviceClock:
@@ -76,18 +69,16 @@ class DeviceClock:
         self.open()
 
     def state_dict(self) -> dict[str, Any]:
-        """What survives a round: tensors' arrays and numbers."""
-        arrays = {"finish": self._finish, "busy": self._busy, "began": self._began}
-        return {"now": self.now, "there": self._there.tolist()} | {
-            name: values.tolist() for name, values in arrays.items()
-        }
+        """What survives a round."""
+        arrays = self._finish, self._busy, self._began, self._there
+        return {"now": self.now, "arrays": [torch.from_numpy(each.copy()) for each in arrays]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.now = state["now"]
-        self._finish, self._busy = np.array(state["finish"]), np.array(state["busy"])
+        arrays = (each.numpy().copy() for each in state["arrays"])
+        self._finish, self._busy, self._began, self._there = arrays
         self._known[:] = self._ledger.totals
-        self._began, self._there = np.array(state["began"]), np.array(state["there"])
 
     def open(self) -> None:
         """Begin a round."""
@@ -153,11 +144,11 @@ class DeviceClock:
         found: list[int] = np.flatnonzero(self._began != _OFF).tolist()
         return found
 
-    def close(self, outcomes: Ends) -> None:
+    def close(self, silent: Collection[int], usable: Mapping[int, bool]) -> None:
         """End the server's wait, at the first merge of a round.
 
-        `outcomes` say whose sessions have ended without a message, or a usable one. A UserError if
-        not even the fastest client could meet the deadline.
+        `silent` clients have left without a message; an update that is not `usable` counts in no
+        round. A UserError if not even the fastest client could meet the deadline.
         """
         if self._closed or self._own:
             return
@@ -170,9 +161,7 @@ class DeviceClock:
         if self.devices.delay is not None or self.devices.step_delay is not None:
             delays = self._delays(trained, self._t, self._trained, "delay")
             self._finish[trained] += self._spend(trained, delays)
-        sent = trained
-        if outcomes.silent:
-            sent = trained[[k not in outcomes.silent for k in self._trained]]
+        sent = trained[[k not in silent for k in self._trained]] if silent else trained
         if self.policy.waits or not (len(sent) or self.under_way):
             last = sent if len(sent) else who
             self.now = float(self._finish[last].max(initial=self.now))
@@ -187,7 +176,7 @@ class DeviceClock:
             self.arrived[client] = self._t - int(self._began[client])
         self._began[[*self.arrived]] = _OFF
         if self.policy.late == "keep":
-            self._began[outcomes.contributing(sorted(self.late))] = self._t
+            self._began[[k for k in self.late if usable[k]]] = self._t
 
     def _closing_time(self, finish: np.ndarray) -> float:
         """When the server merges, of the sorted times of all updates under way."""
@@ -251,7 +240,11 @@ class DeviceClock:
     def session_seconds(
         self, clients: Sequence[int], t: int, *, up: float, purpose: str | None
     ) -> np.ndarray:
-        """As `Fleet.session_seconds`."""
+        """(C,) virtual seconds of sessions, for a method that then sets `now` by a rule of its own.
+
+        They are those of what clients have received and computed since the last call, and of what
+        they send: `up` bytes each. `purpose` names the draws of delays; None without delays.
+        """
         self._own = True
         who = np.array(clients, dtype=np.int64)
         work = self._ledger.totals[who] - self._known[who]
@@ -262,30 +255,28 @@ class DeviceClock:
             spent = spent + self._delays(who, t, self._trained, purpose)
         return self._spend(who, spent)
 
-    def close_round(self, outcomes: Ends) -> dict[str, float]:
+    def close_round(self, silent: Collection[int], usable: Mapping[int, bool]) -> dict[str, float]:
         """End a round; its metrics. As of `close`."""
-        if self._asked is None and (self.devices.availability or self.policy.over_select):
-            key = f"{DEVICES}.availability" if self.devices.availability else f"{KEY}.over_select"
-            raise UserError(
-                key, "given, and the method trains all clients in every round", "leave it out"
-            )
+        idle = self._asked is None and self.devices.availability is not None
+        found = "given, and the method trains all clients in every round"
+        require(not idle, f"{DEVICES}.availability", found, "leave it out")
         if not self._own:
-            self.close(outcomes)
-            self._after_the_merge(*self._work())
+            self.close(silent, usable)
+        who, work = self._work()
+        if len(who) and not self._own:
+            self._after_the_merge(who, work)
         workers = _union(self._workers)
         worked = self._worked[workers]
         self._worked[workers] = 0.0
-        idle = np.maximum(self.now - self._start - worked, 0.0)
+        waits = np.maximum(self.now - self._start - worked, 0.0)
         found_late = {} if self.policy.waits else {"late": float(len(self.late))}
         return {
             "virtual_time": self.now,
             "busy_time": float(worked.mean()) if len(worked) else 0.0,
-            "idle_time": float(idle.mean()) if len(worked) else 0.0,
+            "idle_time": float(waits.mean()) if len(worked) else 0.0,
         } | found_late
 
     def _after_the_merge(self, who: np.ndarray, work: np.ndarray) -> None:
-        if not len(who):
-            return
         late = np.isin(who, [*self.late])
         begin = np.where(late, self._finish[who], np.maximum(self._finish[who], self.now))
         self._finish[who] = begin + self._spend(who, self._price(who, work))

@@ -5,12 +5,12 @@ takes no time. Draws are named by (seed, purpose, round); a client's is the one 
 that it depends neither on ranks nor on who takes part.
 """
 
-import csv
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
@@ -19,6 +19,9 @@ from lightfed.simulation.delays import Delay, Distribution
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.recorded import Recorded, named
 from lightfed.utils.rng import numpy_generator
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KEY = "model.devices"
 Number = float | Distribution
@@ -114,19 +117,15 @@ class Presence(Availability):
     spans: np.ndarray = field(init=False, repr=False, compare=False)  # (rows, 3)
 
     def __post_init__(self) -> None:
-        key = f"{KEY}.availability.init_args.path"
-        rows = [
-            [_number(key, row, name) for name in ("client", "from", "to")]
-            for row in _rows(key, self.path, ("client", "from", "to"))
-        ]
-        spans = np.array(sorted(rows)).reshape(-1, 3)
+        key, columns = f"{KEY}.availability.init_args.path", ["client", "from", "to"]
+        table = _read(key, self.path, columns).sort_values(columns[:2])
+        spans = table[columns].to_numpy(np.float64)
         clients, begin, end = spans.T
         for wrong, what in (
-            (begin >= end, "ends before it starts"),
+            (~(begin < end), "does not end after its start"),
             (np.r_[False, (clients[1:] == clients[:-1]) & (begin[1:] < end[:-1])], "overlaps one"),
         ):
-            client = int(clients[wrong][0]) if wrong.any() else 0
-            found = f"an interval of client {client} {what}"
+            found = f"an interval of client {clients[wrong][:1]} {what}"
             require(not wrong.any(), key, found, "give disjoint intervals, from below to")
         object.__setattr__(self, "spans", spans)
 
@@ -201,18 +200,15 @@ class Devices(Device):
         """(N,) each column of the table, by its name."""
         if self.table is None:
             return {}
-        key, rows = f"{KEY}.table", {}
-        for row in _rows(key, self.table, ("client",)):
-            rows[int(_number(key, row, "client"))] = row
-        missing = [client for client in range(clients) if client not in rows]
+        key = f"{KEY}.table"
+        table = _read(key, self.table, ["client"]).drop_duplicates("client").set_index("client")
+        missing = [client for client in range(clients) if client not in table.index]
         found = f"{self.table} lacks {len(missing)} of {clients} clients, such as {missing[:1]}"
         require(not missing, key, found, "give a row for every client, from 0")
-        names = [name for name in rows[0] if name != "client"]
-        unknown = [name for name in names if name not in _UNITS]
+        unknown = [name for name in table.columns if name not in _UNITS]
         require(not unknown, key, f"a column {unknown[:1]}", f"name columns {', '.join(_UNITS)}")
-        return {
-            name: np.array([_number(key, rows[k], name) for k in range(clients)]) for name in names
-        }
+        every = [*range(clients)]
+        return {name: table[name].loc[every].to_numpy(np.float64) for name in table.columns}
 
 
 def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:
@@ -240,22 +236,15 @@ def _check_share(name: str, value: float) -> None:
     require(0 < value <= 1, key, value, "give a probability above 0 and at most 1")
 
 
-def _rows(key: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows of a .csv file that has these columns; a UserError if it cannot be read."""
+def _read(key: str, path: Path, columns: Sequence[str]) -> "pd.DataFrame":
+    """A .csv file that has these columns, NaN for what is no number."""
+    import pandas as pd
+
     fix = f"name a .csv file with the columns {', '.join(columns)}"
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            lacking = [name for name in columns if name not in (reader.fieldnames or ())]
-            require(not lacking, key, f"{path} has no column {', '.join(lacking)}", fix)
-            yield from reader
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        table = pd.read_csv(path, skipinitialspace=True).apply(pd.to_numeric, errors="coerce")
+    except (OSError, ValueError) as error:
         raise UserError(key, f"{path} cannot be read ({error})", fix) from error
-
-
-def _number(key: str, row: Mapping[str, str], name: str) -> float:
-    try:
-        return float(row[name])
-    except (TypeError, ValueError) as error:
-        found = f"{row[name]!r} as {name} of client {row['client']}"
-        raise UserError(key, found, "give a number") from error
+    lacking = [name for name in columns if name not in table]
+    require(not lacking, key, f"{path} has no column {', '.join(lacking)}", fix)
+    return table

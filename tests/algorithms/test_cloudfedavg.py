@@ -95,7 +95,7 @@ def test_the_clock_adds_up_the_slowest_servers() -> None:
         most = max(k for n in range(3) for k in algorithm.phase(fed, n, t).units.values())
         now += 2.0 + 0.25 * most
         assert run_round(fed, t)["virtual_time"] == now
-    assert fed.now == now
+    assert fed.timed.now == now
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ import pytest
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.engine.fitting import fitted
+from lightfed.engine.fitting import FastestFit, fitted
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.mlp import MLP
 from lightfed.simulation.delays import Uniform
 from lightfed.simulation.devices import Device, Devices
-from lightfed.simulation.fastest_fit import FastestFit
 from lightfed.utils.errors import UserError
 from tests.small import CPU, fleet_of, random_data, run_round
 

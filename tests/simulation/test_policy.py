@@ -122,8 +122,7 @@ def test_a_quorum_of_k_with_kept_updates_is_fedbuff() -> None:
 
 def test_who_leaves_sends_nothing_but_has_computed() -> None:
     fed = uneven(FedAvg(), policy=Policy(dropout=0.5))
-    assert fed.clock is not None
-    leaving = fed.clock.policy.leaving(range(5), t=0, seed=0)
+    leaving = fed.timed.policy.leaving(range(5), t=0, seed=0)
     assert 0 < len(leaving) < 5
     found = run_round(fed, 0)
     assert found["participants"] == 5 - len(leaving)

@@ -58,9 +58,8 @@ class Hierarchical(Algorithm):
     def set_up_clouds(self, fed: Fleet) -> None:
         """Check the hierarchy and take the devices' delays."""
         self.hierarchy.check(fed.clients, fed.work)
-        if fed.clock is not None:
-            given = fed.clock.devices
-            self.hierarchy = replace(self.hierarchy, delay=given.delay, step_delay=given.step_delay)
+        given = fed.timed.devices
+        self.hierarchy = replace(self.hierarchy, delay=given.delay, step_delay=given.step_delay)
 
     def busy(self, fed: Fleet, phases: Sequence[Phase], t: int) -> list[float]:
         """Virtual seconds of phases whose devices have trained: those of the slowest active one."""
@@ -68,7 +67,7 @@ class Hierarchical(Algorithm):
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         ends = []
         for phase in phases:
-            seconds = fed.session_seconds(phase.active, t, up=size, purpose=None).tolist()
+            seconds = fed.timed.session_seconds(phase.active, t, up=size, purpose=None).tolist()
             ends.append(max(map(add, seconds, phase.delays.values())))
         return ends
 
