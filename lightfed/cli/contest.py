@@ -20,7 +20,7 @@ from lightfed.report.comparison import common_metric
 from lightfed.results import text
 from lightfed.results.groups import Group, best_of
 from lightfed.results.run import Run, read
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
@@ -121,12 +121,12 @@ def hold(
     permitted = check_terms(dict(zip(names, first[:: len(points)], strict=True)), differ)
     search, chosen = DataFrame(), tried
     if grid is not None:
-        found = _run(first, way)
-        metric = metric or common_metric(found)
+        found = _run(first, way, all_of_them=False)
+        metric = metric or common_metric([run for run in found if run is not None])
         search, best = _best(names, points, found, metric)
         chosen = [tried[len(points) * i + at] for i, at in enumerate(best)]
     every = [method.at(seed) for seed in seeds for method in chosen]  # a whole table, seed by seed
-    runs = _run(_checked(every, names * len(seeds)), way)
+    runs = [r for r in _run(_checked(every, names * len(seeds)), way) if r is not None]
     own = [runs[i :: len(names)] for i in range(len(names))]
     groups = [
         Group(name, tuple(members), name, members[0].data, place)
@@ -157,12 +157,19 @@ def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[st
 
 
 def _best(
-    names: Sequence[str], points: Sequence[Mapping[str, str]], runs: Sequence[Run], metric: str
+    names: Sequence[str],
+    points: Sequence[Mapping[str, str]],
+    runs: Sequence[Run | None],
+    metric: str,
 ) -> tuple[DataFrame, list[int]]:
-    """The search as a table, and which point each method gets: the first of equal ones."""
+    """The search as a table, and which point each method gets: the first of equal ones.
+
+    A run that failed, such as of a rate that is too high, is None and has no value.
+    """
     rows, best = [], []
     for i, name in enumerate(names):
-        own = [run.final(metric) for run in runs[i * len(points) : (i + 1) * len(points)]]
+        tried = runs[i * len(points) : (i + 1) * len(points)]
+        own = [math.nan if run is None else run.final(metric) for run in tried]
         known = {at: value for at, value in enumerate(own) if math.isfinite(value)}
         require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
         at = best_of(known, metric)
@@ -181,21 +188,25 @@ def _checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wa
     return [found[tuple(words)] for words in commands]
 
 
-def _run(runs: Sequence[Wanted], way: Way) -> list[Run]:
-    """Run what is missing and read all."""
+def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[Run | None]:
+    """Run what is missing and read all; ends the process if a run fails.
+
+    Unless all of them are needed: then one that fails with an error of its configuration is None.
+    """
     unique = list({wanted.identity: wanted for wanted in runs}.values())
     missing = [wanted for wanted in unique if wanted.finished() is None]
-    if missing and way.slurm:
-        raise SystemExit(_submit(missing, way))
     if missing:
         cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
         print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
-    if missing and (status := sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr)):
+    if missing and way.slurm:
+        raise SystemExit(_submit(missing, way))
+    status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr) if missing else 0
+    if status and (all_of_them or status != UserError.status):
         raise SystemExit(status)
-    folders = [folder for wanted in runs if (folder := wanted.finished()) is not None]
-    fix = "leave out callbacks that stop runs"
-    require(len(folders) == len(runs), "trainer.callbacks", "a run ended early", fix)
-    return [read(folder) for folder in folders]
+    found = [read(f) if (f := wanted.finished()) is not None else None for wanted in runs]
+    whole = None not in found or not all_of_them
+    require(whole, "runs", "one has not reached its limits", "run the command again")
+    return found
 
 
 def _submit(missing: Sequence[Wanted], way: Way) -> int:

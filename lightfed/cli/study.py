@@ -1,18 +1,6 @@
 """`lightfed study NAME`: a table of methods on equal terms, and whether its claims hold.
 
-configs/studies/NAME.yaml has these keys:
-
-    title     what is compared
-    common    the configuration that all methods share
-    methods   by name, each with its own values of keys
-    tune      values by key, searched for every method alike; tune_seed: on this seed
-    seeds     of the compared runs, such as 0-4
-    metric    column of metrics.csv by which rates are searched
-    columns   of metrics.csv, in the table
-    claims    each with `better`, `than` and `metric`: two methods and a column
-    theirs    a document's own figures by method and column, for the table
-    seconds   CPU time of a run, a mean
-    differ    keys in which methods may differ, though they decide what is measured
+docs/studies.md has the keys of configs/studies/NAME.yaml.
 """
 
 import json

@@ -30,9 +30,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Missing runs are run in this process, which is what takes the seconds."""
 
     def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+        worst = 0
         for wanted in runs:
-            main([*wanted.words, "--trainer.enable_page", "false"])
-        return 0
+            try:
+                main([*wanted.words, "--trainer.enable_page", "false"])
+            except SystemExit as failed:
+                worst = max(worst, int(failed.code or 0))
+        return worst
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "check", check_here)
@@ -147,6 +151,22 @@ def test_a_null_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"])
     assert "no difference is shown: " in capsys.readouterr().out
+
+
+def test_a_rate_that_fails_is_not_chosen_and_a_compared_run_that_fails_ends_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"]
+    words += ["model.max_failed_clients=0"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--tune", "model.optimizer.lr=.1,1e30", "--json"])
+    assert ended.value.code == 0
+    (row, _) = json.loads(capsys.readouterr().out)["search"]
+    assert row["1e30"] == "-"
+    assert row["chosen"].startswith(".1")
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--set-b", "model.optimizer.lr=1e30"])
+    assert ended.value.code == 2
 
 
 def test_what_is_missing_is_submitted(

@@ -21,6 +21,7 @@ from lightfed.utils.errors import UserError
 from tests.promises.refusals.mistakes import edited
 
 FIT = "fit --config run.yaml"
+OF_RANKS = ["seconds", "wire_bytes"]
 SECONDS = 120.0
 
 
@@ -68,7 +69,7 @@ def process(folder: Path, *words: str) -> "subprocess.Popen[str]":
 def results(run: Path) -> dict[str, object]:
     """All of a run that must not depend on how it was started."""
     tables = {
-        name: pd.read_csv(run / f"{name}.csv").drop(columns="seconds", errors="ignore").to_dict()
+        name: pd.read_csv(run / f"{name}.csv").drop(columns=OF_RANKS, errors="ignore").to_dict()
         for name in ("metrics", "clients")
     }
     (file,) = (run / "models").glob("*.safetensors")
