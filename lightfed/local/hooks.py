@@ -78,8 +78,9 @@ class SessionHooks:
     side_by_side: bool | None = None
 
     def overrides(self, name: str) -> bool:
-        """Whether the class has a hook of its own."""
-        return getattr(type(self), name) is not getattr(SessionHooks, name)
+        """Whether there is a hook of its own, of the class or the object."""
+        own = getattr(type(self), name) is not getattr(SessionHooks, name)
+        return own or name in vars(self)
 
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         """Modify a newly built client module, before its layout is determined.

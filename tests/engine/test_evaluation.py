@@ -244,7 +244,7 @@ def test_a_client_whose_metric_is_nan_is_not_left_out_of_the_worst(name: str) ->
 
 
 class Unsaid(FedAvg):
-    """It tests the server's model, and does not say so."""
+    """It does not say what clients test."""
 
     holds = ""
 
@@ -253,7 +253,9 @@ class Kept(Standalone):
     holds = ""
 
 
-@pytest.mark.parametrize(("algorithm", "said"), [(Unsaid, ""), (Kept, "the model that it keeps")])
+@pytest.mark.parametrize(
+    ("algorithm", "said"), [(Unsaid, "the server's model"), (Kept, "the model that it keeps")]
+)
 def test_only_a_client_that_tests_its_row_is_said_to_keep_the_model(
     algorithm: type[Algorithm], said: str, tmp_path: Path
 ) -> None:

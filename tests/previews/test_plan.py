@@ -13,6 +13,7 @@ from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedrep import FedRep
+from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
@@ -200,7 +201,7 @@ def test_a_part_that_trains_at_home_may_wait_for_one_rank() -> None:
     """Of four equal clients on two ranks two train: of home ranks they may have the same one."""
     half = LocalWork(clients_per_round=2)
     settings = {"sizes": (4, 4, 4, 4), "groups": ALIKE, "work": half, "rounds": 20}
-    placed, at_home = planned(FedAvg(), **settings), planned(FedAvg(buffers="local"), **settings)
+    placed, at_home = planned(FedAvg(), **settings), planned(SCAFFOLD(), **settings)
     together = sum(len({k % 2 for k in placed.participants(t)}) == 1 for t in range(20))
     assert 0 < together < 20
     assert balance(placed) == 1
