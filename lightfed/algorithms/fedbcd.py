@@ -155,6 +155,10 @@ class FedBCD(Hierarchical):
         return float(self.gammas[client % len(self.gammas)])
 
     @override
+    def sends(self, client: int) -> bool:
+        return self.gamma(client) > 0
+
+    @override
     def round(self, fed: Fleet, t: int) -> None:
         clock = self.clock
         for server in clock.idle:
@@ -170,7 +174,7 @@ class FedBCD(Hierarchical):
 
     def _pulled(self, devices: Sequence[int]) -> list[int]:
         """The devices that communicate with their server; the others train alone."""
-        return [i for i in devices if self.gamma(i) > 0]
+        return [i for i in devices if self.sends(i)]
 
     def _devices(self, fed: Fleet, t: int) -> None:
         """Sessions of the devices whose servers start a phase."""

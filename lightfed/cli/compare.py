@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pandas import DataFrame
 
-from lightfed.cli.contest import EDGE, Grid, Held, Method, Way, hold
+from lightfed.cli.contest import Grid, Held, Method, Way, hold
 from lightfed.cli.shipped import with_paths
 from lightfed.cli.sweep import add_execution
 from lightfed.drawing.summary import new_console, print_line, print_table
@@ -24,7 +24,6 @@ from lightfed.results import text
 from lightfed.results.groups import Group, common_parent, cost_to
 from lightfed.results.paired import Difference, Verdict, mean_and_std
 from lightfed.results.run import TIME, Run, totals
-from lightfed.studies.shared import StudyTable
 from lightfed.utils.errors import OneLineParser, require
 
 _COSTS: dict[str, Callable[[float], str]] = {
@@ -113,9 +112,9 @@ def show(
     runs = [run for group in held.groups for run in group.runs]
     place = common_parent(runs) / folder
     figures = comparison_figures(held.groups, held.metric)
-    search = [StudyTable("search", "Search", held.search, ())] if len(held.search) else []
-    said = [*answers, *said]
-    page = write_page(place, f"{folder}: {held.metric}", table, said, figures, search)
+    search = held.search if len(held.search) else None
+    said, name = [*answers, *said], f"{folder}: {held.metric}"
+    page = write_page(place, name, table, said, figures, search=search)
     print_line(console, f"page: {page}")
 
 
@@ -154,18 +153,19 @@ def verdict(a: Group, b: Group, metric: str) -> str:
     """The answer in one line."""
     found, answer = answer_of(a, b, metric)
     said = "no difference is shown" if answer == "not shown" else f"B is {answer} than A"
-    unit = " points" if text.is_share(metric) else ""
-    ends = f"{text.signed(metric, found.low)} to {text.signed(metric, found.high)}"
-    interval = f", 95 % interval {ends}" if math.isfinite(found.std) else ", one seed: no interval"
-    seeds = f"{text.counted(len(found.seeds), 'seed')} ({text.seeds_text(found.seeds)})"
     lacks = len(a.runs) - len(found.seeds)
     without = f", {text.counted(lacks, 'seed')} without a finite value" if lacks else ""
     needed = found.seeds_needed()
     needs = f"; {needed} seeds show a difference of this size" if needed else ""
-    name = text.readable(metric)
-    return (
-        f"{said}: {name} {text.signed(metric, found.mean)}{unit}{interval}, {seeds}{without}{needs}"
-    )
+    return f"{said}: {text.readable(metric)} {gain_text(found, metric)}{without}{needs}"
+
+
+def gain_text(found: Difference, metric: str) -> str:
+    """`+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
+    gain, low, high = (text.signed(metric, end) for end in (found.mean, found.low, found.high))
+    unit = " points" if text.is_share(metric) else ""
+    seeds = f"{text.counted(len(found.seeds), 'seed')} ({text.seeds_text(found.seeds)})"
+    return f"{gain}{unit} ({low} to {high}), {seeds}"
 
 
 def searched(held: Held, grid: Grid | None) -> list[str]:
@@ -173,10 +173,7 @@ def searched(held: Held, grid: Grid | None) -> list[str]:
     if grid is None:
         return []
     keys = " and ".join(grid.values)
-    of = f"{keys}: the same values for each method, on seed {grid.seed}, by {held.metric}"
-    edges = [str(row["search"]) for _, row in held.search.iterrows() if EDGE in row["chosen"]]
-    note = f"at the edge of the grid, so perhaps not the best: {', '.join(edges)}"
-    return [of, *([note] if edges else [])]
+    return [f"{keys}: the same values for each method, on seed {grid.seed}, by {held.metric}"]
 
 
 def _row(name: str, a: Group, b: Group, values: Mapping[Run, float]) -> Row:

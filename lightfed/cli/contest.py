@@ -41,10 +41,6 @@ class Method(NamedTuple):
         """Its command with a seed."""
         return [*self.words, f"--model.seed={seed}"]
 
-    def set(self, values: Mapping[str, str]) -> "Method":
-        """It with values of some keys."""
-        return self._replace(words=(*self.words, *(f"--{k}={v}" for k, v in values.items())))
-
 
 class Grid(NamedTuple):
     """The search that all methods get alike: values by key, on a seed that is not compared."""
@@ -53,10 +49,11 @@ class Grid(NamedTuple):
     seed: int
 
     @property
-    def points(self) -> list[dict[str, str]]:
-        """All combinations."""
-        found = itertools.product(*self.values.values())
-        return [dict(zip(self.values, point, strict=True)) for point in found]
+    def points(self) -> list[tuple[str, ...]]:
+        """All combinations, as words of a command."""
+        return [
+            *itertools.product(*([f"--{k}={v}" for v in own] for k, own in self.values.items()))
+        ]
 
 
 class Way(NamedTuple):
@@ -111,10 +108,10 @@ def hold(
     Raises:
         UserError: a command cannot run, or the terms are not equal.
     """
-    names, points = [method.name for method in methods], [{}] if grid is None else grid.points
+    names, points = [method.name for method in methods], [()] if grid is None else grid.points
     outside = grid is None or grid.seed not in seeds
     require(outside, "--tune-seed", "a compared seed", "give another")
-    tried = [m.set(point) for m in methods for point in points]
+    tried = [Method(m.name, (*m.words, *point)) for m in methods for point in points]
     first = _checked(
         [m.at(grid.seed if grid else seeds[0]) for m in tried], [m.name for m in tried]
     )
@@ -158,7 +155,7 @@ def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[st
 
 def _best(
     names: Sequence[str],
-    points: Sequence[Mapping[str, str]],
+    points: Sequence[Sequence[str]],
     runs: Sequence[Run | None],
     metric: str,
 ) -> tuple[DataFrame, list[int]]:
@@ -173,7 +170,7 @@ def _best(
         known = {at: value for at, value in enumerate(own) if math.isfinite(value)}
         require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
         at = best_of(known, metric)
-        heads = [", ".join(point.values()) for point in points]
+        heads = [", ".join(word.partition("=")[2] for word in point) for point in points]
         cells = dict(zip(heads, (text.metric_text(metric, value) for value in own), strict=True))
         edge = EDGE * (at in (0, len(points) - 1))
         rows.append({"search": name, **cells, "chosen": heads[at] + edge})

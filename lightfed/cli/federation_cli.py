@@ -35,7 +35,11 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
     Without `runs` it only makes the trainer, the federation and the data module.
     """
     set_parsing_settings(add_print_completion_argument=True)
-    _silence()
+    silence()
+    # What libraries say of their own interfaces, too: no line of it is a user's.
+    warnings.filterwarnings("ignore", module="jsonargparse")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
     words = sys.argv[1:] if arguments is None else arguments
     # A parser takes a tenth of a second: where the command comes first, only its own is made.
     commands = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
@@ -112,11 +116,3 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
         parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),
         args=arguments,
     )
-
-
-def _silence() -> None:
-    """Hide what libraries say of their own interfaces, too: no line of it is a user's."""
-    silence()
-    warnings.filterwarnings("ignore", module="jsonargparse")
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")

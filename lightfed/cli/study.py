@@ -10,7 +10,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
-from lightfed.cli.compare import answer_of, costs_of, grid_of, searched, seeds, show
+from lightfed.cli.compare import answer_of, costs_of, gain_text, grid_of, searched, seeds, show
 from lightfed.cli.contest import Held, Method, Way, hold
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.sweep import add_execution
@@ -109,9 +109,8 @@ def claim_text(groups: Sequence[Group], claim: Mapping[str, str]) -> str:
     by_name = {group.name: group for group in groups}
     own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
     found, answer = answer_of(rival, own, metric)
-    ends = [text.signed(metric, value) for value in (found.mean, found.low, found.high)]
     said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
-    return f"{said}: {_HOLDS[answer]}, {ends[0]} ({ends[1]} to {ends[2]}), {len(found.seeds)} seeds"
+    return f"{said}: {_HOLDS[answer]}, {gain_text(found, metric)}"
 
 
 def markdown(table: DataFrame) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TextIO
 
+from jsonargparse.typing import PositiveInt
+
 from lightfed.cli.runner import Outcome, check, run_all
 from lightfed.cli.wanted import Wanted
 from lightfed.results.run import primary_metric, read
@@ -20,17 +22,10 @@ from lightfed.utils.process import report
 SCRIPT = Path("slurm/sweep.sbatch")
 
 
-def positive(text: str) -> int:
-    """A number of at least 1, as an argument."""
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
-    return int(text)
-
-
 def add_execution(parser: argparse.ArgumentParser) -> None:
     """The options of commands that run many runs."""
     add = parser.add_argument
-    add("--jobs", type=positive, metavar="N", help="runs at once (default: 1; on a cluster, all)")
+    add("--jobs", type=PositiveInt, metavar="N", help="runs at once (default: 1, on a cluster all)")
     add("--slurm", action="store_true", help="submit what is missing as a job array, and end")
 
 
@@ -44,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the list; # begins a comment")
     alone = "run this line alone, in this process: for a task of a job array"
-    parser.add_argument("--line", type=positive, metavar="N", help=alone)
+    parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
     asked, further = parser.parse_known_args(argv)
     lines = _lines(asked.file, further, only=asked.line)
@@ -109,8 +104,7 @@ def submit(file: Path, lines: Sequence[int], further: Sequence[str], *, jobs: in
         print(f"all runs of {file} are finished")
         return 0
     program = shutil.which("sbatch")
-    fix = "submit from a login node"
-    require(program is not None, "--slurm", "there is no sbatch on this machine", fix)
+    require(program is not None, "--slurm", "there is no sbatch", "submit from a login node")
     fix = "submit from the root of the repository"
     require(SCRIPT.is_file(), "--slurm", f"there is no {SCRIPT} here", fix)
     array = ",".join(map(str, lines)) + (f"%{jobs}" if jobs else "")

@@ -41,18 +41,9 @@ def main(argv: Sequence[str]) -> int:
     require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
-    compare(
-        runs,
-        output=asked.output,
-        group=asked.group,
-        target=asked.target,
-        formats=asked.format,
-        tables=asked.table,
-        notes=skipped,
-        pivot=asked.pivot,
-        columns=asked.columns,
-        std=asked.std,
-    )
+    own = ("output", "group", "target", "pivot", "columns", "std")
+    options = {name: getattr(asked, name) for name in own}
+    compare(runs, formats=asked.format, tables=asked.table, notes=skipped, **options)
     return 0
 
 
@@ -69,10 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="FOLDER", help=place)
     rows = "runs that differ only in the seed share a row (the default); --no-group: a row a run"
     add("--group", action=argparse.BooleanOptionalAction, default=True, help=rows)
-    goal = (
-        "in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it; tables of FlexiFed "
-        "and pFedMoE, and clouds, have one by default: what Clustered-FL reached, or all"
-    )
+    goal = "in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it"
     add("--target", type=float, metavar="ACCURACY", help=goal)
     wide = "a row for each method, a column for each value of a setting, such as partition"
     add("--pivot", metavar="SETTING", help=wide)

@@ -1,7 +1,7 @@
 """Compares runs: comparison.html, tables, and files of its figures, in a folder of their own.
 
 Runs that differ only in the seed share a row: mean and 95 % t interval. Unfinished runs are named
-and left out. `studies.figures` adds the pictures and tables of single papers. Differences between
+and left out. `studies.figures` adds the pictures of single papers. Differences between
 methods, with intervals, are those of `lightfed compare`.
 """
 
@@ -27,8 +27,7 @@ from lightfed.report.tables import (
 from lightfed.results.groups import common_parent, grouped, runs_of, singles
 from lightfed.results.run import Run, primary_metric, read
 from lightfed.results.text import NOTHING, is_share
-from lightfed.studies.figures import study_figures, study_tables
-from lightfed.studies.shared import StudyTable
+from lightfed.studies.figures import study_figures
 from lightfed.utils.errors import require
 
 FOLDER = "comparison"  # beside the runs
@@ -57,7 +56,7 @@ def compare(
         output: the folder to write to, created if needed; by default `comparison` in the deepest
             that holds all runs.
         group: whether runs that differ only in the seed share a row.
-        target: value of the metric to reach, for the table of final figures and `study_tables`.
+        target: value of the metric to reach, for the table of final figures.
         formats: of files for each figure, such as `svg`.
         tables: formats of files for each table, such as `csv`.
         notes: for the page and the terminal.
@@ -95,14 +94,12 @@ def compare(
     finals = finals.drop(columns=alike)
     said = [seeds_note(rows, std=std), f"all runs: {shared}" * bool(shared), *notes]
     said = [*filter(None, said), *provisos(files, counted)]
-    studies = study_tables(ended, target=target)
     folder = common_parent(files) / FOLDER if output is None else output
     figures = [*comparison_figures(rows, column), *study_figures(counted)]
     places = [row.place for row in rows] if pivot is None else []
-    page = write_page(
-        folder, f"Comparison of {len(counted)} runs", finals, said, figures, studies, places
-    )
-    numbers = {"comparison-table": finals} | {study.name: study.cells for study in studies}
+    title = f"Comparison of {len(counted)} runs"
+    page = write_page(folder, title, finals, said, figures, places=places)
+    numbers = {"comparison-table": finals}
     write_files(figures, numbers, folder, formats, tables)
     if "csv" in tables:  # a row a client and evaluation
         owners = ["run", "experiment", "method", "seed", "data"]
@@ -117,11 +114,6 @@ def compare(
     print_table(console, finals.drop(columns=DETAILS, errors="ignore"))
     for line in said:
         print_line(console, line)
-    for study in studies:
-        print_line(console, study.title)
-        print_table(console, study.cells, left=(0, 1))
-        for note in study.notes:
-            print_line(console, note)
     print_line(console, f"page: {page}")
     return page
 
@@ -132,11 +124,12 @@ def write_page(
     table: DataFrame,
     notes: Sequence[str],
     figures: Sequence[Figure],
-    studies: Sequence[StudyTable] = (),
+    *,
+    search: DataFrame | None = None,
     places: Sequence[int] = (),
 ) -> Path:
     """Write comparison.html; `places` are those of the colours of the table's rows."""
-    parts = {"places": places, "finals": table, "notes": notes, "studies": studies}
+    parts = {"places": places, "finals": table, "notes": notes, "search": search}
     page = document(name, template="comparison.html", figures=figures, **parts)
     write_file(folder / "comparison.html", page.encode())
     return folder / "comparison.html"

@@ -9,7 +9,7 @@ from lightfed.results import text
 from lightfed.results.groups import (
     Group,
     best_of,
-    costs_to,
+    cost_to,
     final_text,
     interval_head,
     options,
@@ -108,12 +108,13 @@ def comparison_table(
         if columns:
             finals = {readable(own): own for own in columns}
         cost = DataFrame([totals(run) for run in row.runs]).mean()
-        rounds, sent, flops, time = costs_to(goal, row.runs, column)
+        spent = DataFrame([cost_to(goal, run, column) for run in row.runs]).mean(skipna=False)
+        rounds, time = spent["rounds"], spent[TIME]
         reached = math.isfinite(time if target is None else rounds)
         until = {
             f"rounds to {aim}": metric_text("", rounds),
-            "sent until then": text.bytes_text(sent),
-            "compute until then": text.flops_text(flops),
+            "sent until then": text.bytes_text(spent["bytes"]),
+            "compute until then": text.flops_text(spent["FLOPs"]),
         }
         return {
             "run": row.label,

@@ -283,16 +283,6 @@ def reached_by_all(runs: Iterable[Run], column: str) -> float:
     return min(reached, key=lambda value: text.direction(column) * value, default=math.nan)
 
 
-def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
-    """Rounds, bytes, FLOPs and virtual seconds until a column first reached a target.
-
-    Bytes and FLOPs are those of all clients. Means over the runs; NaN unless all reached it.
-    """
-    found = [[*cost_to(target, run, column).values()] for run in runs]
-    rounds, sent, flops, _, time = (float(mean) for mean in np.mean(found, axis=0))
-    return [rounds, sent, flops, time]
-
-
 def cost_to(target: float, run: Run, column: str) -> dict[str, float]:
     """What a run spent until a column first reached a target, by name; NaN if it did not.
 

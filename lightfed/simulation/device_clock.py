@@ -238,12 +238,13 @@ class DeviceClock:
         return spent
 
     def session_seconds(
-        self, clients: Sequence[int], t: int, *, up: float, purpose: str | None
+        self, clients: Sequence[int], t: int, *, up: float | Sequence[float], purpose: str | None
     ) -> np.ndarray:
         """(C,) virtual seconds of sessions, for a method that then sets `now` by a rule of its own.
 
         They are those of what clients have received and computed since the last call, and of what
-        they send: `up` bytes each. `purpose` names the draws of delays; None without delays.
+        they send: `up` bytes, each or by client. `purpose` names the draws of delays; without it
+        there are none.
         """
         self._own = True
         who = np.array(clients, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""pFedMoE and its rivals: costs to a target, differences by client, and a run's gates.
+"""pFedMoE and its rivals: differences by client, and a run's gates.
 
 Yi et al., "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous
 Personalized Federated Learning", 2024, arXiv:2402.01350. Methods are compared in one protocol: the
@@ -15,8 +15,6 @@ from lightfed.drawing.marks import Axis, Figure
 from lightfed.results import text
 from lightfed.results.groups import (
     Group,
-    reached_by_all,
-    runs_of,
     usual_metric,
 )
 from lightfed.results.run import Run, finite
@@ -35,14 +33,6 @@ GATES = (
     "one. Blank: no test samples. The last column is the mean over a client's classes. "
     f"At most {marks.MOST_CELLS} clients are drawn."
 )
-
-
-def tables(runs: Sequence[Run], *, target: float | None = None) -> Iterator[shared.StudyTable]:
-    """The methods of each protocol; the target is by default what all runs reached."""
-    for name, groups in _protocols(runs):
-        column = f"personal/{usual_metric(groups)}"
-        goal = reached_by_all(runs_of(groups), column) if target is None else target
-        yield shared.table_of("methods", name, groups, {readable(column): column}, goal)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:

@@ -1,11 +1,8 @@
-"""What the studies share: protocols, cells of their tables, and charts of courses."""
+"""What the studies share: protocols, and charts of courses."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-from pandas import DataFrame
 
 from lightfed.drawing import marks
 from lightfed.drawing.marks import (
@@ -21,20 +18,15 @@ from lightfed.drawing.marks import (
 from lightfed.results.groups import (
     Group,
     best_of,
-    costs_to,
-    final_text,
     gathered,
     grouped,
-    interval_head,
     options,
-    resolution_text,
-    runs_of,
     synthetic_note,
     told_apart,
     usual_metric,
 )
 from lightfed.results.run import Run
-from lightfed.results.text import bytes_text, flops_text, goal_text, metric_text, readable, sentence
+from lightfed.results.text import readable, sentence
 
 MODEL = re.compile(r"model\.clients\.\d+\.model(\.class_path)?$")
 # settings in which the experiments of a protocol may differ, or that its name says in other words
@@ -45,20 +37,6 @@ FREE = re.compile(
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
 Panels = Mapping[str, Mapping[Group, str]]
 Scale = tuple[Axis, Along]
-READ = (
-    "Mean over the clients, each with its own model and test samples, and 95 % t interval over the "
-    "seeds; the best has a star. Rounds, bytes (up and down) and FLOPs of all clients until the "
-    "target was first measured: mean over the seeds, a dash unless all reached it."
-)
-
-
-class StudyTable(NamedTuple):
-    """Cells of text, the name of its files, and how to read it."""
-
-    name: str
-    title: str
-    cells: DataFrame
-    notes: tuple[str, ...]
 
 
 def protocols(runs: Sequence[Run], algorithms: Sequence[str]) -> dict[str, list[Group]]:
@@ -87,38 +65,6 @@ def best(groups: Sequence[Group], column: str) -> Group | None:
     """The experiment with the best mean over the seeds."""
     scores = {g: mean for g in groups if math.isfinite(mean := g.score(column)[0])}
     return best_of(scores, column) if scores else None
-
-
-def table_of(
-    title: str,
-    name: str,
-    groups: Sequence[Group],
-    columns: Mapping[str, str],
-    target: float,
-    further: Mapping[str, Sequence[str]] | None = None,
-    note: str = "",
-) -> StudyTable:
-    """A row for each experiment: final values, what a target cost, and `further` cells by heading.
-
-    `columns` of metrics.csv are by heading; the target is of the first. Costs are means over the
-    seeds, dashes unless all reached it.
-    """
-    cells = {"method": [group.label for group in groups]}
-    for heading, column in columns.items():
-        first = best(groups, column)
-        top = first.score(column)[0] if first and len(groups) > 1 else math.nan
-        texts = ["*" * (g.score(column)[0] == top) + final_text(g, column) for g in groups]
-        cells[heading + interval_head(groups)] = texts
-    metric = next(iter(columns.values()))
-    goal = f"{goal_text(metric, target)}, resolution {resolution_text(runs_of(groups), metric)}"
-    costs = [costs_to(target, group.runs, metric) for group in groups]
-    cells[f"rounds to {goal}"] = [metric_text("", rounds) for rounds, *_ in costs]
-    cells["bytes until then"] = [bytes_text(sent) for _, sent, *_ in costs]
-    cells["FLOPs until then"] = [flops_text(flops) for _, _, flops, _ in costs]
-    table = DataFrame(cells | dict(further or {}), dtype="str")
-    heading = f"{name}: {title}{synthetic_note(groups)}"
-    notes = tuple(filter(None, (READ, note)))
-    return StudyTable(file_name(title.replace(" ", "-"), name), heading, table, notes)
 
 
 def course_figures(

@@ -22,7 +22,7 @@ from tests.data.tiny import (
 from tests.tiers import first_of_each
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.yaml") if p.parent.name != "studies")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "FedBCD": {"active": 1},
     "FedBCDI": {"servers": 5, "active": 1, "available": 2},
     "CloudFedAvg": {"active": 1},
+    "FedBuff": {"buffer": 5},
     "Diversity": {"samples": 30},
     "ResNet18GN": {"width": 8, "groups": 4},
     "lightfed.models.VGG": {"width": 0.125, "hidden": 16},

@@ -9,8 +9,8 @@ import numpy as np
 
 from lightfed.drawing.marks import Figure
 from lightfed.report.tables import comparison_table
-from lightfed.results.groups import costs_to, grouped, reached_by_all, singles
-from lightfed.results.run import Run, read
+from lightfed.results.groups import cost_to, grouped, reached_by_all, singles
+from lightfed.results.run import TIME, Run, read
 from lightfed.studies.fedbcd import figures
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
@@ -194,11 +194,11 @@ def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
 
 def test_time_to_a_target_is_that_of_the_first_measurement_as_good(tmp_path: Path) -> None:
     run = _run(tmp_path, "FedBCD", (0.2, "", 0.5, 0.4, 0.6), (1, 2, 3, 4, 5))
-    reached = [costs_to(goal, [run], "global/accuracy")[-1] for goal in (0.2, 0.21, 0.5, 0.55)]
+    reached = [cost_to(goal, run, "global/accuracy")[TIME] for goal in (0.2, 0.21, 0.5, 0.55)]
     assert reached == [1, 3, 3, 5]
-    assert math.isnan(costs_to(0.61, [run], "global/accuracy")[-1])
+    assert math.isnan(cost_to(0.61, run, "global/accuracy")[TIME])
     loss = _run(tmp_path, "FedBCD", (2.0, 1.0), (1, 2), name="y", metric="loss")
-    assert costs_to(1.5, [loss], "global/loss")[-1] == 2
+    assert cost_to(1.5, loss, "global/loss")[TIME] == 2
 
 
 def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path) -> None:
@@ -206,8 +206,11 @@ def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path
         _run(tmp_path, "FedBCD", (0.1, 0.5), (10, 20), seed=0),
         _run(tmp_path, "FedBCD", (0.6, 0.7), (14, 30), seed=1),
     )
-    assert costs_to(0.5, runs, "global/accuracy")[-1] == 17
-    assert math.isnan(costs_to(0.65, runs, "global/accuracy")[-1])
+    (group,) = grouped(runs)
+    both = comparison_table([group], "global/accuracy", target=0.5).iloc[0]
+    assert both["virtual time to 50.00 % global accuracy"] == "17.0 s"
+    one = comparison_table([group], "global/accuracy", target=0.65)
+    assert not [name for name in one if name.startswith("virtual time")]
 
 
 def test_the_usual_target_is_what_every_run_reached(tmp_path: Path) -> None:

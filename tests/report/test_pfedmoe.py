@@ -11,11 +11,10 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.drawing.marks import MOST_CELLS
-from lightfed.report import compare
 from lightfed.results.run import Run, read
 from lightfed.studies.figures import figures_of_run, study_figures
-from lightfed.studies.pfedmoe import MEAN, figures, gates_figure, tables
-from lightfed.studies.shared import StudyTable
+from lightfed.studies.pfedmoe import MEAN, METHODS, figures, gates_figure
+from lightfed.studies.shared import protocols
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, recorded, write_gates, write_run
 
@@ -87,14 +86,9 @@ def runs(tmp_path: Path) -> list[Run]:
     return [method_run(tmp_path, name, course) for name, course in COURSES.items()]
 
 
-def _table(runs: list[Run], target: float | None = None) -> StudyTable:
-    (found,) = tables(runs, target=target)
-    return found
-
-
-def _row(runs: list[Run], label: str, target: float | None = None) -> list[str]:
-    """Score and costs of a method."""
-    return [*_table(runs, target).cells.set_index("method").loc[label]]
+def _labels(runs: list[Run]) -> dict[str, list[str]]:
+    """The methods of each protocol."""
+    return {name: [group.label for group in own] for name, own in protocols(runs, METHODS).items()}
 
 
 def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> list[Run]:
@@ -107,45 +101,7 @@ def _final(root: Path, finals: dict[str, Sequence[float]], **changes: Any) -> li
 
 
 def test_methods_come_in_one_order(runs: list[Run]) -> None:
-    found = _table(runs[::-1])
-    assert found.title == "CIFAR10, MoECNN: methods"
-    assert found.cells.iloc[:, :2].to_numpy().tolist() == [
-        ["PFedMoE", "*90.00 %"],
-        ["FML", "85.00 %"],
-        ["FD", "87.50 %"],
-        ["Standalone", "75.00 %"],
-    ]
-    assert tuple(found.cells.columns[2:5]) == (
-        "rounds to 75.00 % personal accuracy, resolution 1 round",
-        "bytes until then",
-        "FLOPs until then",
-    )
-
-
-def test_means_of_several_seeds_have_their_intervals(tmp_path: Path) -> None:
-    runs = _final(tmp_path, {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.69, 0.78, 0.87)})
-    half = "24.84"  # 4.3027 * .1 / sqrt(3)
-    assert _row(runs, "PFedMoE")[0] == f"*80.00 +- {half} %"
-
-
-def test_of_a_perplexity_less_is_a_gain(tmp_path: Path) -> None:
-    courses = {"PFedMoE": (9.0, 4.0), "FML": (9.0, 6.0)}
-    runs = [method_run(tmp_path, name, own, metric="perplexity") for name, own in courses.items()]
-    assert "rounds to 6 personal perplexity, resolution 1 round" in _table(runs).cells
-    assert _row(runs, "PFedMoE")[:2] == ["*4", "2"]
-
-
-def test_a_cost_is_what_was_sent_and_computed_until_the_target(
-    runs: list[Run], tmp_path: Path
-) -> None:
-    # Standalone's best, 75 %, is what all reached
-    assert _row(runs, "PFedMoE")[1:] == ["2", "600 B", "2.00 kFLOPs"]
-    assert _row(runs, "FD", 0.7)[1] == "1"
-    assert _row(runs, "Standalone", 0.76)[1:] == ["-", "-", "-"]
-    other = method_run(tmp_path, "PFedMoE", (0.7, 0.9, 0.9), seed=1)
-    assert _row([*runs, other], "PFedMoE", 0.7)[1] == "1.5"
-    assert _row([*runs, other], "PFedMoE", 0.85)[1] == "2.5"
-    assert _row([*runs, other], "PFedMoE", 0.91)[1] == "-"
+    assert _labels(runs[::-1]) == {"CIFAR10, MoECNN": ["PFedMoE", "FML", "FD", "Standalone"]}
 
 
 def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
@@ -156,12 +112,9 @@ def test_protocols_are_apart_and_named_by_what_differs(tmp_path: Path) -> None:
     ]
     runs.append(method_run(tmp_path, "FD", (0.5, 0.6), classes=6))  # without pFedMoE
     runs.append(method_run(tmp_path, "FD", (0.5, 0.6, 0.7), classes=4))  # a round longer
-    found = [*tables(runs)]
-    assert [one.title for one in found] == [
-        "CIFAR10, per_client 2, MoECNN: methods",
-        "CIFAR10, per_client 4, MoECNN, max_epochs 2: methods",
-    ]
-    assert [len(one.cells) for one in found] == [2, 2]
+    found = _labels(runs)
+    assert found["CIFAR10, per_client 2, MoECNN"] == ["PFedMoE", "FML"]
+    assert found["CIFAR10, per_client 4, MoECNN, max_epochs 2"] == ["PFedMoE", "FML"]
 
 
 def test_methods_have_their_own_rates_and_labels_name_those_of_one_method(
@@ -169,7 +122,7 @@ def test_methods_have_their_own_rates_and_labels_name_those_of_one_method(
 ) -> None:
     tuned = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.88), lr=0.3)
     slow = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.7), lr=0.01, seed=1)
-    labels = _table([*runs, tuned, slow]).cells["method"].tolist()
+    (labels,) = _labels([*runs, tuned, slow]).values()
     assert labels == ["PFedMoE", "FML", "FedKD, lr 0.3", "FedKD, lr 0.01", "FD", "Standalone"]
 
 
@@ -188,14 +141,11 @@ def _with(run: Run, **stated: Any) -> Run:
 def test_an_ablation_is_named_by_what_it_changes(
     part: str, runs: list[Run], tmp_path: Path
 ) -> None:
-    """It is no baseline; one row of the table has a star."""
     whole = _with(runs[0], gate="paper", federate=True)
     key, value = part.split()
     better = method_run(tmp_path, "PFedMoE", (0.6, 0.9, 0.95), name="a")
-    table = _table([_with(better, a=1, **{key: value}), *runs[1:], whole]).cells
-    assert table["method"].tolist()[0] == f"PFedMoE, {part}"
-    scores = table["personal accuracy"]
-    assert scores.str.startswith("*").tolist() == [True, False, False, False, False]
+    (labels,) = _labels([_with(better, a=1, **{key: value}), *runs[1:], whole]).values()
+    assert labels[0] == f"PFedMoE, {part}"
 
 
 def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> None:
@@ -214,20 +164,10 @@ def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> No
     np.testing.assert_allclose(data["high"], (30, 0), atol=1e-9)
 
 
-def test_a_comparison_shows_table_and_charts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_figure_needs_the_method_and_a_rival(tmp_path: Path) -> None:
     made: list[Any] = [
         method_run(tmp_path, name, course, clients=(0.5, 0.6)) for name, course in COURSES.items()
     ]
-    output = tmp_path / "out"
-    page = compare([run.folder for run in made], output=output, target=0.8, tables=["csv"])
-    stated = capsys.readouterr().out
-    assert "rounds to 80.00 % personal accuracy, resolution 1 round" in stated
-    assert "CIFAR10, MoECNN: methods" in page.read_text()
-    assert (
-        (output / "methods-cifar10-moecnn.csv").read_text().startswith("method,personal accuracy,")
-    )
     assert [figure.name for figure in study_figures(made)] == ["differences-cifar10-moecnn"]
     assert study_figures(made[:1]) == []
     none = method_run(tmp_path, "FML", (math.nan,) * 3, name="none", clients=(0.5, 0.6))

@@ -136,6 +136,14 @@ def test_fedbuff_and_fedbcd_take_rates_too() -> None:
         assert run_round(clouds, t)["virtual_time"] == pytest.approx((t + 1) * (0.5 + session))
 
 
+def test_a_device_that_nobody_pulls_only_computes() -> None:
+    fed = fleet(
+        FedBCD(2, 2, steps=(1, 1), gamma=0.0), [5] * 4, Devices(flops=50.0, up=4.0, down=8.0),
+        optimizer=partial(ASPG, lr=0.1),
+    )  # fmt: skip
+    assert run_round(fed, 0)["virtual_time"] == pytest.approx(3 * FLOPS * 5 / 50)
+
+
 def test_a_fleet_without_devices_has_no_time() -> None:
     fed = fleet(FedAvg(), [3, 3], None)
     assert fed.clock is None

@@ -67,9 +67,14 @@ class Hierarchical(Algorithm):
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         ends = []
         for phase in phases:
-            seconds = fed.timed.session_seconds(phase.active, t, up=size, purpose=None).tolist()
+            up = [size * self.sends(k) for k in phase.active]
+            seconds = fed.timed.session_seconds(phase.active, t, up=up, purpose=None).tolist()
             ends.append(max(map(add, seconds, phase.delays.values())))
         return ends
+
+    def sends(self, client: int) -> bool:
+        """Whether an active device sends its model."""
+        return True
 
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
         """Q_n, K_i and the duration."""
