@@ -212,10 +212,11 @@ def _sets(given: Sequence[str]) -> list[str]:
 
 def _target(given: str | None) -> tuple[str, float] | None:
     """The column and the value of `metric>=x` or `metric<=x`."""
-    found = re.fullmatch(r"([^<>=]+)[<>]=([-+.e\d]*\d)", given or "")
-    fix = "give metric>=x, such as personal/accuracy>=0.9"
-    require(given is None or found is not None, "--target", given, fix)
-    return None if found is None else (found[1], float(found[2]))
+    found = re.fullmatch(r"([^<>=]+)([<>])=([-+.e\d]*\d)", given or "")
+    good = found is not None and (found[2] == ">") == (text.direction(found[1]) > 0)
+    fix = "give metric>=x, such as personal/accuracy>=0.9, or <= if low is good"
+    require(given is None or good, "--target", given, fix)
+    return None if found is None else (found[1], float(found[3]))
 
 
 def grid_of(given: Sequence[str], seed: int) -> Grid | None:
