@@ -12,7 +12,6 @@ from numbers import Integral
 from typing import Literal, NamedTuple, TypeVar
 
 import lightning.pytorch as L
-import numpy as np
 import torch
 from lightfed_kernels import FIXED_LIMIT, apply_mask_, popcount
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.aggregation.server_optimizers import ServerStep
 from lightfed.aggregation.weights import whole
+from lightfed.api.additions import check_additions, clock_of, personal_of
 from lightfed.api.client_rows import ClientRows, pickled
 from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
@@ -34,7 +34,6 @@ from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.build import DataSpec
-from lightfed.models.personal import personal_tensors
 from lightfed.simulation.device_clock import DeviceClock
 from lightfed.simulation.devices import Devices
 from lightfed.simulation.policy import Policy
@@ -137,13 +136,15 @@ class Fleet:
         self._sampled = self.work.sampled(self.clients)
         self.accumulate = accumulate
         self.rounds, self.max_failed = rounds, max_failed
-        why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
-        require(server_optimizer is None or not why, "model.server_optimizer", why, fix)
         self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
         self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
-        pulls = [type(hooks).__name__ for hooks in self.hooks if hooks.overrides("proximal")]
-        found = f"{''.join(pulls[-1:])}, and {type(algorithm).__name__} has a pull of its own"
-        require(len(pulls) < 2, "model.local_penalty", found, "leave it out")
+        check_additions(
+            algorithm,
+            self.penalties,
+            server_optimizer=server_optimizer is not None,
+            keep_optimizer=keep_optimizer,
+            policy=policy,
+        )
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
         build = partial(
@@ -158,14 +159,11 @@ class Fleet:
             build(group, data, name=name, position=position)
             for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
-        self.personal = self._personal(personal)
+        self.personal = personal_of(algorithm, self.groups, personal, self.device)
         self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
-        self.stateful |= bool(self.personal)
-        why, fix = algorithm.no_kept_optimizer, "leave it out"
-        require(not (keep_optimizer and why), "model.keep_optimizer", f"true, but {why}", fix)
-        self.kept = KeptStates()
         keep_optimizer |= algorithm.carries
-        self.stateful |= keep_optimizer
+        self.stateful |= bool(self.personal) or keep_optimizer
+        self.kept = KeptStates()
         self.keeps_late = policy is not None and policy.late == "keep"
         self.keeps = self.stateful or self.keeps_late
         self.optimizers = self.keep("optimizer") if keep_optimizer else None
@@ -196,7 +194,14 @@ class Fleet:
         self._largest = FIXED_LIMIT if accumulate == "fixed" else math.inf
         self._outcomes = Outcomes(self._largest)
         self.ledger = Ledger(self.clients)
-        self.clock = self._clock(devices or algorithm.devices, policy)
+        self.clock = clock_of(
+            devices or algorithm.devices,
+            policy,
+            self.groups,
+            self.ledger,
+            sampled=self._sampled,
+            seed=seed,
+        )
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
@@ -212,51 +217,6 @@ class Fleet:
         """Modify a newly built client module, for the algorithm and the penalties."""
         for hooks in self.hooks:
             hooks.prepare_module(module, data)
-
-    def _personal(self, chosen: Sequence[str]) -> frozenset[str]:
-        """Names of the algorithm's and the configured personal tensors; sets those of groups."""
-        algorithm, found = self.algorithm, set[str]()
-        why = algorithm.no_personal
-        if why is None:
-            why = "its clients keep models of their own" if algorithm.stateful else ""
-        refused = f"{list(chosen)}, but of {type(algorithm).__name__} {why}"
-        require(not (chosen and why), "model.personal", refused, "leave it out")
-        for state in self.groups:
-            found |= algorithm.personal(state.module) | personal_tensors(state.module, chosen)
-        for state in self.groups:
-            state.personal = state.layout.positions(found).to(self.device)
-            shares = len(state.personal) < state.layout.parameter_numel
-            fix = "choose fewer, or Standalone"
-            require(shares, "model.personal", f"all tensors of group {state.name}", fix)
-        return frozenset(found)
-
-    def _clock(self, devices: Devices | None, policy: Policy | None) -> DeviceClock | None:
-        found, fix = "given, and sessions take no time", "give model.devices, which may be {}"
-        require(policy is None or devices is not None, "model.policy", found, fix)
-        if devices is None:
-            return None
-        if policy is not None:
-            policy.check(self._sampled, self.clients)
-            self._check_policy(policy, self.algorithm)
-        groups = [state.group for state in self.groups]
-        values = devices.of([(group.count, group.device) for group in groups], seed=self.seed)
-        sampled = self._sampled
-        clock = DeviceClock(
-            devices, values, self.ledger, sampled=sampled, policy=policy, seed=self.seed
-        )
-        unknown = [state.name for state in self.groups if not state.flops]
-        found = f"given, and the FLOPs of group {unknown[:1]} are not known"
-        fits = not unknown or not np.isfinite(clock.values["flops"]).any()
-        require(fits, "model.devices.flops", found, "leave it out, or define a forward")
-        return clock
-
-    def _check_policy(self, policy: Policy, algorithm: Hooks) -> None:
-        """Refuse a policy that the algorithm's server cannot follow."""
-        name = type(algorithm).__name__
-        require(not algorithm.no_policy, "model.policy", algorithm.no_policy, "leave it out")
-        declared = vars(type(algorithm)).get("takes_late", False)
-        found = f"keep, and {name} does not say that a late update fits into its mean"
-        require(policy.late == "drop" or declared, "model.policy.late", found, "drop late updates")
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank.

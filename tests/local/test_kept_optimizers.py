@@ -133,8 +133,7 @@ def test_a_client_that_is_reset_begins_without() -> None:
 def test_what_makes_no_sense_is_refused(algorithm: Any, optimizer: Any) -> None:
     with pytest.raises(UserError) as error:
         fleet(algorithm(), optimizer)
-    key = "model.clients" if algorithm is FlexLoRA else "model.keep_optimizer"  # no adapters here
-    assert error.value.key == key
+    assert error.value.key == "model.keep_optimizer"
 
 
 def test_a_client_whose_shape_changes_is_refused() -> None:
