@@ -21,6 +21,7 @@ from lightfed.local import client_group
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Hooks
 from lightfed.local.packing import _hooks_allow, unknown
+from lightfed.local.penalties import Pull
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.mlp import MLP
@@ -33,8 +34,9 @@ TEXT = """# Which method
 
 `python docs/methods.py` writes this page. The first four columns are what happens when a federation
 of two such groups is set up; the others are what the method's class declares. Below the table are
-the refusals, in the method's words. Side by side "by number" means that `model.side_by_side` takes
-a number, but `auto` trains one client at a time.
+the refusals, in the method's words. Late updates are those of `model.policy` with `late: keep`.
+Side by side "by number" means that `model.side_by_side` takes a number, but `auto` trains one
+client at a time.
 
 ## How to choose
 
@@ -66,12 +68,14 @@ HEAD = {
     "masks": "masks",
     "part": "a part is sent",
     "rows": "clients keep rows",
-    "delays": "virtual clock",
+    "clock": "a clock of its own",
+    "late": "late updates",
+    "penalties": "local penalty, a pull",
     "packs": "side by side",
 }
 # What classes refuse by an attribute no_...; a new one is a column of its own.
 REFUSED = [name.removeprefix("no_") for name in Hooks.__annotations__ if name.startswith("no_")]
-HEAD |= {name: f"`no_{name}`: {name.replace('_', ' ')}" for name in REFUSED}
+HEAD |= {name: name.replace("_", " ") for name in REFUSED}
 CLIENTS, SHORT = 80, 12
 
 
@@ -162,7 +166,10 @@ def answers(kind: type[Algorithm], data: Any) -> dict[str, str]:
     found["masks"] = _yes(fed.kept.masks is not None)
     found["part"] = _yes(_sends_a_part(fed))
     found["rows"] = _yes(algorithm.stateful)
-    found["delays"] = _yes(any("delay" in _arguments(k) for k in kind.__mro__))
+    found["clock"] = _yes(kind.devices is not None)
+    found["late"] = _yes(vars(kind).get("takes_late", False))
+    pulled = trial(kind, ALIKE, data, local_penalty=Pull(0.1))
+    found["penalties"] = pulled if isinstance(pulled, str) else "yes"
     for what in REFUSED:
         found[what] = getattr(algorithm, f"no_{what}") or "yes"
     modules = [state.module for state in fed.groups]
@@ -180,7 +187,9 @@ def _sends_a_part(fed: Fleet) -> bool:
     return parts or personal or any(getattr(algorithm, name, ()) for name in ("body", "_global"))
 
 
-def trial(kind: type[Algorithm], pairs: Sequence[Groups], data: Any) -> Fleet | str:
+def trial(
+    kind: type[Algorithm], pairs: Sequence[Groups], data: Any, **settings: Any
+) -> Fleet | str:
     """The clients of the first groups that the method takes; or what it says to the first."""
     refused = []
     for groups in pairs:
@@ -191,7 +200,8 @@ def trial(kind: type[Algorithm], pairs: Sequence[Groups], data: Any) -> Fleet | 
         ]
         data.reserve(0.0)
         try:
-            return Fleet(made, method(kind), data, ranks=Ranks(torch.device("cpu")), rounds=10)
+            ranks = Ranks(torch.device("cpu"))
+            return Fleet(made, method(kind), data, ranks=ranks, rounds=10, **settings)
         except UserError as error:
             refused.append(f"{error.found}; {error.fix}")
     return refused[0]
