@@ -1,6 +1,7 @@
 """`lightfed compare` and `lightfed study`: equal terms, rates tuned alike, and what is answered."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,7 +58,6 @@ def wanted_of(file: str, *words: str) -> Wanted:
         (["--data.partition=Iid"], "data.partition.class_path"),
         (["--data.personal_test=split"], "data.personal_test"),
         (["--data.train_fraction=0.5"], "data.train_fraction"),
-        (["--data.pool=union"], "data.pool"),
         (["--model.evaluate_at=trained"], "model.evaluate_at"),
         (["--model.evaluate=[global]"], "model.evaluate"),
         (["--model.eval_clients=2"], "model.eval_clients"),
@@ -69,8 +69,6 @@ def test_unequal_terms_are_refused_with_both_values(
     words: list[str], key: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [word for own in words for word in ("--set-b", own.removeprefix("--"))]
-    if key == "data.pool":  # which takes these
-        sets += ["--set", "data.personal_test=split", "model.evaluate=[personal]"]
     with pytest.raises(SystemExit) as ended:
         main(["compare", "run.yaml", "run.yaml", *sets, "--seeds", "0-1"])
     assert ended.value.code == 2
@@ -174,13 +172,15 @@ def test_what_is_missing_is_submitted(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(sweep, "submit", lambda *a, **k: seen.append(a) or 0)
+    words = ["compare", "run.yaml", "run.yaml", "--set-b", "model.local_epochs=2", "--slurm"]
+    monkeypatch.setattr(sys, "argv", ["lightfed", *words])
     with pytest.raises(SystemExit) as ended:
-        main(["compare", "run.yaml", "run.yaml", "--set-b", "model.local_epochs=2", "--slurm"])
+        main(words)
     assert ended.value.code == 0
     ((file, lines, _),) = seen
     assert list(lines) == list(range(1, 11))
     assert len(file.read_text().splitlines()) == 10
-    assert "lightfed " in capsys.readouterr().out
+    assert "lightfed compare run.yaml" in capsys.readouterr().out
 
 
 def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:

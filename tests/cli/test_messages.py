@@ -63,7 +63,7 @@ def own(**arguments: Any) -> dict[str, Any]:
 
 def test_a_subclass_takes_what_its_parent_takes() -> None:
     made = parsed(own(own=2.0, mu=0.5))
-    assert (type(made).__name__, made.own, made.mu) == ("Own", 2.0, 0.5)
+    assert (type(made).__name__, made.own, made.local_penalty.mu) == ("Own", 2.0, 0.5)
     assert {"own", "mu", "weights"} <= set(accepted(Own))
 
 

@@ -221,5 +221,10 @@ def test_the_readmes_commands_run(
             rounds = 2 if "--ckpt_path" in words else 1
             words = [w if w != "2" else "1" for w in words]
             words += [f"--trainer.max_epochs={rounds}", "--trainer.limit_train_batches=1"]
+        if words[0] == "sweep":
+            words += ["--line", "1", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1"]
+        if words[0] == "compare":
+            words = [w if w != "0-4" else "0-1" for w in words]
+            words += ["--set", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]
         lightfed(*words)
     assert "page: runs/quickstart/index.html" in capsys.readouterr().out

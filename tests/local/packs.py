@@ -198,7 +198,7 @@ class Late(Smooth):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         if batch_idx == 3:
-            self.log("late", loss)
+            self.log("later", loss)
         return loss
 
 

@@ -84,8 +84,9 @@ class ByClass(Algorithm):
 
     def learn(self, fed: Fleet, t: int, packages: Sequence[ClassMeans]) -> None:
         """The server's new vectors, from the participants' packages."""
-        mean = mean_of_clients(packages)
-        self.take(mean.over(self.common) if self.absent == "keep" else mean)
+        mean = mean_of_clients(packages)  # in host memory
+        older = self.common.to(mean.values.device)
+        self.take(mean.over(older) if self.absent == "keep" else mean)
 
     def take(self, common: ClassMeans) -> None:
         """Replace the server's vectors."""

@@ -1,7 +1,6 @@
 """Whatever a user gets wrong is one line that names the key, and leaves all files as they were."""
 
 import logging
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,15 +119,6 @@ def test_why_the_file_of_a_model_cannot_be_imported_is_said(
     error = the_error(words, capsys)
     assert error.startswith("model.clients")
     assert f": {found}, from " in error
-
-
-def test_a_failed_first_run_makes_no_folder_for_runs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(folder / "runs")
-    error = the_error(edit(f"{PARTITION}.min_size", 1000, "").write(folder), capsys)
-    assert error.startswith(f"{PARTITION}.min_size: ")
-    assert not (folder / "runs").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
