@@ -76,7 +76,8 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        return self.workspace.root / "runs" / f"quickstart-{self.job.number}"
+        run = "array" if self.name == "lightfed-sweep" else "quickstart"
+        return self.workspace.root / "runs" / f"{run}-{self.job.number}"
 
     def _at_gate(self, what: object) -> Path:
         return self.workspace.root / "gate" / f"{self.job.number}-{what}"

@@ -105,7 +105,8 @@ def test_a_cancelled_run_goes_on_only_when_it_is_asked_to(
 def test_a_task_of_an_array_goes_on_with_its_own_run(
     workspace: Workspace, undisturbed: Run
 ) -> None:
-    lines = [" ".join((*GATED, f"--model.seed={seed}")) for seed in (0, 1)]
+    named = "--trainer.name=array"  # else the sweep finds the run of seed 0 that is finished
+    lines = [" ".join((*GATED, f"--model.seed={seed}", named)) for seed in (0, 1)]
     (workspace.root / "seeds.sweep").write_text("\n".join(lines))
     flags = ("--array=1-2", "--ntasks-per-node=1", "--gpus-per-node=1")
     array = workspace.submit("sweep", flags, ["seeds.sweep"])
@@ -153,7 +154,7 @@ def test_the_commands_of_the_documentation_are_accepted(workspace: Workspace) ->
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     commands = [line for line in lines if line.startswith(("sbatch ", "list="))]
-    assert len(commands) >= 9
+    assert len(commands) >= 8
     script = ["set -e", 'sbatch() { command sbatch --test-only "$@"; }', *commands]
     (workspace.root / "commands.sh").write_text("\n".join(script).replace("FILE", "x.yaml"))
     workspace.cluster.command("bash", "commands.sh", cwd=workspace.root)
