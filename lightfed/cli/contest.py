@@ -55,6 +55,11 @@ class Grid(NamedTuple):
             *itertools.product(*([f"--{k}={v}" for v in own] for k, own in self.values.items()))
         ]
 
+    def on_edge(self, place: int) -> bool:
+        """Whether a point has the first or the last value of one of the keys."""
+        ends = ([v in (own[0], own[-1]) for v in own] for own in self.values.values())
+        return any(list(itertools.product(*ends))[place])
+
 
 class Way(NamedTuple):
     """How missing runs are run: at once, or submitted, by which the contest ends for now.
@@ -120,7 +125,7 @@ def hold(
     if grid is not None:
         found = _run(first, way, all_of_them=False)
         metric = metric or common_metric([run for run in found if run is not None])
-        search, best = _best(names, points, found, metric)
+        search, best = _best(names, grid, found, metric)
         chosen = [tried[len(points) * i + at] for i, at in enumerate(best)]
     every = [method.at(seed) for seed in seeds for method in chosen]  # a whole table, seed by seed
     runs = [r for r in _run(_checked(every, names * len(seeds)), way) if r is not None]
@@ -155,7 +160,7 @@ def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[st
 
 def _best(
     names: Sequence[str],
-    points: Sequence[Sequence[str]],
+    grid: Grid,
     runs: Sequence[Run | None],
     metric: str,
 ) -> tuple[DataFrame, list[int]]:
@@ -163,7 +168,7 @@ def _best(
 
     A run that failed, such as of a rate that is too high, is None and has no value.
     """
-    rows, best = [], []
+    rows, best, points = [], [], grid.points
     for i, name in enumerate(names):
         tried = runs[i * len(points) : (i + 1) * len(points)]
         own = [math.nan if run is None else run.final(metric) for run in tried]
@@ -172,7 +177,7 @@ def _best(
         at = best_of(known, metric)
         heads = [", ".join(word.partition("=")[2] for word in point) for point in points]
         cells = dict(zip(heads, (text.metric_text(metric, value) for value in own), strict=True))
-        edge = EDGE * (at in (0, len(points) - 1))
+        edge = EDGE * grid.on_edge(at)
         rows.append({"search": name, **cells, "chosen": heads[at] + edge})
         best.append(at)
     return DataFrame(rows, dtype="str"), best

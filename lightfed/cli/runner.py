@@ -74,7 +74,7 @@ def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
     _import_all()
     left = list(runs)
     running: dict[BaseProcess, tuple[Wanted, Path, float]] = {}
-    told: int | None = None
+    passed_on: int | None = None
     with listening():
         while (left and asked() is None) or running:
             while left and asked() is None and len(running) < jobs:
@@ -85,11 +85,12 @@ def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
                     process, log = _start(wanted)
                     running[process] = wanted, log, time.monotonic()
             wait([process.sentinel for process in running], _POLL if running else 0.0)
-            if asked() != told:
-                told = asked()
-                for process in running if told != SIGINT else ():  # the terminal tells all of it
+            if asked() != passed_on:
+                passed_on = asked()
+                # A terminal sends SIGINT to the children by itself.
+                for process in running if passed_on != SIGINT else ():
                     assert process.pid is not None
-                    os.kill(process.pid, told or 0)
+                    os.kill(process.pid, passed_on or 0)
             for process in [p for p in running if not p.is_alive()]:
                 wanted, log, begun = running.pop(process)
                 yield _outcome(wanted, process, log, time.monotonic() - begun)

@@ -90,7 +90,7 @@ def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
     for outcome in run_all(runs, jobs):
         ended += 1
         worst = max(worst, outcome.status)
-        print(f"{ended}/{len(runs)} {_told(outcome)}", file=to, flush=True)
+        print(f"{ended}/{len(runs)} {_line_of(outcome)}", file=to, flush=True)
     if ended < len(runs):
         left = f"{len(runs) - ended} of {len(runs)} not begun"
         print(f"stopped: {left}; the same command goes on", file=to)
@@ -112,7 +112,7 @@ def submit(file: Path, lines: Sequence[int], further: Sequence[str], *, jobs: in
     return subprocess.run(command, check=False).returncode
 
 
-def _told(outcome: Outcome) -> str:
+def _line_of(outcome: Outcome) -> str:
     """`digits-2: finished in 61.2 s, 97.80 % global accuracy`."""
     wanted, folder = outcome.wanted, outcome.wanted.finished()
     if outcome.status:

@@ -201,7 +201,9 @@ class Devices(Device):
         if self.table is None:
             return {}
         key = f"{KEY}.table"
-        table = _read(key, self.table, ["client"]).drop_duplicates("client").set_index("client")
+        table = _read(key, self.table, ["client"]).set_index("client")
+        twice = table.index[table.index.duplicated()]
+        require(not len(twice), key, f"client {twice[:1].tolist()} twice", "give one row for each")
         missing = [client for client in range(clients) if client not in table.index]
         found = f"{self.table} lacks {len(missing)} of {clients} clients, such as {missing[:1]}"
         require(not missing, key, found, "give a row for every client, from 0")

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli import compare, contest, study, sweep
 from lightfed.cli.command_line import main
-from lightfed.cli.contest import Method, check_terms
+from lightfed.cli.contest import Grid, Method, check_terms
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
 from lightfed.results.groups import Group
@@ -116,6 +116,12 @@ def test_a_question_that_cannot_be_answered_is_refused(
         main(["compare", "run.yaml", "run.yaml", "--seeds", "0-1", *words])
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"lightfed: error: {key}: ")
+
+
+def test_a_point_is_on_the_edge_if_one_of_its_values_is() -> None:
+    grid = Grid({"a": ["1", "2", "3"], "b": ["1", "2", "3", "4"]}, 100)
+    inner = [point for i, point in enumerate(grid.points) if not grid.on_edge(i)]
+    assert inner == [("--a=2", "--b=2"), ("--a=2", "--b=3")]
 
 
 def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,8 +183,8 @@ def test_runs_of_a_sweep_have_the_bits_of_the_same_runs_alone(folder: Path) -> N
         out, errors = sweeping.communicate(timeout=SECONDS)
     assert sweeping.returncode == 2, errors
     assert not errors
-    told = [line.split(" ")[:2] for line in out.splitlines()]
-    assert told == [["1/3", "runs/run:"], ["2/3", "runs/run-2:"], ["3/3", "run:"]]
+    begins = [line.split(" ")[:2] for line in out.splitlines()]
+    assert begins == [["1/3", "runs/run:"], ["2/3", "runs/run-2:"], ["3/3", "run:"]]
     assert not list((folder / "runs" / runner.LOGS).iterdir())
     main([*lines[1].split(), "--trainer.name", "alone"])
     assert results(folder / "runs" / "run-2") == results(folder / "runs" / "alone")

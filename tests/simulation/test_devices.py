@@ -86,6 +86,7 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
         ("client,up\n0,5\n1,fast\n2,6\n", "table: nan as up of client 1; give more than 0"),
         ("client,speed\n0,5\n1,1\n2,6\n", "a column ['speed']; name columns flops, up, down"),
         ("device,up\n0,5\n", "has no column client"),
+        ("client,up\n0,5\n1,1\n1,2\n2,6\n", "client [1] twice; give one row for each"),
     ],
 )
 def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
