@@ -1,10 +1,12 @@
 """`lightfed study NAME`: a table of methods on equal terms, and whether its claims hold.
 
-docs/studies.md has the keys of configs/studies/NAME.yaml.
+docs/studies.md has the keys of configs/studies/NAME.yaml. `--markdown` prints docs/studies/NAME.md.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -14,6 +16,7 @@ from lightfed.cli.compare import answer_of, costs_of, gain_text, grid_of, search
 from lightfed.cli.contest import Held, Method, Way, hold
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.sweep import add_execution
+from lightfed.report.figures import seeds_note
 from lightfed.results import text
 from lightfed.results.groups import Group, final_text
 from lightfed.utils.errors import OneLineParser, UserError, require
@@ -29,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     about = "Run what is missing of a study, and print its table and whether its claims hold."
     parser = OneLineParser("lightfed study", allow_abbrev=False, description=about)
     parser.add_argument("name", metavar="NAME", help=f"one of {known}")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a document")
+    parser.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
     add_execution(parser)
     asked = parser.parse_args(argv)
     study = read_study(asked.name)
@@ -45,12 +48,13 @@ def main(argv: Sequence[str]) -> int:
         differ=study["differ"],
     )
     table = table_of(held, study["columns"], study["theirs"])
-    said = [study["title"], *held.differ, *searched(held, grid)]
-    answers = [claim_text(held.groups, claim) for claim in study["claims"]]
+    claims = claims_of(held.groups, study["claims"])
+    said = [*held.differ, *searched(held, grid)]
     if asked.markdown:
-        print(*said, "", markdown(table), "", markdown(held.search), "", *answers, sep="\n")
+        print(page(asked.name, study["title"], held, table, claims, said))
         return 0
-    show(f"study-{asked.name}", held, table, said, answers)
+    answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
+    show(f"study-{asked.name}", held, table, [study["title"], *said], answers)
     return 0
 
 
@@ -104,13 +108,37 @@ def table_of(held: Held, columns: Sequence[str], theirs: Mapping[str, Any]) -> D
     return DataFrame(rows, dtype="str")
 
 
-def claim_text(groups: Sequence[Group], claim: Mapping[str, str]) -> str:
-    """A claim, whether it holds, and the difference with its interval."""
-    by_name = {group.name: group for group in groups}
-    own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
-    found, answer = answer_of(rival, own, metric)
-    said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
-    return f"{said}: {_HOLDS[answer]}, {gain_text(found, metric)}"
+def claims_of(groups: Sequence[Group], claims: Sequence[Mapping[str, str]]) -> DataFrame:
+    """A row for each claim: whether it holds, and the difference with its interval."""
+    by_name, rows = {group.name: group for group in groups}, []
+    for claim in claims:
+        own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
+        found, answer = answer_of(rival, own, metric)
+        said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
+        rows.append((said, _HOLDS[answer], gain_text(found, metric)))
+    return DataFrame(rows, columns=["claim", "", "difference"], dtype="str")
+
+
+def page(
+    name: str, title: str, held: Held, table: DataFrame, claims: DataFrame, said: Sequence[str]
+) -> str:
+    """A page of docs/studies; its first line says where the figures come from."""
+    runs = [run for group in held.groups for run in group.runs]
+    commits = sorted({str(run.environment.get("commit", "unknown")) for run in runs})
+    newest = max((run.folder / "metrics.csv").stat().st_mtime for run in runs)
+    made = f"commit {', '.join(commits)}, {date.fromtimestamp(newest)}, digest {digest(name)}"
+    terms = f"`lightfed study {name}`: {seeds_note(held.groups)}; costs are those of a whole run."
+    first, second, last = (
+        markdown(one) if len(one) else "" for one in (table, claims, held.search)
+    )
+    head = [f"<!-- study {name}, {made} -->", f"# {text.sentence(title)}", terms]
+    return "\n\n".join(filter(None, [*head, first, second, *said, last]))
+
+
+def digest(name: str) -> str:
+    """Of what a study's file says, whatever its comments and its layout."""
+    said = json.dumps(yaml.safe_load((STUDIES / f"{name}.yaml").read_text("utf-8")), sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
 def markdown(table: DataFrame) -> str:

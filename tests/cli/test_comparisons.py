@@ -235,7 +235,15 @@ def test_a_study_says_whether_its_claim_holds(
     assert "4 of 4 runs are missing, about 0.1 CPU minutes" in printed.err
     assert "| one | " in printed.out
     assert "50.00 %" in printed.out
-    assert "four is better than one in train loss: " in printed.out
+    first, _, title = printed.out.splitlines()[:3]
+    commit = read(next((folder / "runs").glob("small-one*"))).environment["commit"]
+    assert first.startswith(f"<!-- study small, commit {commit}, ")
+    assert first.endswith(f", digest {study.digest('small')} -->")
+    assert title == "# A small study"
+    assert "\n\n| claim |  | difference |\n" in printed.out
+    with pytest.raises(SystemExit):
+        main(["study", "small"])
+    assert "four is better than one in train loss: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

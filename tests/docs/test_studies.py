@@ -1,0 +1,53 @@
+"""Tables of studies in the documents are those of the studies' files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lightfed.cli.shipped import ROOT
+from lightfed.cli.study import STUDIES, digest, read_study
+
+TOP = Path(__file__).parents[2]
+PAGES = {page.stem: page for page in sorted((TOP / "docs/studies").glob("*.md"))}
+HEAD = r"<!-- study (\S+), commit [0-9a-f]{7}.*, \d{4}-\d\d-\d\d, digest ([0-9a-f]{12}) -->"
+
+
+def stamp(text: str) -> tuple[str, str]:
+    """The study's name and the digest of its only stamp."""
+    ((name, found),) = re.findall(HEAD, text)
+    return name, found
+
+
+def test_the_studies_of_the_documents_have_pages() -> None:
+    assert STUDIES == ROOT / "studies"
+    assert "circle" in PAGES
+    assert PAGES.keys() <= {path.stem for path in STUDIES.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_of_the_study_as_it_is(name: str) -> None:
+    """If not: `lightfed study NAME --markdown > docs/studies/NAME.md`."""
+    text = PAGES[name].read_text()
+    assert stamp(text) == (name, digest(name))
+    for method in read_study(name)["methods"]:
+        assert f"\n| {method} | " in text
+
+
+def test_a_digest_is_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightfed.cli.study.STUDIES", tmp_path)
+    contents = {"a": "{x: 1, y: [2]}", "b": "# a comment\ny:\n- 2\nx: 1\n", "c": "{x: 1, y: [3]}"}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.yaml").write_text(content)
+    assert digest("a") == digest("b") != digest("c")
+
+
+@pytest.mark.xfail(raises=KeyError, strict=True, reason="the study has not been run")
+def test_the_readme_has_the_table_of_its_study() -> None:
+    """From the stamp of the page to the end of its first table, without the lines between."""
+    page, readme = PAGES["quickstart"].read_text(), (TOP / "README.md").read_text()
+    table = re.search(r"^\|.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL)
+    assert table is not None
+    assert len(table[0].splitlines()) == 2 + len(read_study("quickstart")["methods"])
+    assert f"{page.splitlines()[0]}\n\n{table[0]}\n" in readme
+    assert stamp(readme) == ("quickstart", digest("quickstart"))
