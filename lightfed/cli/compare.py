@@ -33,7 +33,8 @@ _COSTS: dict[str, Callable[[float], str]] = {
     "seconds": text.seconds_text,
     TIME: text.seconds_text,
 }
-_UNTIL = " to target"
+UNTIL = " to target"
+Target = tuple[str, float]  # a column of metrics.csv and the value to reach
 _HEADS = ("metric", "A", "B", "B - A (95 % paired t interval)")
 
 
@@ -54,15 +55,9 @@ class Row(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         """As text: the name, both means, and the difference with its interval."""
-        found, cost = self.difference, _COSTS.get(self.name.removesuffix(_UNTIL))
-        if cost is None:
-            a, b = (text.metric_text(self.name, value) for value in (self.a, self.b))
-        else:
-            a, b = cost(self.a), cost(self.b)
-        mean, low, high = (
-            text.signed(self.name, end) if cost is None else f"{'+' * (end >= 0)}{cost(end)}"
-            for end in (found.mean, found.low, found.high)
-        )
+        found = self.difference
+        a, b = (value_text(self.name, value) for value in (self.a, self.b))
+        mean, low, high = (_signed(self.name, end) for end in (found.mean, found.low, found.high))
         interval = f" ({low} to {high})" if math.isfinite(found.std) else ""
         return text.readable(self.name), a, b, mean + interval
 
@@ -118,7 +113,18 @@ def show(
     print_line(console, f"page: {page}")
 
 
-def rows_of(a: Group, b: Group, target: tuple[str, float] | None = None) -> list[Row]:
+def value_text(name: str, value: float) -> str:
+    """A metric or a cost with its unit."""
+    cost = _COSTS.get(name.removesuffix(UNTIL))
+    return text.metric_text(name, value) if cost is None else cost(value)
+
+
+def _signed(name: str, value: float) -> str:
+    cost = _COSTS.get(name.removesuffix(UNTIL))
+    return text.signed(name, value) if cost is None else f"{'+' * (value >= 0)}{cost(value)}"
+
+
+def rows_of(a: Group, b: Group, target: Target | None = None) -> list[Row]:
     """The metrics that all runs of both have, the worst tenth of the clients, and costs."""
     runs = [*a.runs, *b.runs]
     named = dict.fromkeys([*(name for run in runs for name in run.metrics), "train_loss"])
@@ -129,7 +135,7 @@ def rows_of(a: Group, b: Group, target: tuple[str, float] | None = None) -> list
     if target is not None:
         column, value = target
         for run, spent in costs.items():
-            spent |= {n + _UNTIL: cost for n, cost in cost_to(value, run, column).items()}
+            spent |= {n + UNTIL: cost for n, cost in cost_to(value, run, column).items()}
     for name in costs[runs[0]]:
         rows.append(_row(name, a, b, {run: spent[name] for run, spent in costs.items()}))
     return [row for row in rows if row.difference.seeds]
@@ -142,11 +148,23 @@ def costs_of(run: Run) -> dict[str, float]:
     return found | {TIME: run.final(TIME)}
 
 
-def answer_of(a: Group, b: Group, metric: str) -> tuple[Difference, Verdict]:
+def finals_of(group: Group, name: str, target: Target | None = None) -> dict[int, float]:
+    """By seed, the last value of a column, or a cost to the target; NaN if not reached."""
+    cost = name.removesuffix(UNTIL)
+    if target is None or cost == name:
+        return group.finals(name)
+    column, value = target
+    return {run.seed or 0: cost_to(value, run, column)[cost] for run in group.runs}
+
+
+def answer_of(
+    a: Group, b: Group, metric: str, target: Target | None = None
+) -> tuple[Difference, Verdict]:
     """The difference of B and A, and the answer: none where a seed has no finite value."""
-    found = Difference.of(b.finals(metric), a.finals(metric))
+    found = Difference.of(finals_of(b, metric, target), finals_of(a, metric, target))
     complete = len(found.seeds) == len(a.runs)
-    return found, found.verdict(text.direction(metric)) if complete else "not shown"
+    up = -1 if metric.endswith(UNTIL) else text.direction(metric)
+    return found, found.verdict(up) if complete else "not shown"
 
 
 def verdict(a: Group, b: Group, metric: str) -> str:
@@ -162,7 +180,7 @@ def verdict(a: Group, b: Group, metric: str) -> str:
 
 def gain_text(found: Difference, metric: str) -> str:
     """`+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
-    gain, low, high = (text.signed(metric, end) for end in (found.mean, found.low, found.high))
+    gain, low, high = (_signed(metric, end) for end in (found.mean, found.low, found.high))
     unit = " points" if text.is_share(metric) else ""
     seeds = f"{text.counted(len(found.seeds), 'seed')} ({text.seeds_text(found.seeds)})"
     return f"{gain}{unit} ({low} to {high}), {seeds}"
@@ -210,7 +228,7 @@ def _sets(given: Sequence[str]) -> list[str]:
     return [f"--{word}" for word in given]
 
 
-def _target(given: str | None) -> tuple[str, float] | None:
+def _target(given: str | None) -> Target | None:
     """The column and the value of `metric>=x` or `metric<=x`."""
     found = re.fullmatch(r"([^<>=]+)([<>])=([-+.e\d]*\d)", given or "")
     good = found is not None and (found[2] == ">") == (text.direction(found[1]) > 0)

@@ -5,6 +5,7 @@ docs/studies.md has the keys of configs/studies/NAME.yaml. `--markdown` prints d
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -12,17 +13,34 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
-from lightfed.cli.compare import answer_of, costs_of, gain_text, grid_of, searched, seeds, show
+from lightfed.cli.compare import (
+    UNTIL,
+    Target,
+    answer_of,
+    costs_of,
+    finals_of,
+    gain_text,
+    grid_of,
+    searched,
+    seeds,
+    show,
+    value_text,
+)
 from lightfed.cli.contest import Held, Method, Way, hold
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.sweep import add_execution
 from lightfed.report.figures import seeds_note
 from lightfed.results import text
 from lightfed.results.groups import Group, final_text
+from lightfed.results.paired import mean_and_std, t_half_width
+from lightfed.results.run import Run
 from lightfed.utils.errors import OneLineParser, UserError, require
 
 STUDIES = ROOT / "studies"
-_KEYS = "title common methods tune tune_seed seeds metric columns claims theirs seconds differ"
+_KEYS = (
+    "title common methods cases target tune tune_seed seeds metric columns claims theirs seconds"
+    " differ"
+)
 _HOLDS = {"better": "holds", "worse": "the opposite is shown", "not shown": "is not shown"}
 
 
@@ -39,22 +57,28 @@ def main(argv: Sequence[str]) -> int:
     way = Way(asked.jobs, asked.slurm, study["seconds"])
     tune = [f"{key}={','.join(map(str, values))}" for key, values in study["tune"].items()]
     grid = grid_of(tune, study["tune_seed"])
-    held = hold(
-        methods_of(asked.name, study),
-        seeds(study["seeds"]),
-        way,
-        grid=grid,
-        metric=study["metric"],
-        differ=study["differ"],
-    )
-    table = table_of(held, study["columns"], study["theirs"])
-    claims = claims_of(held.groups, study["claims"])
-    said = [*held.differ, *searched(held, grid)]
+    target, parts = next(iter(study["target"].items()), None), list[str]()
+    runs: list[Run] = []
+    for case in study["cases"]:
+        held = hold(
+            methods_of(asked.name, study, case),
+            seeds(study["seeds"]),
+            way,
+            grid=grid,
+            metric=study["metric"],
+            differ=study["differ"],
+        )
+        table = table_of(held, study["columns"], study["theirs"], target)
+        claims = claims_of(held.groups, study["claims"], target)
+        said = [*held.differ, *searched(held, grid)]
+        parts.append(part(case, held, table, claims, said))
+        if not asked.markdown:
+            answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
+            named = "-".join(filter(None, ["study", asked.name, case]))
+            show(named, held, table, [study["title"], *said], answers)
+        runs += [run for group in held.groups for run in group.runs]
     if asked.markdown:
-        print(page(asked.name, study["title"], held, table, claims, said))
-        return 0
-    answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
-    show(f"study-{asked.name}", held, table, [study["title"], *said], answers)
+        print(page(asked.name, study["title"], runs, parts))
     return 0
 
 
@@ -64,6 +88,7 @@ def read_study(name: str) -> dict[str, Any]:
     fix = f"name one of {', '.join(sorted(p.stem for p in STUDIES.glob('*.yaml')))}"
     require(path.is_file(), "study", f"no study {name!r} in the installation", fix)
     study: dict[str, Any] = {"tune": {}, "tune_seed": 100, "claims": [], "theirs": {}, "differ": []}
+    study |= {"cases": {"": {}}, "target": {}}
     study |= yaml.safe_load(path.read_text("utf-8"))
     for key in {*study} ^ {*_KEYS.split()}:
         found = "no such key" if key in study else "missing"
@@ -74,29 +99,36 @@ def read_study(name: str) -> dict[str, Any]:
     return study
 
 
-def methods_of(name: str, study: Mapping[str, Any]) -> list[Method]:
-    """Each method's command: the common configuration, and its own values."""
-    common = json.dumps(study["common"])
+def methods_of(name: str, study: Mapping[str, Any], case: str = "") -> list[Method]:
+    """Each method's command: the common configuration, the case's values, and its own."""
+    common, first = json.dumps(study["common"]), "-".join(filter(None, [name, case]))
     return [
         Method(
             method,
             (
-                *("fit", "--config", common, f"--trainer.name={name}-{method}"),
-                *(f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in own.items()),
+                *("fit", "--config", common, f"--trainer.name={first}-{method}"),
+                *(f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items()),
             ),
         )
         for method, own in study["methods"].items()
+        for given in [study["cases"].get(case, {}) | own]
     ]
 
 
-def table_of(held: Held, columns: Sequence[str], theirs: Mapping[str, Any]) -> DataFrame:
+def table_of(
+    held: Held, columns: Sequence[str], theirs: Mapping[str, Any], target: Target | None = None
+) -> DataFrame:
     """A row for each method: means with 95 % intervals, beside a document's, and mean costs."""
     rows = []
     for group in held.groups:
         cells = {"method": group.label}
         for column in columns:
             head = text.readable(column)
-            cells[head] = final_text(group, column)
+            cells[head] = (
+                _until_text(group, column, target)
+                if column.endswith(UNTIL)
+                else final_text(group, column)
+            )
             if any(column in own for own in theirs.values()):
                 value = theirs.get(group.label, {}).get(column, float("nan"))
                 cells[f"{head}, theirs"] = text.metric_text(column, value)
@@ -108,31 +140,47 @@ def table_of(held: Held, columns: Sequence[str], theirs: Mapping[str, Any]) -> D
     return DataFrame(rows, dtype="str")
 
 
-def claims_of(groups: Sequence[Group], claims: Sequence[Mapping[str, str]]) -> DataFrame:
+def _until_text(group: Group, column: str, target: Target | None) -> str:
+    """A mean cost with half its 95 % interval, and how many seeds reached the target."""
+    spent = [value for value in finals_of(group, column, target).values() if math.isfinite(value)]
+    mean, std = mean_and_std(spent)
+    half = t_half_width(std, len(spent))
+    if not spent:
+        return "not reached"
+    said = value_text(column, mean) + f" +- {value_text(column, half)}" * math.isfinite(half)
+    return said + f", {len(spent)} of {len(group.runs)} seeds" * (len(spent) < len(group.runs))
+
+
+def claims_of(
+    groups: Sequence[Group], claims: Sequence[Mapping[str, str]], target: Target | None = None
+) -> DataFrame:
     """A row for each claim: whether it holds, and the difference with its interval."""
     by_name, rows = {group.name: group for group in groups}, []
     for claim in claims:
         own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
-        found, answer = answer_of(rival, own, metric)
+        found, answer = answer_of(rival, own, metric, target)
         said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
         rows.append((said, _HOLDS[answer], gain_text(found, metric)))
     return DataFrame(rows, columns=["claim", "", "difference"], dtype="str")
 
 
-def page(
-    name: str, title: str, held: Held, table: DataFrame, claims: DataFrame, said: Sequence[str]
-) -> str:
+def page(name: str, title: str, runs: Sequence[Run], parts: Sequence[str]) -> str:
     """A page of docs/studies; its first line says where the figures come from."""
-    runs = [run for group in held.groups for run in group.runs]
     commits = sorted({str(run.environment.get("commit", "unknown")) for run in runs})
     newest = max((run.folder / "metrics.csv").stat().st_mtime for run in runs)
     made = f"commit {', '.join(commits)}, {date.fromtimestamp(newest)}, digest {digest(name)}"
-    terms = f"`lightfed study {name}`: {seeds_note(held.groups)}; costs are those of a whole run."
+    head = [f"<!-- study {name}, {made} -->", f"# {text.sentence(title)}"]
+    return "\n\n".join([*head, f"`lightfed study {name}`", *parts])
+
+
+def part(case: str, held: Held, table: DataFrame, claims: DataFrame, said: Sequence[str]) -> str:
+    """What a page says of a case: the table, the claims and the search."""
+    terms = f"{text.sentence(seeds_note(held.groups))}; costs are those of a whole run."
     first, second, last = (
         markdown(one) if len(one) else "" for one in (table, claims, held.search)
     )
-    head = [f"<!-- study {name}, {made} -->", f"# {text.sentence(title)}", terms]
-    return "\n\n".join(filter(None, [*head, first, second, *said, last]))
+    head = f"## {text.sentence(case)}" * bool(case)
+    return "\n\n".join(filter(None, [head, terms, first, second, *said, last]))
 
 
 def digest(name: str) -> str:
