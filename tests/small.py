@@ -142,7 +142,6 @@ def fleet_of(
     optimizer: OptimizerFactory = SGD_HALF,
     clip: float | None = None,
     seed: int = 0,
-    accumulate: Any = "float64",
     side_by_side: SideBySide = "auto",
     precision: Autocast | None = None,
     host_rows: bool = False,
@@ -167,7 +166,7 @@ def fleet_of(
 
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
-        accumulate=accumulate, host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
+        host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
         personal=personal, devices=devices, policy=policy,
         local_penalty=local_penalty, keep_optimizer=keep_optimizer,
     )  # fmt: skip

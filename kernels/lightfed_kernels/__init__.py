@@ -12,13 +12,11 @@ from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice
 from lightfed_kernels.neighbours import Neighbours
 from lightfed_kernels.segments import Segments, count_per_tensor
 from lightfed_kernels.select import prune_counts, prune_regrow, select_by_magnitude, select_random
-from lightfed_kernels.slices import FIXED_LIMIT, FIXED_SCALE, Members, SliceTable
+from lightfed_kernels.slices import Members, SliceTable
 from lightfed_kernels.steps import aspg_step_
 
 __all__ = [
     "ALIGNMENT",
-    "FIXED_LIMIT",
-    "FIXED_SCALE",
     "Entry",
     "Groups",
     "Layout",

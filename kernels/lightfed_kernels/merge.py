@@ -6,9 +6,8 @@
 c_m is 1 where client m's level covers the element and, in tensors whose rows are labels, where it
 holds the label. The denominator follows from positions and metadata, so a merge that is split over
 processes only sends the numerators: `slice_sum`, an all-reduce, `slice_finish_`. After a
-reduce-scatter each process can finish its columns. Sums are float64, or exact 64-bit integers in
-units of 2^-40 of the total weight ("fixed"). The bits do not depend on which process holds which
-client. With float64 that requires whole weights, and addends of one element that span less than
+reduce-scatter each process can finish its columns. Sums are float64. The bits do not depend on
+which process holds which client, if weights are whole and the addends of one element span less than
 about 2^18 in magnitude.
 """
 
@@ -28,18 +27,17 @@ from lightfed_kernels._rows import (
     backend,
     check_one_device,
     check_row,
-    checking,
     each_row,
     to_device,
 )
 from lightfed_kernels.layout import ALIGNMENT
-from lightfed_kernels.slices import FIXED_LIMIT, Members, SliceTable, checked_levels
+from lightfed_kernels.slices import Members, SliceTable, checked_levels
 
 # Elements of a piece on a CPU: 1 MiB of float64 sums, which stay in its cache.
 CHUNK = 131072
 
 
-def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
+def slice_merge_(out: Tensor, rows: Rows, members: Members) -> Tensor:
     """The weighted mean of the clients' rows, in one launch; the rows of all clients are local.
 
     Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
@@ -48,7 +46,6 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
         out: (P,) of the target; uncovered elements keep their bits.
         rows: of all clients, in the order of `members`.
         members: the clients; those of weight 0 are skipped.
-        fixed: sum exact integers; |values| must be below `FIXED_LIMIT`.
 
     Raises:
         ValueError, TypeError: a row that does not fit; names the argument.
@@ -60,28 +57,25 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
         )
     table = members.table
     check_row("out", out, size=table.target.size)
-    sources = _sources(rows, members.sizes, members.order, like=out, fixed=fixed)
+    sources = _sources(rows, members.sizes, members.order, like=out)
     check_one_device(out=out, rows=sources, members=table.tensors)
-    weights = members.shares if fixed else members.weights
     tiles = table.tiles(out.dtype, members.widest[0])
-    _merge(out, sources, *tiles, _tables(members), weights, fixed)
+    _merge(out, sources, *tiles, _tables(members), members.weights)
     return out
 
 
-def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
-    """The local clients' share of the sum of a merge: (P,) float64, or int64 if `fixed`.
+def slice_sum(rows: Rows, members: Members) -> Tensor:
+    """The local clients' share of the sum of a merge: (P,) float64.
 
     Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
     """
-    sources = _sources(rows, members.sizes, members.order, fixed=fixed)
+    sources = _sources(rows, members.sizes, members.order)
     table = members.table
     check_one_device(rows=sources, members=table.tensors)
-    dtype = torch.int64 if fixed else torch.float64
-    partial = torch.zeros(table.target.size, dtype=dtype, device=table.device)
+    partial = torch.zeros(table.target.size, dtype=torch.float64, device=table.device)
     if sources:
-        weights = members.shares if fixed else members.weights
         tiles = table.tiles(sources[0].dtype, members.widest[1])
-        _sum(partial, sources, *tiles, _tables(members), weights)
+        _sum(partial, sources, *tiles, _tables(members), members.weights)
     return partial
 
 
@@ -98,8 +92,8 @@ def slice_finish_(out: Tensor, partial: Tensor, members: Members, start: int = 0
     """
     table = members.table
     check_row("out", out, size=table.target.size)
-    if partial.dtype not in (torch.float64, torch.int64):
-        raise TypeError(f"partial: {partial.dtype}; sums are torch.float64 or torch.int64")
+    if partial.dtype != torch.float64:
+        raise TypeError(f"partial: {partial.dtype}; sums are torch.float64")
     room = len(out) - start
     if partial.dim() != 1 or len(partial) > room or not partial.is_contiguous():
         raise ValueError(f"partial: {list(partial.shape)}; at most {room} in a contiguous vector")
@@ -147,7 +141,6 @@ def _sources(
     order: Sequence[int],
     *,
     like: Tensor | None = None,
-    fixed: bool = False,
     name: str = "rows",
 ) -> list[Tensor]:
     """The rows of participating clients, in the order of the tables.
@@ -159,15 +152,6 @@ def _sources(
         raise ValueError(f"{name}: {len(given)} rows; {len(sizes)} clients are local")
     for position, (row, size) in enumerate(zip(given, sizes, strict=True)):
         check_row(f"{name}[{position}]", row, size=size, like=given[0] if like is None else like)
-    if fixed and checking():
-        for position in sorted(order):
-            row = given[position]
-            largest = float(row.abs().amax()) if row.numel() else 0.0
-            if not largest < FIXED_LIMIT:
-                raise ValueError(
-                    f"{name}[{position}]: a value of magnitude {largest:g}; fixed-point sums need "
-                    f"less than {FIXED_LIMIT:g}"
-                )
     return [given[i] for i in order]
 
 
@@ -273,16 +257,9 @@ class _Local:
                 values = piece.source(row, source)
                 if piece.labelled:
                     index = _label_index(self.label_words[k], part.shape[0])
-                    part.index_add_(0, index, _scaled(values.index_select(0, index), scale, part))
-                elif part.dtype == torch.int64:
-                    part.add_(_scaled(values, scale, part))
+                    part.index_add_(0, index, values.index_select(0, index).double() * scale)
                 else:
                     part.add_(values, alpha=scale)
-
-
-def _scaled(values: Tensor, scale: float, like: Tensor) -> Tensor:
-    scaled = values.double() * scale
-    return scaled.round_().to(torch.int64) if like.dtype == torch.int64 else scaled
 
 
 def _label_index(words: Tensor, rows: int) -> Tensor:
@@ -295,8 +272,7 @@ class _Counts:
     """The weight that covers an element, of the clients of all processes."""
 
     def __init__(self, totals: Tensor, label_totals: Tensor) -> None:
-        *self.totals, self.unit = totals.tolist()
-        self.label_totals = label_totals
+        self.totals, self.label_totals = totals.tolist(), label_totals
 
     def covers(self, piece: _Piece) -> bool:
         return any(
@@ -306,17 +282,16 @@ class _Counts:
 
     def finish(self, piece: _Piece, sums: Tensor, out: Tensor) -> None:
         """Out = sums / weight where at least one client covers."""
-        mean = sums.double() * self.unit if sums.dtype == torch.int64 else sums
         weight = self._uniform(piece)
         if weight is not None:
-            out.copy_(mean.div_(weight) if mean is not sums else mean / weight)
+            out.copy_(sums / weight)
             return
         weights = self._weights(piece, out.device)
         if bool((weights > 0).all()):
-            out.copy_(mean / weights)
+            out.copy_(sums / weights)
             return
         covered = weights > 0
-        mean = mean / weights.masked_fill_(~covered, 1.0)
+        mean = sums / weights.masked_fill_(~covered, 1.0)
         out.copy_(torch.where(covered, mean.to(out.dtype), out))
 
     def _uniform(self, piece: _Piece) -> float | None:
@@ -353,17 +328,16 @@ def _merge(
     rest: Tensor,
     tables: Sequence[Tensor],
     weights: Tensor,
-    fixed: bool,
 ) -> None:
     if backend(out, *rows) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        merge("merge", out, out, rows, (flat, rest), tables, weights, fixed=fixed)
+        merge("merge", out, out, rows, (flat, rest), tables, weights)
         return
     tensors, levels, first, _, totals, label_words, label_totals = tables
     local = _Local(rows, first, weights, label_words)
     counts = _Counts(totals, label_totals)
-    scratch = torch.empty(0, dtype=torch.int64 if fixed else torch.float64, device=out.device)
+    scratch = torch.empty(0, dtype=torch.float64, device=out.device)
     for piece in _pieces(tensors, levels, _chunk(out.device)):
         if not counts.covers(piece):
             continue
@@ -387,8 +361,7 @@ def _sum(
     if backend(partial, *rows) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        fixed = partial.dtype == torch.int64
-        merge("sum", rows[0], partial, rows, (flat, rest), tables, weights, fixed=fixed)
+        merge("sum", rows[0], partial, rows, (flat, rest), tables, weights)
         return
     tensors, levels, first, _, _, label_words, _ = tables
     local = _Local(rows, first, weights, label_words)
@@ -408,8 +381,7 @@ def _finish(
     if backend(out, partial) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        tiles, fixed = (flat, rest), partial.dtype == torch.int64
-        merge("finish", out, partial, (), tiles, tables, tables[4], fixed=fixed, start=start)
+        merge("finish", out, partial, (), (flat, rest), tables, tables[4], start=start)
         return
     tensors, levels, _, _, totals, _, label_totals = tables
     counts, stop = _Counts(totals, label_totals), start + len(partial)

@@ -29,11 +29,6 @@ TILE = 512
 # 2, but shares the work list of float32.
 VECTORS = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 4}
 
-# Fixed point: a weighted mean in units of 2^-40, so |values| are below 2^22 with a resolution of
-# 9e-13.
-FIXED_SCALE = 2.0**40
-FIXED_LIMIT = 2.0**22
-
 # Most elements that a tile may span, including skipped columns: positions within a tile have 32
 # bits.
 _WIDE = 2**20
@@ -221,9 +216,7 @@ class Members:
         first: (L + 1,) int32: where the local clients of every level begin.
         levels_of: (lines,) int32: the levels of the local clients.
         weights: (lines,) float64.
-        shares: (lines,) float64: the weights in units of fixed-point sums.
-        totals: (L + 1,) float64: the weights of all clients of a level; last, the unit of a
-            fixed-point sum.
+        totals: (L,) float64: the weights of all clients of a level.
         label_words: (lines, ceil(labels / 32)) int32: bit k of a client: it holds label k.
         label_totals: (L, labels) float64: the weights of all clients of a level with a label.
         widest: the first rank (of SliceTable) among all clients, and among the local ones.
@@ -236,7 +229,6 @@ class Members:
     first: Tensor
     levels_of: Tensor
     weights: Tensor
-    shares: Tensor
     totals: Tensor
     label_words: Tensor
     label_totals: Tensor
@@ -277,12 +269,9 @@ class Members:
         mine = [given[i] for i in order]
         n_levels = len(table.ranks)
         first = np.searchsorted(ranks[mine], np.arange(n_levels + 1)).astype(np.int32)
-        total = float(a.sum())
-        totals = np.bincount(ranks, weights=a, minlength=n_levels + 1)
-        totals[-1] = total / FIXED_SCALE
+        totals = np.bincount(ranks, weights=a, minlength=n_levels)
         label_totals = np.zeros((n_levels, table.num_labels))
         np.add.at(label_totals, ranks, a[:, None] * held)
-        shares = a[mine] * (FIXED_SCALE / total) if total else a[mine]
         device = table.device
         return cls(
             table=table,
@@ -292,7 +281,6 @@ class Members:
             first=to_device(first, device),
             levels_of=to_device(ranks[mine].astype(np.int32), device),
             weights=to_device(a[mine], device),
-            shares=to_device(shares, device),
             totals=to_device(totals, device),
             label_words=to_device(_packed(held[mine]), device),
             label_totals=to_device(label_totals, device),

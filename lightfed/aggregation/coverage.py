@@ -5,14 +5,13 @@
 Widths, depths and label rows are all coverages. The tables and sums are those of lightfed_kernels.
 The sums do not depend on order, so the result does not depend on how clients are placed on ranks.
 float64 over integer weights is exact unless the addends of one element span more than about 2^18 in
-magnitude. `fixed` sums 64-bit integers, which is always exact.
+magnitude.
 
 `Coverages` builds those of the server's models on first use.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from lightfed_kernels import (
@@ -30,8 +29,6 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import NOTHING, ServerModel, integers_of, put_integers, shared
 from lightfed.utils.errors import UserError
-
-Accumulate = Literal["float64", "fixed"]
 
 # Number of host rows that are copied to the device at a time.
 HOST_ROWS = 16
@@ -131,7 +128,6 @@ class Coverage:
         *,
         weights: Sequence[float],
         labels: Sequence[Sequence[int] | None] | None = None,
-        accumulate: Accumulate = "float64",
         ranks: Ranks | None = None,
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
@@ -139,10 +135,9 @@ class Coverage:
         Uncovered elements keep their value. `sources` are, per client of the merge, the position of
         its layout; `local` are the positions of this rank's clients among all, and `rows` are
         theirs, on any device, as a matrix (K, P) if they lie so. `labels`, per client, says if only
-        rows of its labels count (None: all). With `fixed` sums |values| are below `FIXED_LIMIT`.
-        `ranks` merge together; None for a single one.
+        rows of its labels count (None: all). `ranks` merge
+        together; None for a single one.
         """
-        fixed = accumulate == "fixed"
 
         def members(local: Sequence[int]) -> Members:
             levels = [self.levels[k] for k in sources]
@@ -154,13 +149,13 @@ class Coverage:
 
         away = any(own.device != row.device for own in rows)
         if ranks is None and not away:
-            slice_merge_(row, part(slice(None)), members(local), fixed=fixed)
+            slice_merge_(row, part(slice(None)), members(local))
             return
         step = HOST_ROWS if away else max(len(local), 1)
         first, *others = [slice(i, i + step) for i in range(0, max(len(local), 1), step)]
-        sums = slice_sum(part(first), members(local[first]), fixed=fixed)
+        sums = slice_sum(part(first), members(local[first]))
         for batch in others:
-            sums += slice_sum(part(batch), members(local[batch]), fixed=fixed)
+            sums += slice_sum(part(batch), members(local[batch]))
         slice_finish_(row, sums if ranks is None else ranks.sum_(sums), members([]))
 
 
@@ -327,7 +322,6 @@ class Coverages:
         *,
         weights: Sequence[float],
         labels: Sequence[Sequence[int]] | None,
-        accumulate: Accumulate,
         ranks: Ranks,
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into a server model.
@@ -343,7 +337,6 @@ class Coverages:
             rows.floats if isinstance(rows, Row) else [row.floats for row in rows],
             weights=weights,
             labels=labels,
-            accumulate=accumulate,
             ranks=None if ranks.alone else ranks,
         )
         if parts.integers and into.integers.numel():

@@ -11,16 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from lightfed_kernels import (
-    FIXED_SCALE,
-    Groups,
-    Layout,
-    grouped_spread_,
-    grouped_sum,
-)
+from lightfed_kernels import Groups, Layout, grouped_spread_, grouped_sum
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 
@@ -89,7 +82,6 @@ class GroupMeans:
         *,
         weights: Mapping[int, float],
         ranks: Ranks,
-        accumulate: Accumulate = "float64",
     ) -> None:
         """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
@@ -99,16 +91,12 @@ class GroupMeans:
         Tensors without contributors are unchanged.
         """
         if self._floats:
-            self._mean_floats(rows, weights, accumulate, ranks)
+            self._mean_floats(rows, weights, ranks)
         if self._integers:
             self._largest_integers(rows, weights, ranks)
 
     def _mean_floats(
-        self,
-        rows: Mapping[int, Row],
-        weights: Mapping[int, float],
-        accumulate: Accumulate,
-        ranks: Ranks,
+        self, rows: Mapping[int, Row], weights: Mapping[int, float], ranks: Ranks
     ) -> None:
         parts = [
             self._parts(run, {k: row.floats for k, row in rows.items()}) for run in self._floats
@@ -116,19 +104,6 @@ class GroupMeans:
         totals = [sum(weights.get(k, 0.0) for k in run.members) for run in self._floats]
         pieces = [piece for part in parts for piece in part.values()]
         place = pieces[0].device if pieces else ranks.device
-        if accumulate == "fixed":
-            columns = sum(run.length for run in self._floats)
-            sums = torch.zeros(columns, dtype=torch.int64, device=place)  # of means x FIXED_SCALE
-            cuts = self._cut(sums, self._floats)
-            for part, total, out in zip(parts, totals, cuts, strict=True):
-                for k, piece in part.items():
-                    if k in weights:
-                        out += (piece.double() * (weights[k] * FIXED_SCALE / total)).round_().long()
-            _sum(sums, ranks)
-            for part, total, mean in zip(parts, totals, cuts, strict=True):
-                for piece in part.values() if total else ():
-                    piece.copy_(mean.double() / FIXED_SCALE)
-            return
         jobs, first = [], 0
         for run, part in zip(self._floats, parts, strict=True):
             jobs.append((range(first, first + len(part)), 0, run.length))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 from lightfed.local.session import Report
 from lightfed.utils.errors import UserError
@@ -12,10 +13,8 @@ class Outcomes:
     """Whether the updates of clients that have trained in this round can be used.
 
     Clients whose sessions raised are `silent`: they send nothing. Those of `late` come too late.
-    `limit` is the smallest norm of a row that does not count as finite.
     """
 
-    limit: float
     usable: dict[int, bool] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
@@ -35,7 +34,7 @@ class Outcomes:
 
     def finite(self, report: Report) -> bool:
         """Whether the row is finite after the session."""
-        return report.norm < self.limit
+        return isfinite(report.norm)
 
     def warnings(self, bad: Iterable[Report], t: int) -> Iterator[str]:
         """What the log says of unusable sessions."""

@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple, TypeVar
 
 import lightning.pytorch as L
 import torch
-from lightfed_kernels import FIXED_LIMIT, apply_mask_, popcount
+from lightfed_kernels import apply_mask_, popcount
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightfed.aggregation.coverage import Accumulate, Coverages, Parts
+from lightfed.aggregation.coverage import Coverages, Parts
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.aggregation.server_optimizers import ServerStep
@@ -73,7 +73,6 @@ class Fleet:
         seed: of the whole run.
         host_rows: keep client rows in host memory.
         pack: decides how the clients of a group train side by side; by default they do not.
-        accumulate: how sums over clients are held.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
         server_optimizer: steps to what is merged; by default merges are the server's new values.
@@ -119,7 +118,6 @@ class Fleet:
         seed: int = 0,
         host_rows: bool = False,
         pack: Callable[["Fleet", GroupState], Packing] | None = None,
-        accumulate: Accumulate = "float64",
         rounds: int | None = None,
         max_failed: int | None = None,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
@@ -134,7 +132,6 @@ class Fleet:
         self.host_rows = host_rows
         self.clients = sum(group.count for group in groups)
         self._sampled = self.work.sampled(self.clients)
-        self.accumulate = accumulate
         self.rounds, self.max_failed = rounds, max_failed
         self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
         self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
@@ -191,8 +188,7 @@ class Fleet:
         )
         self._inbox: dict[int, Message] = {}
         self._exchange: Exchange | None = None
-        self._largest = FIXED_LIMIT if accumulate == "fixed" else math.inf
-        self._outcomes = Outcomes(self._largest)
+        self._outcomes = Outcomes()
         self.ledger = Ledger(self.clients)
         self.clock = clock_of(
             devices or algorithm.devices,
@@ -560,7 +556,6 @@ class Fleet:
                     [self.row(k) for k in mine] if block is None else block,
                     weights=self._weights(weights, valid, staleness),
                     labels=[self._labels(k, labels) for k in valid] if labels else None,
-                    accumulate=self.accumulate,
                     ranks=self.ranks,
                 )
         if before is not None:
@@ -734,7 +729,6 @@ class Fleet:
             {k: self.row(k) for k in self.mine(clients)},
             weights=dict(zip(valid, self._weights(weights, valid), strict=True)),
             ranks=self.ranks,
-            accumulate=self.accumulate,
         )
 
     def _parts(self, buffers: bool, tensors: Collection[str] | None) -> Parts:
@@ -962,7 +956,7 @@ class Fleet:
             self.clock.open()
         self.plan = plan or self.plan
         self.training.start(waves)
-        self.metrics, self.tests, self._outcomes = {}, {}, Outcomes(self._largest)
+        self.metrics, self.tests, self._outcomes = {}, {}, Outcomes()
         self.places.open_round()
         for kept in self.kept.values():
             if not kept.durable:

@@ -10,7 +10,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
@@ -71,7 +70,6 @@ class Federation(Recorded, L.LightningModule):
         evaluate: Sequence[Kind] = ("global", "local", "personal"),
         evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
-        accumulate: Accumulate = "float64",
         store: Literal["device", "host"] = "device",
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
@@ -114,7 +112,6 @@ class Federation(Recorded, L.LightningModule):
                 set it to compare methods.
             eval_clients: Number of clients to evaluate, drawn once; by default all, or 1,000 of
                 more.
-            accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory if they do not fit.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
@@ -149,7 +146,6 @@ class Federation(Recorded, L.LightningModule):
         self._work.check(self.num_clients)
         self._fleet_options: dict[str, Any] = {
             "seed": seed,
-            "accumulate": accumulate,
             "host_rows": store == "host",
             "max_failed": max_failed_clients,
             "server_optimizer": server_optimizer,

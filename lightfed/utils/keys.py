@@ -81,7 +81,6 @@ model.local_steps               result  local_steps
 model.evaluate                  term
 model.evaluate_at               term    evaluate_at
 model.eval_clients              term    -                           clients
-model.accumulate                result
 model.store                     how
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB

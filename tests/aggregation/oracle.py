@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.aggregation.coverage import Coverage
 from lightfed.distributed.collectives import Ranks
 
 Shape = tuple[int, ...]
@@ -82,7 +82,6 @@ def coverage_of(case: Case) -> Coverage:
 
 def merge(
     case: Case,
-    accumulate: Accumulate = "float64",
     *,
     mine: Sequence[int] | None = None,
     ranks: Ranks | None = None,
@@ -98,7 +97,6 @@ def merge(
         [case.parts[k].row for k in here],
         weights=[part.weight for part in case.parts],
         labels=[part.labels or None for part in case.parts],
-        accumulate=accumulate,
         ranks=ranks,
     )
     return row

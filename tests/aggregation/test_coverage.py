@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import FIXED_SCALE, Layout
+from lightfed_kernels import Layout
 from torch import Tensor
 
 from lightfed.aggregation import coverage as module
-from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.aggregation.coverage import Coverage
 from lightfed.distributed.collectives import Ranks
 from tests.aggregation.oracle import Case, Part, cases, coverage_of, merge, merged
 from tests.distributed import threads
@@ -49,71 +49,43 @@ def test_a_float64_merge_is_the_loop_over_elements(case: Case) -> None:
 
 @settings(max_examples=30)
 @given(cases())
-def test_a_fixed_merge_is_within_its_resolution_of_the_loop_over_elements(case: Case) -> None:
-    expected, weights = merged(case)
-    found = merge(case, "fixed")
-    # Every addend is rounded to 2^-40 of the total weight; then one rounding to float32. The mean
-    # of an element is over the weight that covers it, which may be a small part of the total.
-    units = len(case.parts) / 2 * case.total / FIXED_SCALE / weights.clamp(min=1e-9)
-    bound = torch.where(weights > 0, units + 2 * EPSILON * expected.abs() + 1e-10, 0.0)
-    assert ((found.double() - expected).abs() <= bound).all()
-
-
-@settings(max_examples=30)
-@given(cases(), st.sampled_from(["float64", "fixed"]))
-def test_elements_that_nobody_covers_keep_their_bits(case: Case, accumulate: Accumulate) -> None:
+def test_elements_that_nobody_covers_keep_their_bits(case: Case) -> None:
     _, weights = merged(case)
-    found = merge(case, accumulate)
+    found = merge(case)
     assert torch.equal(found[weights == 0], case.old[weights == 0])
 
 
-def on_ranks(case: Case, accumulate: Accumulate, owners: list[int]) -> list[Tensor]:
+def on_ranks(case: Case, owners: list[int]) -> list[Tensor]:
     """What every rank ends up with, if a client is on the rank of its owner."""
     mine = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(4)]
     return threads.on_ranks(
         max(owners) + 1,
-        lambda ranks: merge(case, accumulate, mine=mine[ranks.rank], ranks=ranks),
+        lambda ranks: merge(case, mine=mine[ranks.rank], ranks=ranks),
     )
 
 
 @settings(max_examples=30)
 @given(
     cases(whole_weights=True),
-    st.sampled_from(["float64", "fixed"]),
     st.integers(1, 4),
     st.randoms(use_true_random=False),
 )
 def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
-    case: Case, accumulate: Accumulate, ranks: int, rng: random.Random
-) -> None:
-    owners = [rng.randrange(ranks) for _ in case.parts]
-    expected = merge(case, accumulate)
-    for found in on_ranks(case, accumulate, owners):
-        assert torch.equal(found, expected)
-
-
-@settings(max_examples=20)
-@given(cases(), st.integers(2, 4), st.randoms(use_true_random=False))
-def test_fixed_sums_are_exact_for_any_weights_and_values(
     case: Case, ranks: int, rng: random.Random
 ) -> None:
-    # Magnitudes 2^-100 to 2^21 beside each other, which no float64 sum survives in every order.
-    for part in case.parts:
-        part.row.mul_(torch.tensor(rng.choice([2.0**-92, 1.0, 2.0**13])))
     owners = [rng.randrange(ranks) for _ in case.parts]
-    expected = merge(case, "fixed")
-    for found in on_ranks(case, "fixed", owners):
+    expected = merge(case)
+    for found in on_ranks(case, owners):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
 def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
-    accumulate: Accumulate, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layout = Layout.build([("w", (3, 5)), ("b", (3,))])
     rows = [torch.full((layout.size,), float(k)) * layout.live() for k in range(5)]
     case = Case(layout, layout.new_row(), (), [Part(layout, r, 1.0, ()) for r in rows])
-    expected = merge(case, accumulate)
+    expected = merge(case)
     assert torch.equal(expected, 2.0 * layout.live())
 
     class Elsewhere(Tensor):
@@ -127,10 +99,8 @@ def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
     monkeypatch.setattr(module, "HOST_ROWS", 2)
     moved: list[int] = []
     real = module.slice_sum
-    monkeypatch.setattr(
-        module, "slice_sum", lambda r, m, fixed: moved.append(len(r)) or real(r, m, fixed=fixed)
-    )
-    assert torch.equal(merge(case, accumulate), expected)
+    monkeypatch.setattr(module, "slice_sum", lambda r, m: moved.append(len(r)) or real(r, m))
+    assert torch.equal(merge(case), expected)
     assert moved == [2, 2, 1]
 
 
@@ -197,8 +167,7 @@ SHALLOW = Layout.build([("a", (4, 3)), ("a_head", (2, 4))])
 GAP = Layout.build([("b_head", (2, 2)), ("a", (4, 3))])
 
 
-@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
-def test_layers_are_averaged_over_the_clients_that_have_them(accumulate: Accumulate) -> None:
+def test_layers_are_averaged_over_the_clients_that_have_them() -> None:
     sources = [DEEP, SHALLOW, GAP]
     coverage = Coverage.build(DEEP, sources, depths=True)
     assert dict(coverage.elements) == {0: 44, 1: 20, 2: 16}
@@ -209,7 +178,7 @@ def test_layers_are_averaged_over_the_clients_that_have_them(accumulate: Accumul
             assert torch.equal(view, wide[name][tuple(slice(n) for n in view.shape)])
     old = wide["b_head"].clone()
     rows = [SHALLOW.live() * 1.0, GAP.live() * 4.0]
-    coverage.merge_(server, [1, 2], [0, 1], rows, weights=[1.0, 2.0], accumulate=accumulate)
+    coverage.merge_(server, [1, 2], [0, 1], rows, weights=[1.0, 2.0])
     assert (wide["a"] == 3.0).all()
     assert (wide["a_head"] == 1.0).all()
     assert torch.equal(wide["b"], torch.arange(64.0, 80.0).view(4, 4))

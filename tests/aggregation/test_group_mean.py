@@ -4,14 +4,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate
 from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
@@ -134,36 +132,26 @@ def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
     assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
 
 
-@settings(max_examples=20)
-@given(cases())
-def test_fixed_point_is_within_its_resolution(case: Case) -> None:
-    rows, expected = case.copies(sorted(case.rows)), expected_of(case)
-    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
-    for k, row in rows.items():
-        assert torch.allclose(row.floats, expected[k].floats, rtol=2.0**-23, atol=1e-10)
-        assert torch.equal(row.integers, expected[k].integers)
-
-
-def on_several(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dict[int, Row]:
+def on_several(case: Case, owners: Sequence[int]) -> dict[int, Row]:
     """All rows, after every rank has done its part; all come to the same collectives."""
 
     def run(ranks: Ranks) -> dict[int, Row]:
         rows = case.copies([k for k, owner in enumerate(owners) if owner == ranks.rank])
-        case.means.mean_(rows, weights=case.weights, ranks=ranks, accumulate=accumulate)
+        case.means.mean_(rows, weights=case.weights, ranks=ranks)
         return rows
 
     return {k: row for part in on_ranks(max(owners) + 1, run) for k, row in part.items()}
 
 
 @settings(max_examples=30)
-@given(cases(), st.sampled_from(["float64", "fixed"]), st.randoms(use_true_random=False))
+@given(cases(), st.randoms(use_true_random=False))
 def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
-    case: Case, accumulate: Accumulate, rng: random.Random
+    case: Case, rng: random.Random
 ) -> None:
     owners = [rng.randrange(3) for _ in case.rows]  # a rank may have no participant
     rows = case.copies(sorted(case.rows))
-    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate=accumulate)
-    assert same(on_several(case, accumulate, owners), rows)
+    case.means.mean_(rows, weights=case.weights, ranks=ONE)
+    assert same(on_several(case, owners), rows)
 
 
 def two_groups(shared: list[SharedTensors], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
@@ -172,26 +160,6 @@ def two_groups(shared: list[SharedTensors], *, clients: Sequence[int] = (0, 0, 1
     rng = torch.Generator().manual_seed(0)
     rows = {k: filled(layouts[group], rng) for k, group in enumerate(clients)}
     return Case(layouts, shared, dict(enumerate(clients)), dict.fromkeys(rows, 1.0), rows)
-
-
-def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
-    """Sums in float64 would lose the small value beside a large one, in some orders only."""
-    case = two_groups([SharedTensors({0: ("a",)})], clients=(0, 0, 0))
-    for k, value in enumerate((2.0**21, 2.0**-38, -(2.0**21))):
-        case.rows[k].floats.fill_(value)
-    rows = case.copies([0, 1, 2])
-    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
-    assert same(on_several(case, "fixed", [0, 1, 0]), rows)
-    assert same(on_several(case, "fixed", [0, 1, 2]), rows)
-
-
-def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
-    case = two_groups([SharedTensors({0: ("a",)})], clients=(0, 0, 0))
-    for row in case.rows.values():
-        row.floats.fill_(2.0**-31)  # 512 units; a third is 170.67
-    rows = case.copies([0, 1, 2])
-    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
-    assert (tensors_of(case, rows, 0)["a"] == 513 * 2.0**-40).all()
 
 
 def test_bytes_are_those_of_the_groups_with_company() -> None:
@@ -216,12 +184,11 @@ def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
     assert same(rows, case.rows)
 
 
-@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
-def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
+def test_what_does_not_count_may_be_anything() -> None:
     case = two_groups([SharedTensors({0: ("a",), 1: ("a",)})])
     case.rows[1].floats.fill_(torch.nan)
     rows = case.copies([0, 1, 2])
-    case.means.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE, accumulate=accumulate)
+    case.means.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE)
     one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
     assert torch.equal(one, other)
     assert not one.isnan().any()

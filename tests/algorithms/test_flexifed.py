@@ -203,18 +203,14 @@ def by_samples(initial: Any) -> FlexiFed:
     return ClusteredFL(initial, weights="samples")
 
 
-@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
 @pytest.mark.parametrize("strategy", [*STRATEGIES, by_samples])
-def test_equal_architectures_are_fedavg(
-    strategy: Callable[..., FlexiFed], accumulate: Any, tmp_path: Path
-) -> None:
+def test_equal_architectures_are_fedavg(strategy: Callable[..., FlexiFed], tmp_path: Path) -> None:
     """From a common start, with the same weights; two groups of the same network are one."""
     rows = []
     weights: Any = "samples" if strategy is by_samples else "uniform"
     for algorithm in (FedAvg(weights), strategy(initial="group")):
         federation = Federation(
             algorithm, [ClientGroup(3, partial(Stack, 5, 6))], optimizer=slow, local_epochs=2,
-            accumulate=accumulate,
         )  # fmt: skip
         fit(federation, random_data([6, 7, 9]), tmp_path, rounds=3)
         if isinstance(algorithm, FedAvg):

@@ -45,9 +45,8 @@ def model_of(fleet: Fleet) -> dict[str, Tensor]:
     return {k: v.clone() for k, v in model.layout.floats.views(model.floats).items()}
 
 
-@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
 @pytest.mark.parametrize("mask", [True, False])
-def test_full_width_and_all_labels_are_fedavg(mask: bool, accumulate: Any, tmp_path: Path) -> None:
+def test_full_width_and_all_labels_are_fedavg(mask: bool, tmp_path: Path) -> None:
     """Of clients that count alike and drop statistics."""
     algorithms: list[Algorithm] = [HeteroFL(mask=mask), FedAvg("uniform", buffers="drop")]
     rows = []
@@ -55,7 +54,7 @@ def test_full_width_and_all_labels_are_fedavg(mask: bool, accumulate: Any, tmp_p
         federation = Federation(
             algorithm, [ClientGroup(4, conv, level="a")], optimizer=partial(SGD, lr=0.1,
             momentum=0.9),
-            fraction=0.6, local_epochs=2, accumulate=accumulate, evaluate=["personal"],
+            fraction=0.6, local_epochs=2, evaluate=["personal"],
         )  # fmt: skip
         fit(federation, images([6, 9, 5, 7]), tmp_path, rounds=3, gradient_clip_val=1.0)
         rows.append(server_row(federation))

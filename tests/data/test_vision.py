@@ -32,8 +32,10 @@ def test_digits_are_all_there_once() -> None:
 
     train, test = Digits().load("train"), Digits().load("test")
     assert (len(train), len(test)) == (1437, 360)
-    both = torch.cat((train.x, test.x)).flatten(1) * 16
-    original = torch.from_numpy(load_digits().data)
+    x, y = torch.cat((train.x, test.x)), torch.cat((train.y, test.y))
+    both = torch.cat((x.flatten(1) * 16, y.unsqueeze(1)), dim=1)
+    digits = load_digits()
+    original = np.column_stack((digits.data, digits.target))
     ours = sorted(map(tuple, both.tolist()))
     assert ours == sorted(map(tuple, original.tolist()))
     assert torch.equal((train.x * 16).round(), train.x * 16)

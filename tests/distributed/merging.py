@@ -7,14 +7,13 @@ bytes than it should have.
 
 import sys
 from functools import partial
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.aggregation.coverage import Coverage
 from lightfed.distributed.collectives import Ranks
 from lightfed.testing.ranks import start_job, wait
 
@@ -31,7 +30,7 @@ def _row(layout: Layout, seed: int) -> Tensor:
     return values * layout.live()
 
 
-def check(ranks: Ranks, hidden: int, accumulate: str) -> None:
+def check(ranks: Ranks, hidden: int) -> None:
     """Merge four clients, all of them on the first two ranks, and compare with one rank."""
     wide, narrow = _layout(17, hidden), _layout(6, hidden - 2)
     coverage = Coverage.build(wide, [wide, narrow], label_rows=["head", "b"])
@@ -41,11 +40,11 @@ def check(ranks: Ranks, hidden: int, accumulate: str) -> None:
     mine = [k for k in range(4) if k % min(2, ranks.world) == ranks.rank]
     old = _row(wide, 9) + 7.0 * ~wide.live()
     alone, found = old.clone(), old.clone()
-    how = {"weights": WEIGHTS, "labels": labels, "accumulate": cast(Accumulate, accumulate)}
+    how = {"weights": WEIGHTS, "labels": labels}
     coverage.merge_(alone, sources, range(4), rows, **how)  # type: ignore[arg-type]
     here = [rows[k] for k in mine]
     coverage.merge_(found, sources, mine, here, ranks=ranks, **how)  # type: ignore[arg-type]
-    assert torch.equal(found, alone), f"{hidden}, {accumulate}, rank {ranks.rank} of {ranks.world}"
+    assert torch.equal(found, alone), f"{hidden}, rank {ranks.rank} of {ranks.world}"
     unchanged = wide.views(found == old)
     assert unchanged["head"][1].all()
     assert not unchanged["head"][0].any()
@@ -53,21 +52,21 @@ def check(ranks: Ranks, hidden: int, accumulate: str) -> None:
     assert sent == 16 * (ranks.world - 1) * wide.size, sent
 
 
-def check_alike(ranks: Ranks, hidden: int, accumulate: str) -> None:
+def check_alike(ranks: Ranks, hidden: int) -> None:
     """Likewise with four clients of one kind, as a matrix and one by one."""
     layout = _layout(6, hidden)
     coverage = Coverage.build(layout, [layout])
     rows = torch.stack([_row(layout, k) for k in range(4)])
     mine = [k for k in range(4) if k % min(2, ranks.world) == ranks.rank]
     single, alone, found = (torch.full((layout.size,), 7.0) for _ in range(3))
-    how = {"weights": [3.0, 1.0, 5.0, 2.0], "accumulate": cast(Accumulate, accumulate)}
+    how = {"weights": [3.0, 1.0, 5.0, 2.0]}
     coverage.merge_(single, [0] * 4, range(4), [*rows], **how)  # type: ignore[arg-type]
     coverage.merge_(alone, [0] * 4, range(4), rows, **how)  # type: ignore[arg-type]
     block = rows[mine] if mine else []
     coverage.merge_(found, [0] * 4, mine, block, ranks=ranks, **how)  # type: ignore[arg-type]
     ranks.take_wire_bytes()
     assert torch.equal(alone, single)
-    assert torch.equal(found, alone), f"{hidden}, {accumulate}, rank {ranks.rank} of {ranks.world}"
+    assert torch.equal(found, alone), f"{hidden}, rank {ranks.rank} of {ranks.world}"
 
 
 def _rank(rank: int, world: int) -> None:
@@ -75,9 +74,8 @@ def _rank(rank: int, world: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world)
     ranks = Ranks(torch.device("cpu"))
     for hidden in (5, 13, 103):
-        for accumulate in ("float64", "fixed"):
-            check(ranks, hidden, accumulate)
-            check_alike(ranks, hidden, accumulate)
+        check(ranks, hidden)
+        check_alike(ranks, hidden)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import (
-    FIXED_SCALE,
     Layout,
     Members,
     SliceTable,
@@ -50,10 +49,10 @@ def assert_bands_whole(row: Tensor) -> None:
     assert row._base[-64:].isnan().all()
 
 
-def merged(case: SliceCase, dtype: torch.dtype, device: torch.device, fixed: bool) -> Tensor:
+def merged(case: SliceCase, dtype: torch.dtype, device: torch.device) -> Tensor:
     out = canary(case.old(dtype), device)
     rows = [canary(row, device) for row in case.rows(dtype)]
-    assert slice_merge_(out, rows, case.members(device), fixed=fixed) is out
+    assert slice_merge_(out, rows, case.members(device)) is out
     assert_bands_whole(out)
     return out.cpu()
 
@@ -64,33 +63,19 @@ def test_a_merge_is_the_weighted_mean_of_what_covers(
     device: torch.device, case: SliceCase, dtype: torch.dtype
 ) -> None:
     expected = case.expected(dtype)
-    found = merged(case, dtype, device, fixed=False)
+    found = merged(case, dtype, device)
     assert found.dtype == dtype
     # float64 sums and one rounding; a sum of other weights may be off by its float64 rounding.
     bound = ROUNDING[dtype] * expected.abs() * (1 + 1e-9) + 2.0**6 * 2.0**-48
     assert ((found.double() - expected).abs() <= bound).all()
 
 
-@settings(max_examples=5)
-@given(case=slice_cases(whole_weights=False), dtype=st.sampled_from(DTYPES))
-def test_a_fixed_merge_is_within_its_resolution(
-    device: torch.device, case: SliceCase, dtype: torch.dtype
-) -> None:
-    expected = case.expected(dtype)
-    found = merged(case, dtype, device, fixed=True)
-    # An addend is rounded to 2^-40 of the total weight; what covers may be a small part of it.
-    smallest = min((w for w in case.weights if w > 0), default=1.0)
-    units = len(case.weights) / 2 * sum(case.weights) / FIXED_SCALE / smallest
-    bound = units + 2 * ROUNDING[dtype] * expected.abs() + 1e-10
-    assert ((found.double() - expected).abs() <= bound).all()
-
-
 @settings(max_examples=6)
-@given(case=slice_cases(), fixed=st.booleans(), rng=st.randoms(use_true_random=False))
+@given(case=slice_cases(), rng=st.randoms(use_true_random=False))
 def test_sums_of_any_processes_finished_in_any_shards_have_the_bits_of_the_whole(
-    device: torch.device, case: SliceCase, fixed: bool, rng: random.Random
+    device: torch.device, case: SliceCase, rng: random.Random
 ) -> None:
-    whole = merged(case, torch.float32, device, fixed)
+    whole = merged(case, torch.float32, device)
     rows = [canary(row, device) for row in case.rows(torch.float32)]
     processes = rng.randint(1, 3)
     owner = [rng.randrange(processes) for _ in rows]
@@ -98,7 +83,7 @@ def test_sums_of_any_processes_finished_in_any_shards_have_the_bits_of_the_whole
     for process in range(processes):
         mine = [k for k in range(len(rows)) if owner[k] == process]
         rng.shuffle(mine)
-        parts.append(slice_sum([rows[k] for k in mine], case.members(device, mine), fixed=fixed))
+        parts.append(slice_sum([rows[k] for k in mine], case.members(device, mine)))
     rng.shuffle(parts)
     sums = torch.stack(parts).sum(0)
     at_once = canary(case.old(torch.float32), device)
@@ -133,36 +118,36 @@ def test_take_copies_what_a_level_covers_and_nothing_else(
 
 
 @settings(max_examples=5)
-@given(case=slice_cases(), fixed=st.booleans())
-def test_the_same_bits_twice(device: torch.device, case: SliceCase, fixed: bool) -> None:
-    one, other = (merged(case, torch.float32, device, fixed) for _ in range(2))
+@given(case=slice_cases())
+def test_the_same_bits_twice(device: torch.device, case: SliceCase) -> None:
+    one, other = (merged(case, torch.float32, device) for _ in range(2))
     assert torch.equal(one, other)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 @settings(max_examples=5)
-@given(case=slice_cases(), fixed=st.booleans())
-def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase, fixed: bool) -> None:
+@given(case=slice_cases())
+def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase) -> None:
     cpu, found = torch.device("cpu"), {}
     for choice in ("torch", "triton"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LIGHTFED_KERNELS", choice)
-            found[choice] = merged(case, torch.float32, cpu, fixed)
+            found[choice] = merged(case, torch.float32, cpu)
     assert torch.equal(found["torch"], found["triton"])
 
 
 @pytest.mark.parametrize("size", [16, 64])
 @settings(max_examples=2)
-@given(case=slice_cases(), fixed=st.booleans())
+@given(case=slice_cases())
 def test_the_bits_do_not_depend_on_how_the_work_is_cut(
-    device: torch.device, size: int, case: SliceCase, fixed: bool
+    device: torch.device, size: int, case: SliceCase
 ) -> None:
     def everything() -> list[Tensor]:
         rows = [row.to(device) for row in case.rows(torch.float32)]
         outs = [torch.zeros_like(row) for row in rows]
         slice_take_(case.old(torch.float32).to(device), outs, case.table(device), case.level_of)
-        sums = slice_sum(rows, case.members(device), fixed=fixed)
-        return [merged(case, torch.float32, device, fixed), sums, *outs]
+        sums = slice_sum(rows, case.members(device))
+        return [merged(case, torch.float32, device), sums, *outs]
 
     whole = everything()
     with pytest.MonkeyPatch.context() as patch:
@@ -216,9 +201,8 @@ def test_what_is_covered_and_not_finite_stays_visible(device: torch.device, valu
     assert found[5, 39] == 3.0
 
 
-@pytest.mark.parametrize("fixed", [False, True])
 def test_a_client_of_weight_0_takes_no_part_whatever_it_holds(
-    device: torch.device, fixed: bool, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIGHTFED_KERNELS_CHECK", "1")
     table = table_of(device, SLIM, WIDE)
@@ -226,12 +210,11 @@ def test_a_client_of_weight_0_takes_no_part_whatever_it_holds(
     rows += [filled(WIDE, float("inf"), device)]
     weights = [0.0, 2.0, 0.0]
     whole, split = filled(WIDE, 7.0, device), filled(WIDE, 7.0, device)
-    slice_merge_(whole, rows, Members.build(table, [0, 0, 1], weights=weights), fixed=fixed)
+    slice_merge_(whole, rows, Members.build(table, [0, 0, 1], weights=weights))
     sums = [
         slice_sum(
             [rows[k] for k in local],
             Members.build(table, [0, 0, 1], weights=weights, local=local),
-            fixed=fixed,
         )
         for local in ([0, 1], [2])
     ]
@@ -347,7 +330,7 @@ def test_the_last_tile_of_a_tensor_longer_than_two_to_the_31(device: torch.devic
     members = Members.build(table, [0, 0])
     out, row = (torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(2))
     out[-2 * TILE :], row[-2 * TILE :] = 5.0, 3.0
-    _merge(out, [row, row], flat[-1:], rest, _tables(members), members.weights, False)
+    _merge(out, [row, row], flat[-1:], rest, _tables(members), members.weights)
     assert out[-2 * TILE :].tolist() == [5.0] * TILE + [3.0] * TILE
     row[-TILE:] = 0.0
     _take(out, [row, row], flat[-1:], rest, table.tensors, table.levels, members.first)

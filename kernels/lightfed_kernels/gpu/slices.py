@@ -79,18 +79,11 @@ def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.co
 
 
 @triton.jit
-def _nearest(x):
-    """The nearest whole number, ties to even; from 2^51 on, a float64 is at most half from one."""
-    big = 6755399441055744.0  # 1.5 * 2^52
-    return tl.where(tl.abs(x) < 2251799813685248.0, (x + big) - big, x)
-
-
-@triton.jit
 def _merge_tile(
-    out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, n_levels,
-    first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
-    weights_ptr, start, size, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr,
-    LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr,
+    out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, first_ptr,
+    levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels, weights_ptr, start,
+    size, TYPE: tl.constexpr, MODE: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """The merge of one tile; arguments as merge_kernel's, FLAT as _within's."""
     tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
@@ -105,7 +98,7 @@ def _merge_tile(
             inside = tl.max_constancy(inside, VECTOR)
     label = 0 if FLAT else (row + r) // n_b
 
-    sums = tl.zeros([LANES], tl.int64 if FIXED else tl.float64)
+    sums = tl.zeros([LANES], tl.float64)
     weight = tl.zeros([LANES], tl.float64)
     if MODE != SUM:
         # A load that never happens gives both accumulators one layout; without it the compiler
@@ -122,14 +115,12 @@ def _merge_tile(
             if TYPE == tl.bfloat16:
                 x = x.to(tl.float32)
             x = x.to(tl.float64) * tl.load(weights_ptr + client)
-            if FIXED:
-                x = _nearest(x)
             if not FLAT:
                 word_ptr = words_ptr + client * n_words + (label >> 5)
                 word = tl.load(word_ptr, mask=there & labelled, other=-1)
                 x = tl.where(((word >> (label & 31)) & 1) != 0, x, 0.0)
             # Elements that are not held were loaded as 0, and the weight is finite.
-            sums += x.to(sums.dtype)
+            sums += x
     if MODE != SUM:
         for level in range(reach):
             source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
@@ -150,23 +141,18 @@ def _merge_tile(
         covered = inside & (weight > 0.0)
         if FLAT:
             covered = tl.max_constancy(covered, VECTOR)
-        mean = sums.to(tl.float64)
-        if FIXED:
-            mean = mean * tl.load(totals_ptr + n_levels)
-        mean = mean / tl.where(covered, weight, 1.0)
+        mean = sums / tl.where(covered, weight, 1.0)
         if TYPE == tl.bfloat16:
             mean = mean.to(tl.float32)
         tl.store(out_ptr + base + place, mean.to(TYPE), mask=covered)
 
 
-@triton.jit(
-    do_not_specialize=["n_rest", "n_tensors", "n_levels", "n_words", "n_labels", "start", "size"]
-)
+@triton.jit(do_not_specialize=["n_rest", "n_tensors", "n_words", "n_labels", "start", "size"])
 def merge_kernel(
     out_ptr, partial_ptr, rows_ptr, flat_ptr, rest_ptr, n_rest, tensors_ptr, n_tensors, levels_ptr,
-    n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
-    weights_ptr, start, size, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr,
-    TILE: tl.constexpr, VECTOR: tl.constexpr,
+    first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+    weights_ptr, start, size, TYPE: tl.constexpr, MODE: tl.constexpr, TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
 
@@ -175,7 +161,7 @@ def merge_kernel(
         flat_ptr, rest_ptr: (N, 4), tensors_ptr: (T, 5), levels_ptr: (L, T, 4); see SliceTable.
         first_ptr: (L + 1,) where the clients of a level begin.
         levels_of_ptr: (clients,) their levels.
-        totals_ptr: (L + 1,) weights of all clients of a level; last, the unit of fixed-point sums.
+        totals_ptr: (L,) weights of all clients of a level.
         words_ptr: (clients, n_words) labels that a client holds.
         label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
         weights_ptr: a_m.
@@ -189,15 +175,15 @@ def merge_kernel(
         lane = program % VECTOR * LANES
         _merge_tile(
             out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr,
-            n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr,
-            n_labels, weights_ptr, start, size, TYPE, MODE, FIXED, LANES, False, VECTOR,
+            first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+            weights_ptr, start, size, TYPE, MODE, LANES, False, VECTOR,
         )  # fmt: skip
     else:
         tile_ptr = flat_ptr + (program - n_rest).to(tl.int64) * 4
         _merge_tile(
             out_ptr, partial_ptr, rows_ptr, tile_ptr, 0, tensors_ptr, n_tensors, levels_ptr,
-            n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr,
-            n_labels, weights_ptr, start, size, TYPE, MODE, FIXED, TILE, True, VECTOR,
+            first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+            weights_ptr, start, size, TYPE, MODE, TILE, True, VECTOR,
         )  # fmt: skip
 
 
@@ -251,7 +237,6 @@ def merge(
     tables: Sequence[Tensor],
     weights: Tensor,
     *,
-    fixed: bool,
     start: int = 0,
 ) -> None:
     """One launch; "finish" is from column `start` on. What a mode does not use is any tensor."""
@@ -263,9 +248,9 @@ def merge(
         return
     with on_device(out):
         merge_kernel[(programs,)](
-            out, partial, table, *work, tensors, tensors.shape[0], levels, levels.shape[0], first,
-            levels_of, totals, words, words.shape[1], label_totals, label_totals.shape[1],
-            weights, start // ALIGNMENT, len(partial), MODE=_MODES[mode], FIXED=fixed, **constants,
+            out, partial, table, *work, tensors, tensors.shape[0], levels, first, levels_of, totals,
+            words, words.shape[1], label_totals, label_totals.shape[1], weights,
+            start // ALIGNMENT, len(partial), MODE=_MODES[mode], **constants,
         )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def _case(name: str, kernel: str, signature: dict[str, str], dtype: str, **setti
     vector = _VECTOR[dtype]
     constants = {"TYPE": dtype, "TILE": TILE, "VECTOR": vector} | settings.pop("constants", {})
     return Case(
-        f"slices {name} {dtype}{' fixed' if constants.get('FIXED') else ''}",
+        f"slices {name} {dtype}",
         f"slices:{kernel}",
         _TABLES | signature,
         constants,
@@ -32,12 +32,11 @@ def _case(name: str, kernel: str, signature: dict[str, str], dtype: str, **setti
     )
 
 
-def _merge(mode: str, dtype: str, *, fixed: bool = False, **bounds: int) -> Case:
+def _merge(mode: str, dtype: str, **bounds: int) -> Case:
     signature = {
         "out_ptr": f"*{dtype}",
-        "partial_ptr": "*i64" if fixed else "*fp64",
+        "partial_ptr": "*fp64",
         "rows_ptr": "*i64",
-        "n_levels": "i32",
         "levels_of_ptr": "*i32",
         "totals_ptr": "*fp64",
         "words_ptr": "*i32",
@@ -48,7 +47,7 @@ def _merge(mode: str, dtype: str, *, fixed: bool = False, **bounds: int) -> Case
         "start": "i32",
         "size": "i64",
     }
-    constants = {"MODE": _MODES[mode], "FIXED": fixed}
+    constants = {"MODE": _MODES[mode]}
     aligned = ("out_ptr", "partial_ptr")
     return _case(
         mode, "merge_kernel", signature, dtype, constants=constants, aligned=aligned, **bounds
@@ -64,13 +63,10 @@ def _take(dtype: str, **bounds: int) -> Case:
 _PIPELINE = {"shared": 6400, "asynchronous": 4}
 CASES = [
     _merge("merge", "fp32", registers=40, blocks=12, wide_stores=1, **_PIPELINE),
-    _merge("merge", "fp32", fixed=True, registers=48, blocks=10, wide_stores=1, **_PIPELINE),
     _merge("merge", "bf16", blocks=16, wide_stores=1, **_PIPELINE),
     _merge("merge", "fp64", registers=48, shared=12544, asynchronous=4, wide_stores=1),
     _merge("sum", "fp32", registers=40, blocks=12, wide_stores=2, **_PIPELINE),
-    _merge("sum", "fp32", fixed=True, registers=40, blocks=12, wide_stores=2, **_PIPELINE),
     _merge("finish", "fp32", registers=40, wide_loads=2, wide_stores=1),
-    _merge("finish", "fp32", fixed=True, registers=40, wide_loads=2, wide_stores=1),
     _take("fp32", registers=32, wide_loads=1, wide_stores=1),
     _take("bf16", registers=32, wide_loads=1, wide_stores=1),
     _take("fp64", registers=32, wide_loads=1, wide_stores=1),

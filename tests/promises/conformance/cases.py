@@ -252,7 +252,7 @@ CASES = {
     ),
     "fedavg": Case(FedAvg),
     "fedavg_frozen": Case(FedAvg, FrozenNet),
-    "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
+    "fedavg_uniform": Case(partial(FedAvg, "uniform")),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
     "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
     "fedavg_host_rows": Case(FedAvg, federation={"store": "host"}),
@@ -267,7 +267,7 @@ CASES = {
     ),
     "fedbcdi": Case(
         partial(FedBCDI, 2, 2, 4, gamma=[0.3, 0.1, 0.7], patience=1), clients=8,
-        federation=_clouds | {"store": "host", "accumulate": "fixed"},
+        federation=_clouds | {"store": "host"},
         trainer={"gradient_clip_val": 0.5},
     ),
     "fedbcdi_async": Case(
@@ -297,7 +297,7 @@ CASES = {
     ),
     "rankmean": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
-        federation={"store": "host", "accumulate": "fixed"},
+        federation={"store": "host"},
     ),
     "rankmean_momentum": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
@@ -313,7 +313,7 @@ CASES = {
     "fjord": Case(partial(FjORD, [0.25, 0.5, 1.0], True), _ordered, "abc"),
     "flexifed_clustered": Case(
         ClusteredCommon, DeepNet, "ab",
-        federation={"store": "host", "fraction": 0.7, "accumulate": "fixed"},
+        federation={"store": "host", "fraction": 0.7},
     ),
     "flexifed_max": Case(
         partial(MaxCommon, share_classifier=True), DeepNet, "abc", federation={"fraction": 0.9}
