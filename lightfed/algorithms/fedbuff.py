@@ -74,7 +74,7 @@ class FedBuff(OneModel):
         for part in range(self.buffer // self.clock.wait):
             fed.send(self.model, idle := self.clock.idle)
             fed.train(idle, t)
-            took = fed.timed.session_seconds(idle, t, up=row_bytes, purpose=f"delay {part}")
+            took = fed.timed.session_seconds(idle, up=row_bytes, purpose=f"delay {part}")
             for k in idle:
                 self.version[k] = t if fed.usable(k) else -1
             arrived = [k for k in self.clock.advance(took) if self.version[k] >= 0]

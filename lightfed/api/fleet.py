@@ -452,7 +452,7 @@ class Fleet:
         """Clients that leave their sessions, and what share of them they do."""
         if self.clock is None:
             return {}
-        return self.clock.policy.leaving(clients, t=t, seed=self.seed)
+        return self.clock.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
 
     def _lose(self, shares: Mapping[int, float], plans: SessionPlans, t: int) -> None:
         """Count the work of clients that leave without sending it."""

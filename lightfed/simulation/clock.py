@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
-from lightfed.utils.rng import numpy_generator
 
 
 class VirtualClock(nn.Module):
@@ -68,16 +66,3 @@ def check_waits(key: str, waits: Sequence[int], servers: int) -> None:
     for wait in waits:
         found = f"wait for {wait} of {servers} {'server' if servers == 1 else 'servers'}"
         require(1 <= wait <= servers, key, found, f"give at least 1 and at most {servers}")
-
-
-def device_delays(
-    delay: Delay, devices: Sequence[int], *, seed: int, t: int, purpose: str = "delay"
-) -> np.ndarray:
-    """(D,) virtual seconds, one draw per device, each named by (seed, purpose, t, device).
-
-    `t` is the round in which their server starts; `purpose` names the quantity, such as the time
-    until a device wakes up.
-    """
-    return np.array(
-        [delay.draw(numpy_generator(seed, purpose, t, device), 1)[0] for device in devices]
-    )

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightfed.simulation.clock import device_delays
 from lightfed.simulation.devices import KEY as DEVICES
 from lightfed.simulation.devices import Devices, seconds
 from lightfed.simulation.policy import KEY, Policy
@@ -25,7 +24,7 @@ from lightfed.state.costs import Ledger
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
-_OFF = -1
+Clients = np.ndarray | Sequence[int]
 
 
 class DeviceClock:
@@ -56,36 +55,33 @@ class DeviceClock:
         seed: int = 0,
     ) -> None:
         self.devices, self.policy, self.seed = devices, policy or Policy(), seed
-        self.values = values
-        self._ledger, self._sampled = ledger, sampled
+        self.values, self._ledger, self._sampled = values, ledger, sampled
         self.now, clients = 0.0, ledger.clients
         self._finish = np.zeros(clients)  # of the last work of each client
-        self._busy = np.zeros(clients)  # seconds at work since the start
-        self._began = np.full(clients, _OFF)  # round of a kept update that has not arrived
+        self._busy = np.zeros(clients)  # seconds at work, of ended rounds
         self._there = np.ones(clients, dtype=bool)  # in the last round that asked
+        self._began: dict[int, int] = {}  # of kept updates that have not arrived, by client
         self._known = np.zeros((clients, 3))  # of the ledger's totals, what has a price
-        self._worked = np.zeros(clients)  # seconds in this round
-        self._t = 0
         self.open()
 
     def state_dict(self) -> dict[str, Any]:
         """What survives a round."""
-        arrays = self._finish, self._busy, self._began, self._there
-        return {"now": self.now, "arrays": [torch.from_numpy(each.copy()) for each in arrays]}
+        arrays = self._finish, self._busy, self._there
+        copies = [torch.from_numpy(each.copy()) for each in arrays]
+        return {"now": self.now, "began": {**self._began}, "arrays": copies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.now = state["now"]
-        arrays = (each.numpy().copy() for each in state["arrays"])
-        self._finish, self._busy, self._began, self._there = arrays
+        self.now, self._began = state["now"], {**state["began"]}
+        self._finish, self._busy, self._there = (each.numpy().copy() for each in state["arrays"])
         self._known[:] = self._ledger.totals
 
     def open(self) -> None:
         """Begin a round."""
-        self._start = self.now
-        self._begin: np.ndarray | None = None  # (N,) if clients start at different times
-        self._ledger.touched, self._workers = [], list[np.ndarray]()
-        self._trained: dict[int, int] = {}  # steps of this round's sessions, by client
+        self._start = self._least = self.now  # of the round, and of its work
+        self._ledger.touched, self._worked = [], np.zeros(self._ledger.clients)
+        self._t = 0
+        self._steps: dict[int, int] = {}  # of this round's sessions, by client
         self._asked: list[int] | None = None
         self._closed = self._own = False
         self.arrived: dict[int, int] = {}
@@ -106,43 +102,40 @@ class DeviceClock:
         return self.devices.availability is not None or not self.policy.waits
 
     def _draw(self, t: int) -> list[int]:
-        rule, kept = self.devices.availability, self.under_way
-        finish = np.delete(self._finish, kept) if kept else self._finish
-        start = max(self.now, float(finish.min()))
-        asked = free = self._finish <= start
-        free[kept] = False
+        rng, rule = numpy_generator(self.seed, "participants", t), self.devices.availability
+        ready = self._finish.copy()
+        ready[self.under_way] = np.inf
+        start = max(self.now, float(ready.min()))
+        asked = free = ready <= start
         if rule is not None:
             start = rule.next(start, free)
-            sure = rule.there(self._there, now=start, t=t, seed=self.seed)
+            sure = rule.there(self._there, rng, now=start, t=t)
             self._there = sure > 0
             asked = free & self._there
             if not asked.any():
                 asked = free & (sure == sure[free].max())
-        self.now = self._start = start
+        self.now = self._start = self._least = start
         clients, count = np.flatnonzero(asked), self.policy.selected(self._sampled)
         if count < len(clients):
-            rng = numpy_generator(self.seed, "participants", t)
-            drawn = rng.choice(len(clients), count, replace=False, shuffle=False)
-            clients = clients[np.sort(drawn)]
+            clients = np.sort(rng.choice(clients, count, replace=False, shuffle=False))
         found: list[int] = clients.tolist()
         return found
 
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
         """Clients start when they and those that they receive from have done their last round."""
-        self._begin = self._finish.copy()
+        finish, self._least = self._finish.copy(), 0.0
         for client, theirs in senders.items():
-            self._begin[client] = self._finish[[client, *theirs]].max()
+            self._finish[client] = finish[[client, *theirs]].max()
 
     def trained(self, steps: Mapping[int, int], t: int) -> None:
         """Note the steps of sessions, by client."""
-        self._trained |= steps
+        self._steps |= steps
         self._t = t
 
     @property
     def under_way(self) -> list[int]:
         """Clients whose updates are kept until they arrive, ascending."""
-        found: list[int] = np.flatnonzero(self._began != _OFF).tolist()
-        return found
+        return sorted(self._began)
 
     def close(self, silent: Collection[int], usable: Mapping[int, bool]) -> None:
         """End the server's wait, at the first merge of a round.
@@ -153,30 +146,26 @@ class DeviceClock:
         if self._closed or self._own:
             return
         self._closed = True
-        who, work = self._work()
-        begin = self._finish[who] if self._begin is None else self._begin[who]
-        least = self._start if self._begin is None else 0.0
-        self._finish[who] = np.maximum(begin, least) + self._spend(who, self._price(who, work))
-        trained = np.fromiter(self._trained, dtype=np.int64, count=len(self._trained))
-        if self.devices.delay is not None or self.devices.step_delay is not None:
-            delays = self._delays(trained, self._t, self._trained, "delay")
-            self._finish[trained] += self._spend(trained, delays)
-        sent = trained[[k not in silent for k in self._trained]] if silent else trained
-        if self.policy.waits or not (len(sent) or self.under_way):
-            last = sent if len(sent) else who
-            self.now = float(self._finish[last].max(initial=self.now))
+        trained = [*self._steps]
+        who, work = self._work(trained)
+        self._finish[who] = np.maximum(self._finish[who], self._least) + self._price(who, work)
+        self._finish[trained] += self._delays(trained, "delay")
+        sent = [k for k in trained if k not in silent]
+        coming = [*sent, *self._began]
+        finish = self._finish[coming or who]
+        if self.policy.waits or not coming:
+            self.now = float(finish.max(initial=self.now))
             return
-        under_way = _union([sent, np.flatnonzero(self._began != _OFF)])
-        self.now = self._closing_time(np.sort(self._finish[under_way]))
-        if self.policy.late == "drop" and self.now < self._finish[under_way].min():
+        self.now = self._closing_time(np.sort(finish))
+        if self.policy.late == "drop" and self.now < finish.min():
             self._check_deadline(work[np.isin(who, sent)])
-        in_time = self._finish[under_way] <= self.now
-        self.late = {*sent.tolist()} - {*under_way[in_time].tolist()}
-        for client in under_way[in_time & (self._began[under_way] != _OFF)].tolist():
-            self.arrived[client] = self._t - int(self._began[client])
-        self._began[[*self.arrived]] = _OFF
+        out = {k for k, end in zip(coming, finish.tolist(), strict=True) if end > self.now}
+        self.late = out.intersection(sent)
+        self.arrived = {k: self._t - t for k, t in self._began.items() if k not in out}
+        for client in self.arrived:
+            del self._began[client]
         if self.policy.late == "keep":
-            self._began[[k for k in self.late if usable[k]]] = self._t
+            self._began |= {k: self._t for k in self.late if usable[k]}
 
     def _closing_time(self, finish: np.ndarray) -> float:
         """When the server merges, of the sorted times of all updates under way."""
@@ -192,53 +181,54 @@ class DeviceClock:
 
     def _check_deadline(self, work: np.ndarray) -> None:
         """Refuse a deadline that no client would meet with the least work of this round's."""
-        deadline, everyone = self.policy.deadline, np.arange(len(self._busy))
-        least = self._price(everyone, np.tile(work.min(axis=0), (len(everyone), 1))).min()
-        found = f"{deadline:g} virtual seconds, and the fastest client needs {least:.4g}"
-        require(deadline is None or least <= deadline, f"{KEY}.deadline", found, "give more")
+        deadline, least = self.policy.deadline, work.min(axis=0)
+        fastest = seconds(self.values, np.broadcast_to(least, self._known.shape)).min()
+        found = f"{deadline:g} virtual seconds, and the fastest client needs {fastest:.4g}"
+        require(deadline is None or fastest <= deadline, f"{KEY}.deadline", found, "give more")
 
-    def _work(self) -> tuple[np.ndarray, np.ndarray]:
-        """(C,) clients that have worked since the last call, ascending, and (C, 3) their work."""
-        touched, self._ledger.touched = self._ledger.touched, []
-        who = _union(touched or ())
+    def _work(self, trained: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """(C,) clients, with those `trained`, and (C, 3) their work since the last call."""
+        worked = np.zeros(self._ledger.clients, dtype=bool)
+        for clients in (trained, *(self._ledger.touched or ())):
+            worked[clients] = True
+        who, self._ledger.touched = np.flatnonzero(worked), []
+        return who, self._since(who)
+
+    def _since(self, who: Clients) -> np.ndarray:
+        """(C, 3) bytes up, bytes down and FLOPs of clients since the last call."""
         total = self._ledger.totals[who]
         work, self._known[who] = total - self._known[who], total
-        return who, work
+        return work
 
-    def _price(self, who: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """(C,) seconds of clients for (C, 3) bytes up, bytes down and FLOPs."""
-        rates = {name: self.values[name][who] for name in ("up", "down", "flops", "latency")}
-        links = (
+    def _price(self, who: Clients, work: np.ndarray) -> np.ndarray:
+        """(C,) seconds at work of clients for (C, 3) bytes up, bytes down and FLOPs."""
+        rates = {name: values[who] for name, values in self.values.items()}
+        for name, column, server in (
             ("up", Ledger.UP, self.devices.server_down),
             ("down", Ledger.DOWN, self.devices.server_up),
-        )
-        for name, column, server in links:
+        ):
             if server is not None:
                 share = server / max(1, int(np.count_nonzero(work[:, column])))
                 rates[name] = np.minimum(rates[name], share)
-        return seconds(rates, work)
-
-    def _delays(
-        self, who: np.ndarray, t: int, steps: Mapping[int, int], purpose: str
-    ) -> np.ndarray:
-        """(C,) seconds of the sessions' delays in round t; their draws have names."""
-        delays, clients, given = np.zeros(len(who)), who.tolist(), self.devices
-        named = {"seed": self.seed, "t": t}
-        if given.delay is not None:
-            delays = device_delays(given.delay, clients, **named, purpose=purpose)
-        if given.step_delay is not None:
-            each = device_delays(given.step_delay, clients, **named, purpose=f"step-{purpose}")
-            delays = delays + each * np.array([steps[k] for k in clients])
-        return delays
-
-    def _spend(self, who: np.ndarray, spent: np.ndarray) -> np.ndarray:
-        self._busy[who] += spent
+        spent = seconds(rates, work)
         self._worked[who] += spent
-        self._workers.append(who)
         return spent
 
+    def _delays(self, who: Sequence[int], purpose: str) -> np.ndarray:
+        """(C,) seconds of the delays of this round's sessions, also at work."""
+        delays, given = np.zeros(len(who)), self.devices
+        if given.delay is not None:
+            rng = numpy_generator(self.seed, purpose, self._t)
+            delays += given.delay.draw(rng, len(self._busy))[who]
+        if given.step_delay is not None:
+            rng = numpy_generator(self.seed, f"step-{purpose}", self._t)
+            steps = np.array([self._steps[k] for k in who])
+            delays += steps * given.step_delay.draw(rng, len(self._busy))[who]
+        self._worked[who] += delays
+        return delays
+
     def session_seconds(
-        self, clients: Sequence[int], t: int, *, up: float | Sequence[float], purpose: str | None
+        self, clients: Sequence[int], *, up: float | Sequence[float], purpose: str | None
     ) -> np.ndarray:
         """(C,) virtual seconds of sessions, for a method that then sets `now` by a rule of its own.
 
@@ -247,47 +237,37 @@ class DeviceClock:
         there are none.
         """
         self._own = True
-        who = np.array(clients, dtype=np.int64)
-        work = self._ledger.totals[who] - self._known[who]
-        self._known[who] = self._ledger.totals[who]
+        work = self._since(clients)
         work[:, Ledger.UP] = up
-        spent = self._price(who, work)
-        if purpose is not None:
-            spent = spent + self._delays(who, t, self._trained, purpose)
-        return self._spend(who, spent)
+        spent = self._price(clients, work)
+        return spent if purpose is None else spent + self._delays(clients, purpose)
 
     def close_round(self, silent: Collection[int], usable: Mapping[int, bool]) -> dict[str, float]:
         """End a round; its metrics. As of `close`."""
         idle = self._asked is None and self.devices.availability is not None
         found = "given, and the method trains all clients in every round"
         require(not idle, f"{DEVICES}.availability", found, "leave it out")
-        if not self._own:
-            self.close(silent, usable)
-        who, work = self._work()
-        if len(who) and not self._own:
-            self._after_the_merge(who, work)
-        workers = _union(self._workers)
-        worked = self._worked[workers]
-        self._worked[workers] = 0.0
-        waits = np.maximum(self.now - self._start - worked, 0.0)
-        found_late = {} if self.policy.waits else {"late": float(len(self.late))}
+        self.close(silent, usable)
+        if self._ledger.touched:
+            self._after_the_merge()
+        self._busy += self._worked
+        worked = self._worked[np.flatnonzero(self._worked)]
+        waits, count = np.maximum(self.now - self._start - worked, 0.0), max(1, len(worked))
         return {
             "virtual_time": self.now,
-            "busy_time": float(worked.mean()) if len(worked) else 0.0,
-            "idle_time": float(waits.mean()) if len(worked) else 0.0,
-        } | found_late
+            "busy_time": float(worked.sum()) / count,
+            "idle_time": float(waits.sum()) / count,
+        } | ({} if self.policy.waits else {"late": float(len(self.late))})
 
-    def _after_the_merge(self, who: np.ndarray, work: np.ndarray) -> None:
-        late = np.isin(who, [*self.late])
-        begin = np.where(late, self._finish[who], np.maximum(self._finish[who], self.now))
-        self._finish[who] = begin + self._spend(who, self._price(who, work))
-        self.now = float(self._finish[who[~late]].max(initial=self.now))
+    def _after_the_merge(self) -> None:
+        """The server also waits for what its clients do now, except for late ones."""
+        who, work = self._work()
+        if self._own:
+            return
+        waited = who[self._finish[who] <= self.now]
+        self._finish[who] = np.maximum(self._finish[who], self.now) + self._price(who, work)
+        self.now = float(self._finish[waited].max(initial=self.now))
 
     def times(self) -> np.ndarray:
         """(N, 2) virtual seconds of each client since the start: at work, and idle."""
         return np.stack([self._busy, np.maximum(self.now - self._busy, 0.0)], axis=1)
-
-
-def _union(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """(C,) int64: all clients of the parts, ascending."""
-    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))

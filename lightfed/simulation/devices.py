@@ -55,16 +55,18 @@ class Availability(Recorded, ABC):
     """Which clients may be asked to take part in a round."""
 
     @abstractmethod
-    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+    def there(
+        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
+    ) -> np.ndarray:
         """(N,) how sure each client is there: those of more than 0 are.
 
         If nobody is, the server asks the client of the largest value.
 
         Args:
             before: (N,) bool, who was there in the round before; nobody was asked before round 0.
+            rng: of the round.
             now: virtual seconds since the start.
             t: the round.
-            seed: of the run.
         """
 
     def next(self, now: float, among: np.ndarray) -> float:
@@ -83,8 +85,10 @@ class Bernoulli(Availability):
         _check_share("share", self.share)
 
     @override
-    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
-        return self.share - numpy_generator(seed, "availability", t).random(len(before))
+    def there(
+        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
+    ) -> np.ndarray:
+        return self.share - rng.random(len(before))
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,13 @@ class OnOff(Availability):
         _check_share("come", self.come)
 
     @override
-    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+    def there(
+        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
+    ) -> np.ndarray:
         share = np.where(before, 1 - self.leave, self.come)
         if t == 0:
             share[:] = self.come / (self.come + self.leave)
-        return share - numpy_generator(seed, "availability", t).random(len(before))
+        return share - rng.random(len(before))
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,9 @@ class Presence(Availability):
         object.__setattr__(self, "spans", spans)
 
     @override
-    def there(self, before: np.ndarray, *, now: float, t: int, seed: int) -> np.ndarray:
+    def there(
+        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
+    ) -> np.ndarray:
         clients, begin, end = self._known(len(before))
         found = np.zeros(len(before))
         found[clients[(begin <= now) & (now < end)]] = 1.0

@@ -80,9 +80,12 @@ class Policy:
         wanted = sampled if self.over_select else self.quorum or under_way
         return min(wanted, under_way)
 
-    def leaving(self, clients: Sequence[int], *, t: int, seed: int) -> dict[int, float]:
-        """The clients that leave in round t, and the share of their sessions that they do."""
+    def leaving(self, clients: Sequence[int], *, of: int, t: int, seed: int) -> dict[int, float]:
+        """The clients that leave in round t, and the share of their sessions that they do.
+
+        `of` so many clients each has the draws at its number.
+        """
         if not self.dropout:
             return {}
-        draws = {k: numpy_generator(seed, "dropout", t, k).random(2).tolist() for k in clients}
-        return {k: share for k, (draw, share) in draws.items() if draw < self.dropout}
+        draws, shares = numpy_generator(seed, "dropout", t).random((2, of))
+        return {k: float(shares[k]) for k in clients if draws[k] < self.dropout}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightfed.algorithms.shared.hierarchy import Hierarchy
-from lightfed.simulation.clock import device_delays
 from lightfed.simulation.delays import Constant, Exponential, Uniform
 from lightfed.utils.errors import UserError
+from lightfed.utils.rng import numpy_generator
 
 PLAIN = Hierarchy(3, 2, 4, (1, 5), "step", Exponential(1.0))
 CLIENTS = 15  # five devices a server
@@ -98,10 +98,9 @@ def test_delays_of_units_are_added() -> None:
         assert max(phase.delays.values()) == 3.0 + 0.5 * max(phase.units[i] for i in phase.active)
     random = replace(PLAIN, step_delay=Exponential(2.0))
     phase = random.phase(1, 3, clients=CLIENTS, seed=7)
-    first = device_delays(random.delay, phase.active, seed=7, t=3)
-    each = device_delays(Exponential(2.0), phase.active, seed=7, t=3, purpose="step-delay")
-    units = np.array([phase.units[i] for i in phase.active])
-    assert max(phase.delays.values()) == (each * units + first).max()
+    first = Exponential(1.0).draw(numpy_generator(7, "delay", 3), CLIENTS)
+    each = Exponential(2.0).draw(numpy_generator(7, "step-delay", 3), CLIENTS)
+    assert phase.delays == {i: first[i] + each[i] * phase.units[i] for i in phase.active}
 
 
 @pytest.mark.parametrize("step_delay", [None, Constant(0.5)])
@@ -109,7 +108,7 @@ def test_the_first_awake_are_active(step_delay: Any) -> None:
     hierarchy = replace(PLAIN, activation="first", step_delay=step_delay)
     for t in range(30):
         phase = hierarchy.phase(2, t, clients=CLIENTS, seed=3)
-        wakes = device_delays(hierarchy.delay, range(10, 15), seed=3, t=t, purpose="wake")
+        wakes = Exponential(1.0).draw(numpy_generator(3, "delay", t), CLIENTS)[10:]
         order = [10 + int(i) for i in np.argsort(wakes)]
         assert phase.active == sorted(order[:2])
         assert phase.available == sorted(order[:4])

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.simulation.clock import VirtualClock, check_waits, device_delays
-from lightfed.simulation.delays import Exponential
+from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 
@@ -112,16 +111,3 @@ def test_waiting_for_too_many_servers_is_refused(wait: int) -> None:
     assert caught.value.found == f"wait for {wait} of 3 servers"
     assert caught.value.fix == "give at least 1 and at most 3"
     check_waits("some.key", [1, 3], 3)
-
-
-def test_draws_of_a_device_are_named() -> None:
-    delay = Exponential(1.0)
-    few, many = (device_delays(delay, d, seed=1, t=4) for d in ([7, 2], [2, 3, 7]))
-    assert few.tolist() == [many[2], many[0]]
-    assert few[0] != few[1]
-    others = [
-        device_delays(delay, [7, 2], seed=2, t=4),
-        device_delays(delay, [7, 2], seed=1, t=5),
-        device_delays(delay, [7, 2], seed=1, t=4, purpose="wake"),
-    ]
-    assert len({tuple(drawn.tolist()) for drawn in [few, *others]}) == 4

@@ -122,7 +122,7 @@ def test_a_quorum_of_k_with_kept_updates_is_fedbuff() -> None:
 
 def test_who_leaves_sends_nothing_but_has_computed() -> None:
     fed = uneven(FedAvg(), policy=Policy(dropout=0.5))
-    leaving = fed.timed.policy.leaving(range(5), t=0, seed=0)
+    leaving = fed.timed.policy.leaving(range(5), of=5, t=0, seed=0)
     assert 0 < len(leaving) < 5
     found = run_round(fed, 0)
     assert found["participants"] == 5 - len(leaving)
@@ -142,7 +142,7 @@ def test_partial_work_is_a_share_of_the_steps() -> None:
             optimizer=partial(SGD, lr=0.1), devices=Devices(),
             policy=Policy(dropout=0.6, partial=partial_work),  # type: ignore[arg-type]
         )  # fmt: skip
-        leaving = Policy(dropout=0.6).leaving(range(4), t=0, seed=0)
+        leaving = Policy(dropout=0.6).leaving(range(4), of=4, t=0, seed=0)
         run_round(fed, 0)
         flops = fed.ledger.totals[:, 2]
         steps[partial_work] = (20 * flops / flops.max()).round().tolist()

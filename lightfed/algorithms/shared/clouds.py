@@ -68,7 +68,7 @@ class Hierarchical(Algorithm):
         ends = []
         for phase in phases:
             up = [size * self.sends(k) for k in phase.active]
-            seconds = fed.timed.session_seconds(phase.active, t, up=up, purpose=None).tolist()
+            seconds = fed.timed.session_seconds(phase.active, up=up, purpose=None).tolist()
             ends.append(max(map(add, seconds, phase.delays.values())))
         return ends
 

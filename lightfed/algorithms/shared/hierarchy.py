@@ -8,7 +8,6 @@ import numpy as np
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.local_work import LocalWork
-from lightfed.simulation.clock import device_delays
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
@@ -108,12 +107,15 @@ class Hierarchy:
         return {i: k * data.num_batches(i, t) for i, k in units.items()}
 
     def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
-        """The phase that a server starts in round t; draws use (seed, purpose, t, device)."""
-        devices = self.devices(server, clients)
-        awake = np.zeros(len(devices))
+        """The phase that a server starts in round t.
+
+        Draws are named by (seed, purpose, t); a device has that of its number.
+        """
+        devices, delays = self.devices(server, clients), np.zeros(clients)
+        if self.delay is not None:
+            delays = self.delay.draw(numpy_generator(seed, "delay", t), clients)
         if self.activation == "first" and self.delay is not None:
-            awake = device_delays(self.delay, devices, seed=seed, t=t, purpose="wake")
-            order = np.argsort(awake, kind="stable")  # ties go to the lower number
+            order = np.argsort(delays[devices], kind="stable")  # ties go to the lower number
         else:
             order = numpy_generator(seed, "active", t, server).permutation(len(devices))
         active = sorted(devices[i] for i in order[: self.active])
@@ -122,18 +124,7 @@ class Hierarchy:
         units = {
             i: int(numpy_generator(seed, "steps", t, i).integers(low, high + 1)) for i in available
         }
-        delays = self._delays(active, units, t, seed=seed)
-        delays = delays + awake[[i - devices[0] for i in active]]
-        return Phase(active, available, units, dict(zip(active, delays.tolist(), strict=True)))
-
-    def _delays(
-        self, active: Sequence[int], units: dict[int, int], t: int, *, seed: int
-    ) -> np.ndarray:
-        """(active,) virtual seconds that each active device takes."""
-        delays = np.zeros(len(active))
-        if self.activation == "uniform" and self.delay is not None:
-            delays = device_delays(self.delay, active, seed=seed, t=t)
         if self.step_delay is not None:
-            each = device_delays(self.step_delay, active, seed=seed, t=t, purpose="step-delay")
-            delays = delays + each * np.array([units[i] for i in active])
-        return delays
+            each = self.step_delay.draw(numpy_generator(seed, "step-delay", t), clients)
+            delays[available] += each[available] * [*units.values()]
+        return Phase(active, available, units, {i: float(delays[i]) for i in active})
