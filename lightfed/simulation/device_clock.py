@@ -181,8 +181,8 @@ class DeviceClock:
 
     def _check_deadline(self, work: np.ndarray) -> None:
         """Refuse a deadline that no client would meet with the least work of this round's."""
-        deadline, least = self.policy.deadline, work.min(axis=0)
-        fastest = seconds(self.values, np.broadcast_to(least, self._known.shape)).min()
+        deadline = self.policy.deadline
+        fastest = seconds(self.values, work.min(axis=0, keepdims=True)).min()
         found = f"{deadline:g} virtual seconds, and the fastest client needs {fastest:.4g}"
         require(deadline is None or fastest <= deadline, f"{KEY}.deadline", found, "give more")
 
