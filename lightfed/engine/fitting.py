@@ -14,7 +14,7 @@ from lightfed.local.local_work import LocalWork
 from lightfed.local.packing import client_bytes
 from lightfed.simulation.devices import Devices, seconds
 from lightfed.state.frozen_base import FrozenBase
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 from lightfed.utils.recorded import named
 
 KEY = "model.assign"
@@ -64,13 +64,10 @@ class FastestFit:
         fits = took <= (np.inf if self.deadline is None else self.deadline)
         if self.memory:
             fits &= memory[:, None] <= values["memory"]
-        if len(without := np.flatnonzero(~fits.any(axis=0))):
-            key, needs = f"{KEY}.memory", f"{memory[-1]:.4g} bytes"
-            if self.deadline is not None:
-                key = f"{KEY}.deadline"
-                needs = f"up to {took[-1][without].max():.4g} virtual seconds"
-            found = f"{len(without)} clients can train none; {names[-1]} needs {needs}"
-            raise UserError(key, found, "give more, or a smaller model as the last one")
+        lacking, limit = ~fits.any(axis=0), "memory" if self.deadline is None else "deadline"
+        needs = f"{took[-1].max():.4g} virtual seconds and {memory[-1]:.4g} bytes"
+        found = f"{lacking.sum()} clients can train none; {names[-1]} needs up to {needs}"
+        require(not lacking.any(), f"{KEY}.{limit}", found, "give more, or a smaller last model")
         chosen: list[int] = fits.argmax(axis=0).tolist()
         return chosen
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import Generator
 from typing_extensions import override
 
 from lightfed.simulation.delays import Delay, Distribution
@@ -55,9 +56,7 @@ class Availability(Recorded, ABC):
     """Which clients may be asked to take part in a round."""
 
     @abstractmethod
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         """(N,) how sure each client is there: those of more than 0 are.
 
         If nobody is, the server asks the client of the largest value.
@@ -85,9 +84,7 @@ class Bernoulli(Availability):
         _check_share("share", self.share)
 
     @override
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         return self.share - rng.random(len(before))
 
 
@@ -105,9 +102,7 @@ class OnOff(Availability):
         _check_share("come", self.come)
 
     @override
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         share = np.where(before, 1 - self.leave, self.come)
         if t == 0:
             share[:] = self.come / (self.come + self.leave)
@@ -132,9 +127,7 @@ class Presence(Availability):
         object.__setattr__(self, "spans", spans)
 
     @override
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         found = np.zeros(len(before))
         clients, begin = self._after(now, len(before))
         found[clients[begin <= now]] = 1.0

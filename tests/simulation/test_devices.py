@@ -44,7 +44,7 @@ def there(rule: Any, rounds: int, clients: int) -> np.ndarray:
     """(rounds, clients) bool."""
     before, found = np.ones(clients, dtype=bool), []
     for t in range(rounds):
-        before = rule.there(before, numpy_generator(0, "there", t), now=float(t), t=t) > 0
+        before = rule.there(before, numpy_generator(0, "there", t), float(t), t) > 0
         found.append(before)
     return np.stack(found)
 
@@ -68,7 +68,7 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
         (4.0, [0, 0]),
         (5.0, [0, 1]),
     ):
-        found = rule.there(np.ones(2, dtype=bool), np.random.default_rng(0), now=now, t=0)
+        found = rule.there(np.ones(2, dtype=bool), np.random.default_rng(0), now, 0)
         assert found.tolist() == expected
     everyone, first = np.ones(2, dtype=bool), np.array([True, False])
     assert rule.next(1.0, everyone) == 1.0
