@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup, GroupState, group_names
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import LocalWork
 from lightfed.local.packing import client_bytes
-from lightfed.simulation.delays import Distribution, Size
 from lightfed.simulation.devices import Devices, seconds
 from lightfed.state.frozen_base import FrozenBase
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 from lightfed.utils.recorded import named
 
 KEY = "model.assign"
@@ -62,32 +60,16 @@ class FastestFit:
             memory: (M,) bytes that a session holds.
             names: of the models.
         """
-        clients = len(values["flops"])
-        took = np.stack([seconds(values, np.tile(each, (clients, 1))) for each in work])
+        took = np.stack([seconds(values, each[None]) for each in work])
         fits = took <= (np.inf if self.deadline is None else self.deadline)
         if self.memory:
             fits &= memory[:, None] <= values["memory"]
-        if len(without := np.flatnonzero(~fits.any(axis=0))):
-            key, needs = f"{KEY}.memory", f"{memory[-1]:.4g} bytes"
-            if self.deadline is not None:
-                key = f"{KEY}.deadline"
-                needs = f"up to {took[-1][without].max():.4g} virtual seconds"
-            found = f"{len(without)} clients can train none; {names[-1]} needs {needs}"
-            raise UserError(key, found, "give more, or a smaller model as the last one")
+        lacking, limit = ~fits.any(axis=0), "memory" if self.deadline is None else "deadline"
+        needs = f"{took[-1].max():.4g} virtual seconds and {memory[-1]:.4g} bytes"
+        found = f"{lacking.sum()} clients can train none; {names[-1]} needs up to {needs}"
+        require(not lacking.any(), f"{KEY}.{limit}", found, "give more, or a smaller last model")
         chosen: list[int] = fits.argmax(axis=0).tolist()
         return chosen
-
-
-@dataclass(frozen=True)
-class OfDevices(Distribution):
-    """The numbers of devices that have been drawn or read already."""
-
-    values: np.ndarray
-    """(N,)"""
-
-    @override
-    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
-        return self.values.copy()
 
 
 def fitted(
@@ -127,5 +109,5 @@ def fitted(
     chosen = rule.choose(values, np.array(needed), np.array(memory), names)
     counts, order = np.bincount(chosen, minlength=len(groups)), np.argsort(chosen, kind="stable")
     dealt = [replace(g, count=int(n)) for g, n in zip(groups, counts, strict=True) if n]
-    ordered: dict[str, Any] = {name: OfDevices(one[order]) for name, one in values.items()}
+    ordered: dict[str, Any] = {name: each[order] for name, each in values.items()}
     return dealt, replace(devices, table=None, **ordered)

@@ -92,16 +92,8 @@ class DeviceClock:
 
         If nobody is there, the server waits for the first.
         """
-        if self._asked is None:
-            self._asked = self._draw(t)
-        return self._asked
-
-    @property
-    def selects(self) -> bool:
-        """Whether clients may be away, or busy with an earlier round."""
-        return self.devices.availability is not None or not self.policy.waits
-
-    def _draw(self, t: int) -> list[int]:
+        if self._asked is not None:
+            return self._asked
         rng, rule = numpy_generator(self.seed, "participants", t), self.devices.availability
         ready = self._finish.copy()
         ready[self.under_way] = np.inf
@@ -109,7 +101,7 @@ class DeviceClock:
         asked = free = ready <= start
         if rule is not None:
             start = rule.next(start, free)
-            sure = rule.there(self._there, rng, now=start, t=t)
+            sure = rule.there(self._there, rng, start, t)
             self._there = sure > 0
             asked = free & self._there
             if not asked.any():
@@ -118,8 +110,13 @@ class DeviceClock:
         clients, count = np.flatnonzero(asked), self.policy.selected(self._sampled)
         if count < len(clients):
             clients = np.sort(rng.choice(clients, count, replace=False, shuffle=False))
-        found: list[int] = clients.tolist()
-        return found
+        self._asked = [*clients.tolist()]
+        return self._asked
+
+    @property
+    def selects(self) -> bool:
+        """Whether clients may be away, or busy with an earlier round."""
+        return self.devices.availability is not None or not self.policy.waits
 
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
         """Clients start when they and those that they receive from have done their last round."""
@@ -143,7 +140,7 @@ class DeviceClock:
         `silent` clients have left without a message; an update that is not `usable` counts in no
         round. A UserError if not even the fastest client could meet the deadline.
         """
-        if self._closed or self._own:
+        if self._closed:
             return
         self._closed = True
         trained = [*self._steps]
@@ -181,8 +178,8 @@ class DeviceClock:
 
     def _check_deadline(self, work: np.ndarray) -> None:
         """Refuse a deadline that no client would meet with the least work of this round's."""
-        deadline, least = self.policy.deadline, work.min(axis=0)
-        fastest = seconds(self.values, np.broadcast_to(least, self._known.shape)).min()
+        deadline = self.policy.deadline
+        fastest = seconds(self.values, work.min(axis=0, keepdims=True)).min()
         found = f"{deadline:g} virtual seconds, and the fastest client needs {fastest:.4g}"
         require(deadline is None or fastest <= deadline, f"{KEY}.deadline", found, "give more")
 
@@ -236,7 +233,7 @@ class DeviceClock:
         they send: `up` bytes, each or by client. `purpose` names the draws of delays; without it
         there are none.
         """
-        self._own = True
+        self._closed = self._own = True
         work = self._since(clients)
         work[:, Ledger.UP] = up
         spent = self._price(clients, work)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import Generator
 from typing_extensions import override
 
 from lightfed.simulation.delays import Delay, Distribution
@@ -55,9 +56,7 @@ class Availability(Recorded, ABC):
     """Which clients may be asked to take part in a round."""
 
     @abstractmethod
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         """(N,) how sure each client is there: those of more than 0 are.
 
         If nobody is, the server asks the client of the largest value.
@@ -85,9 +84,7 @@ class Bernoulli(Availability):
         _check_share("share", self.share)
 
     @override
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         return self.share - rng.random(len(before))
 
 
@@ -105,9 +102,7 @@ class OnOff(Availability):
         _check_share("come", self.come)
 
     @override
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         share = np.where(before, 1 - self.leave, self.come)
         if t == 0:
             share[:] = self.come / (self.come + self.leave)
@@ -124,38 +119,33 @@ class Presence(Availability):
 
     def __post_init__(self) -> None:
         key, columns = f"{KEY}.availability.init_args.path", ["client", "from", "to"]
-        table = _read(key, self.path, columns).sort_values(columns[:2])
-        spans = table[columns].to_numpy(np.float64)
+        spans = _read(key, self.path, columns)[columns].to_numpy(np.float64)
         clients, begin, end = spans.T
-        for wrong, what in (
-            (~(begin < end), "does not end after its start"),
-            (np.r_[False, (clients[1:] == clients[:-1]) & (begin[1:] < end[:-1])], "overlaps one"),
-        ):
-            found = f"an interval of client {clients[wrong][:1]} {what}"
-            require(not wrong.any(), key, found, "give disjoint intervals, from below to")
+        wrong = np.flatnonzero(~((clients >= 0) & (begin < end)))  # also NaN
+        found = f"row {wrong[:1].tolist()} is no interval of a client"
+        require(not len(wrong), key, found, "give a client from 0, and from below to")
         object.__setattr__(self, "spans", spans)
 
     @override
-    def there(
-        self, before: np.ndarray, rng: np.random.Generator, *, now: float, t: int
-    ) -> np.ndarray:
-        clients, begin, end = self._known(len(before))
+    def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
         found = np.zeros(len(before))
-        found[clients[(begin <= now) & (now < end)]] = 1.0
+        clients, begin = self._after(now, len(before))
+        found[clients[begin <= now]] = 1.0
         return found
 
     @override
     def next(self, now: float, among: np.ndarray) -> float:
-        clients, begin, end = self._known(len(among))
-        coming = np.maximum(begin, now)[(end > now) & among[clients]]
+        clients, begin = self._after(now, len(among))
+        coming = begin[among[clients]]
         found, fix = f"nobody is there after {now:g} virtual seconds", "give later intervals"
         require(len(coming) > 0, f"{KEY}.availability.init_args.path", found, fix)
-        return float(coming.min())
+        return max(now, float(coming.min()))
 
-    def _known(self, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        numbers, begin, end = self.spans.T
-        known = numbers < clients
-        return numbers[known].astype(np.int64), begin[known], end[known]
+    def _after(self, now: float, clients: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rows,) clients and begins of the intervals that have not ended."""
+        number, begin, end = self.spans.T
+        lasts = (number < clients) & (end > now)
+        return number[lasts].astype(np.int64), begin[lasts]
 
 
 @named
@@ -210,19 +200,19 @@ class Devices(Device):
             return {}
         key = f"{KEY}.table"
         table = _read(key, self.table, ["client"]).set_index("client")
-        twice = table.index[table.index.duplicated()]
-        require(not len(twice), key, f"client {twice[:1].tolist()} twice", "give one row for each")
-        missing = [client for client in range(clients) if client not in table.index]
-        found = f"{self.table} lacks {len(missing)} of {clients} clients, such as {missing[:1]}"
-        require(not missing, key, found, "give a row for every client, from 0")
+        rows = table.index.value_counts().reindex(range(clients), fill_value=0)
+        wrong = [f"{n} rows of client {k}" for k, n in rows.items() if n != 1]
+        require(not wrong, key, ", ".join(wrong[:1]), f"give one for each of {clients}, from 0")
         unknown = [name for name in table.columns if name not in _UNITS]
         require(not unknown, key, f"a column {unknown[:1]}", f"name columns {', '.join(_UNITS)}")
-        every = [*range(clients)]
-        return {name: table[name].loc[every].to_numpy(np.float64) for name in table.columns}
+        return {name: table[name][[*range(clients)]].to_numpy(np.float64) for name in table}
 
 
 def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:
-    """(C,) virtual seconds of (C, 3) bytes up, bytes down and FLOPs on devices of these rates."""
+    """(C,) virtual seconds of (C, 3) bytes up, bytes down and FLOPs on devices of these rates.
+
+    Work of (1, 3) is that of each.
+    """
     up, down, flops = work.T
     messages = (work[:, :2] > 0).sum(axis=1) * rates["latency"]
     return down / rates["down"] + flops / rates["flops"] + up / rates["up"] + messages
@@ -231,7 +221,7 @@ def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:
 def _draw(given: Number | None, name: str, purpose: str, clients: int, seed: int) -> np.ndarray:
     if isinstance(given, Distribution):
         return given.draw(numpy_generator(seed, f"device {purpose}"), clients)
-    return np.full(clients, _FREE[name] if given is None else float(given))
+    return np.full(clients, _FREE[name] if given is None else given, dtype=np.float64)
 
 
 def _check_positive(key: str, name: str, values: np.ndarray) -> None:

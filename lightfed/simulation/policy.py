@@ -54,22 +54,24 @@ class Policy:
     def check(self, sampled: int, clients: int) -> None:
         """Reject values that do not fit a federation of so many clients, some of them sampled."""
         deadline, quorum, many = self.deadline, self.quorum, self.selected(sampled)
-        require(deadline is None or deadline > 0, f"{KEY}.deadline", deadline, "give seconds > 0")
-        fits, found = quorum is None or 1 <= quorum <= many, f"{quorum} of {many} clients"
-        require(fits, f"{KEY}.quorum", found, "give at least 1 and at most all of a round")
-        require(self.over_select >= 0, f"{KEY}.over_select", self.over_select, "give 0 or more")
-        found = f"{self.over_select:g} more than {sampled} of {clients} clients"
-        require(many <= clients, f"{KEY}.over_select", found, "lower it or model.fraction")
-        both, fix = bool(self.over_select) and quorum is not None, "give one of the two"
-        require(not both, f"{KEY}.quorum", "given, and over_select", fix)
-        require(self.grace >= 0, f"{KEY}.grace", self.grace, "give 0 or more")
-        idle = self.grace > 0 and quorum is None and not self.over_select
-        require(not idle, f"{KEY}.grace", "given without a quorum", "give a quorum")
-        idle = self.late == "keep" and self.waits
-        require(not idle, f"{KEY}.late", "keep, and none is late", "give a deadline or a quorum")
-        fits = 0 <= self.dropout < 1
-        require(fits, f"{KEY}.dropout", self.dropout, "give a probability below 1")
-        require(self.exponent >= 0, f"{KEY}.exponent", self.exponent, "give 0 or more")
+        asked = f"{self.over_select:g} more than {sampled} of {clients} clients"
+        early = quorum is not None or self.over_select > 0
+        for name, fits, found, fix in (
+            ("deadline", deadline is None or deadline > 0, deadline, "give seconds > 0"),
+            ("quorum", quorum is None or 1 <= quorum <= many, f"{quorum} of {many} clients",
+             "give at least 1 and at most all of a round"),
+            ("quorum", quorum is None or not self.over_select, "given, and over_select",
+             "give one of the two"),
+            ("over_select", self.over_select >= 0, self.over_select, "give 0 or more"),
+            ("over_select", many <= clients, asked, "lower it or model.fraction"),
+            ("grace", self.grace >= 0, self.grace, "give 0 or more"),
+            ("grace", early or not self.grace, "given without a quorum", "give a quorum"),
+            ("late", self.late == "drop" or not self.waits, "keep, and none is late",
+             "give a deadline or a quorum"),
+            ("dropout", 0 <= self.dropout < 1, self.dropout, "give a probability below 1"),
+            ("exponent", self.exponent >= 0, self.exponent, "give 0 or more"),
+        ):  # fmt: skip
+            require(fits, f"{KEY}.{name}", found, fix)
 
     def selected(self, sampled: int) -> int:
         """The number of clients to ask for so many answers."""

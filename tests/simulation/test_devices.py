@@ -44,7 +44,7 @@ def there(rule: Any, rounds: int, clients: int) -> np.ndarray:
     """(rounds, clients) bool."""
     before, found = np.ones(clients, dtype=bool), []
     for t in range(rounds):
-        before = rule.there(before, numpy_generator(0, "there", t), now=float(t), t=t) > 0
+        before = rule.there(before, numpy_generator(0, "there", t), float(t), t) > 0
         found.append(before)
     return np.stack(found)
 
@@ -60,7 +60,7 @@ def test_shares_of_clients_that_are_there() -> None:
 
 
 def test_intervals_of_a_file(tmp_path: Path) -> None:
-    rule = Presence(written(tmp_path, "client,from,to\n1,2,3\n0,0,1.5\n1,5,9\n"))
+    rule = Presence(written(tmp_path, "client,from,to\n1,2,3\n0,0,1.5\n1,5,9\n1,6,8\n"))
     for now, expected in (
         (0.0, [1, 0]),
         (1.5, [0, 0]),
@@ -68,7 +68,7 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
         (4.0, [0, 0]),
         (5.0, [0, 1]),
     ):
-        found = rule.there(np.ones(2, dtype=bool), np.random.default_rng(0), now=now, t=0)
+        found = rule.there(np.ones(2, dtype=bool), np.random.default_rng(0), now, 0)
         assert found.tolist() == expected
     everyone, first = np.ones(2, dtype=bool), np.array([True, False])
     assert rule.next(1.0, everyone) == 1.0
@@ -81,13 +81,16 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("client,up\n0,5\n2,6\n", "lacks 1 of 3 clients, such as [1]"),
+        ("client,up\n0,5\n2,6\n", "table: 0 rows of client 1; give one for each of 3, from 0"),
         ("client,up\n0,5\n1,0\n2,6\n", "table: 0 as up of client 1; give more than 0"),
         ("client,up\n0,5\n1,nan\n2,6\n", "table: nan as up of client 1; give more than 0"),
         ("client,up\n0,5\n1,fast\n2,6\n", "table: nan as up of client 1; give more than 0"),
         ("client,speed\n0,5\n1,1\n2,6\n", "a column ['speed']; name columns flops, up, down"),
         ("device,up\n0,5\n", "has no column client"),
-        ("client,up\n0,5\n1,1\n1,2\n2,6\n", "client [1] twice; give one row for each"),
+        (
+            "client,up\n0,5\n1,1\n1,2\n2,6\n",
+            "table: 2 rows of client 1; give one for each of 3, from 0",
+        ),
     ],
 )
 def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
@@ -100,11 +103,9 @@ def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (
-            "client,from,to\n3,0,2\n3,1,4\n",
-            "an interval of client [3.] overlaps one; give disjoint",
-        ),
-        ("client,from,to\n3,2,1\n", "an interval of client [3.] does not end after its start"),
+        ("client,from,to\n3,0,2\n3,2,1\n", "row [1] is no interval of a client; give a client"),
+        ("client,from,to\n-1,0,2\n", "row [0] is no interval of a client"),
+        ("client,from,to\n1,0,late\n", "row [0] is no interval of a client"),
         ("client,from\n3,2\n", "has no column to"),
     ],
 )
