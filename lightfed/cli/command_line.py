@@ -11,7 +11,6 @@ from lightfed.utils import __version__
 from lightfed.utils.errors import UserError, of_users_code
 from lightfed.utils.process import (
     drop_output,
-    end_process,
     imports_begin,
     imports_end,
     is_first,
@@ -66,7 +65,6 @@ def main(argv: list[str] | None = None) -> None:
     if (failed := drop_output()) is not None:
         status = status or _unprinted(failed)
     signal(SIGINT, SIG_IGN)  # all has been said
-    end_process(status)
     sys.exit(status)
 
 

@@ -31,7 +31,7 @@ def document(name: str, *, template: str, **also: Any) -> str:
     """A whole page.
 
     `name` is the title of the browser tab, `template` a file in templates/, and `also` what the
-    template shows; with `refresh` the page loads itself again after so many seconds.
+    template shows.
     """
     script = (files("lightfed.drawing") / "templates" / "charts.js").read_text("utf-8")
     packed = library()

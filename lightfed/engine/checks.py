@@ -66,17 +66,12 @@ def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
     _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
 
 
-def last_checkpoint(
-    every: int | None, minutes: float | None, *, enabled: bool
-) -> LastCheckpoint | None:
+def last_checkpoint(every: int | None, *, enabled: bool) -> LastCheckpoint | None:
     """The default checkpoint of a run, None without; impossible intervals are rejected."""
     check_least("trainer.checkpoint_every", every)
-    short = minutes is not None and not minutes > 0  # or nan
-    _refuse(short, "checkpoint_minutes", minutes, "give a time above 0, or null")
-    last = LastCheckpoint(every, minutes)
-    unused, fix = last.is_configured and not enabled, "enable checkpoints, or remove it"
+    unused, fix = every is not None and not enabled, "enable checkpoints, or remove it"
     _refuse(unused, "checkpoint_every", "trainer.enable_checkpointing is false", fix)
-    return last if enabled else None
+    return LastCheckpoint(every) if enabled else None
 
 
 def check_limit(flag: str, value: int | float | None, *, least: int) -> None:

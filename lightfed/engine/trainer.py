@@ -20,7 +20,6 @@ from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.report.live import LivePage
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError
@@ -64,7 +63,6 @@ class FederatedTrainer(RunTrainer):
         check_val_every_n_epoch: int = 1,
         enable_checkpointing: bool = True,
         checkpoint_every: int | None = None,
-        checkpoint_minutes: float | None = None,
         enable_progress_bar: bool = True,
         enable_model_summary: bool = False,
         gradient_clip_val: float | None = None,
@@ -105,7 +103,6 @@ class FederatedTrainer(RunTrainer):
             enable_checkpointing: Write checkpoints/last.ckpt while the next round trains.
             checkpoint_every: Rounds between two checkpoints, which a killed run may lose; 1 by
                 default. A signal and the last round always leave one.
-            checkpoint_minutes: Minutes between two checkpoints, instead of or besides rounds.
             enable_progress_bar: Show rounds, sessions and time left.
             enable_model_summary: Print the server state's modules.
             gradient_clip_val: Limit on the gradients of a local step.
@@ -122,7 +119,7 @@ class FederatedTrainer(RunTrainer):
             ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
                 communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
                 needs this many tasks per GPU.
-            enable_page: Keep the run folder's page up to date, and print the summary at the end.
+            enable_page: Make the run folder's page and print the summary at the end.
         """
         self._deferred_checkpoints = []
         self._makes_page = enable_page
@@ -150,7 +147,7 @@ class FederatedTrainer(RunTrainer):
         folder = None if fast_dev_run else RunLogger(default_root_dir, name)
         loggers = with_folder(logger, folder)
         keeps = enable_checkpointing and not fast_dev_run
-        last = checks.last_checkpoint(checkpoint_every, checkpoint_minutes, enabled=keeps)
+        last = checks.last_checkpoint(checkpoint_every, enabled=keeps)
         super().__init__(
             accelerator=accelerator,
             strategy=strategy,
@@ -186,8 +183,6 @@ class FederatedTrainer(RunTrainer):
             enable_autolog_hparams=False,
         )
         self.fit_loop = FederatedLoop(self)
-        if enable_page:
-            self.callbacks.append(LivePage())
         self._signal_connector, self._checkpoint_connector = FlagSignals(self), Restores(self)
 
     @property

@@ -16,8 +16,8 @@ from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.figures import run_figures
 from lightfed.report.tables import client_group_table, headline, key_figures, measured, rounds_text
-from lightfed.results.run import Run, primary_metric, read, totals
-from lightfed.results.text import goal_text, seconds_text
+from lightfed.results.run import Run, primary_metric, read
+from lightfed.results.text import goal_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import flat
@@ -25,18 +25,14 @@ from lightfed.utils.keys import flat
 PAGE = "index.html"
 DETAILS = ["std over clients", "down / client", "stored / client"]  # on the page alone
 FILES = "report"  # folder of figures and tables that were asked for
-REFRESH = 10  # seconds after which the page of a running run loads itself
 OURS = "list of lightfed runs"  # in the list
 
 
-def build(
-    run: Path, *, live: bool = False, formats: Sequence[str] = (), tables: Sequence[str] = ()
-) -> Path:
+def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ()) -> Path:
     """Make the page of a run folder, finished or not, and the list of the runs beside it.
 
     Args:
         run: the folder.
-        live: whether the run is going on: the page then loads itself again.
         formats: of files for each figure, such as `svg`.
         tables: formats of files for each table, such as `csv`.
 
@@ -47,22 +43,17 @@ def build(
         UserError: the folder is not a run, or cannot be read or written.
     """
     files = read(run)
-    live = live and not files.finished
     figures, groups = [*run_figures(files), *figures_of_run(files)], client_group_table(files)
     numbers = {"final": key_figures(files), "client-groups": groups}
     write_files(figures, numbers, run / FILES, formats, tables)
-    rest = (files.planned or files.last_round) - files.last_round
     folder, name = (shlex.quote(p.name) for p in (run.absolute().parent, run.absolute()))
     page = document(
         files.name,
         template="run.html",
-        refresh=REFRESH * live,
         run=files,
         headline=headline(files),
         measured=measured(files),
         rounds=rounds_text(files),
-        left=seconds_text(rest * totals(files)["per_round"]) if rest else "",
-        written=datetime.now(),
         results=numbers["final"],
         folder=folder,
         place=f"{folder}/{name}",
@@ -77,7 +68,7 @@ def build(
     )
     write_file(run / PAGE, page.encode())
     with suppress(UserError):  # the folder of the runs may be read-only
-        _write_list(files, live=live)
+        _write_list(files)
     return run / PAGE
 
 
@@ -95,7 +86,7 @@ def print_summary(run: Path) -> None:
         print_line(console, f"page: {run / PAGE}")
 
 
-def _write_list(run: Run, *, live: bool) -> None:
+def _write_list(run: Run) -> None:
     """Write the list of all runs beside one, unless something else has written an index.html."""
     folder = run.folder.absolute().parent
     page = folder / PAGE
@@ -105,7 +96,6 @@ def _write_list(run: Run, *, live: bool) -> None:
     for path in sorted(folder.glob("*/metrics.csv"), key=lambda path: -path.stat().st_mtime):
         with suppress(UserError):  # no finished round yet, or damaged
             one = read(path.parent)
-            going = live and path.parent == run.folder.absolute()
             column = primary_metric(one)
             found[path.parent.name] = {
                 "run": path.parent.name,
@@ -114,7 +104,7 @@ def _write_list(run: Run, *, live: bool) -> None:
                 "seed": str(one.seed),
                 "rounds": rounds_text(one),
                 "final figure": goal_text(column, one.final(column)),
-                "state": "running" if going else "finished" if one.finished else "not finished",
+                "state": "finished" if one.finished else "not finished",
                 "changed": f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}",
             }
     links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]

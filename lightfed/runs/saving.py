@@ -1,7 +1,6 @@
 """When checkpoints are written: beside the next round, in a thread."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -91,22 +90,19 @@ class LastCheckpoint(ModelCheckpoint):
     It is a separate type so that its state is not mixed up with that of a user's checkpoints.
 
     Args:
-        every: rounds between two checkpoints.
-        minutes: between two checkpoints; the first of both counts. With neither, every round.
+        every: rounds between two checkpoints; 1 by default.
 
     Attributes:
         is_configured: whether an interval is given.
         rounds: finished in the newest checkpoint, which may be in writing.
     """
 
-    def __init__(self, every: int | None = None, minutes: float | None = None) -> None:
+    def __init__(self, every: int | None = None) -> None:
         super().__init__(
             filename=Path(NAME).stem, save_on_train_epoch_end=True, enable_version_counter=False
         )
-        self.is_configured = every is not None or minutes is not None
-        self._every = every if self.is_configured else 1
-        self._minutes = minutes
-        self._saved_at = 0.0
+        self.is_configured = every is not None
+        self._every = every or 1
         self.rounds = 0
 
     @override
@@ -130,23 +126,19 @@ class LastCheckpoint(ModelCheckpoint):
         resumed = trainer.ckpt_path
         if resumed is None or Path(resumed).resolve() != self.path.resolve():
             self.save(trainer)
-        self.rounds, self._saved_at = trainer.global_step, time.monotonic()
+        self.rounds = trainer.global_step
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the state after a round, if it is time."""
-        due = self._every is not None and trainer.global_step - self.rounds >= self._every
-        if self._minutes is not None and not due:
-            passed = time.monotonic() - self._saved_at > 60 * self._minutes
-            due = trainer.strategy.broadcast(passed)
-        if due:
+        if trainer.global_step - self.rounds >= self._every:
             self.save(trainer, background=True)
 
     def save(self, trainer: L.Trainer, *, background: bool = False) -> None:
         """Save the state; with `background`, while training goes on."""
         trainer.save_checkpoint(self.path, storage_options=BACKGROUND if background else None)
         self.best_model_path = str(self.path)
-        self.rounds, self._saved_at = trainer.global_step, time.monotonic()
+        self.rounds = trainer.global_step
 
     def catch_up(self, trainer: L.Trainer) -> None:
         """Save the state, unless it is that of the newest checkpoint."""

@@ -52,7 +52,6 @@ trainer.limit_test_batches      how
 trainer.check_val_every_n_epoch how     -                           rounds
 trainer.enable_checkpointing    how
 trainer.checkpoint_every        how     -                           rounds
-trainer.checkpoint_minutes      how     -                           min
 trainer.enable_progress_bar     how
 trainer.enable_model_summary    how
 trainer.gradient_clip_val       result  gradient_clip_val

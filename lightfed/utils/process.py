@@ -1,11 +1,9 @@
 """The beginning and the end of a process, and what it prints that is not of a run."""
 
-import atexit
 import gc
 import logging
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,25 +25,6 @@ def imports_end() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-
-
-def end_process(status: int) -> None:
-    """End the process as Python does, except that the system frees the memory.
-
-    Python would visit and free every object first, which takes a second of CPU time. Waits for
-    threads, calls exit functions, and flushes. Returns if a debugger or profiler would lose its
-    results, or if a stream cannot be flushed: the caller then exits as usual.
-    """
-    if sys.gettrace() is not None or sys.getprofile() is not None:
-        return
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    try:
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # closed ones are None
-            stream.flush()
-    except (OSError, ValueError):  # a closed pipe or file
-        return
-    os._exit(status)
 
 
 def drop_output(text: str = "") -> OSError | None:

@@ -104,23 +104,6 @@ def test_classes(
                 assert np.ptp([count for count in counts if count]) <= 1
 
 
-def test_uniform_shares_are_spread_as_drawn() -> None:
-    """Two holders, U(.4, .6): a share has mean .5 and is between .4 and .6, rarely near these."""
-    labels = np.repeat(np.arange(10), 1000)
-    shares = np.array(
-        [
-            (labels[part] == label).mean() * len(part) / 1000
-            for seed in range(40)
-            for part in split(Classes(2, uniform=(0.4, 0.6)), labels, 10, num_classes=10, seed=seed)
-            for label in np.unique(labels[part])
-        ]
-    )
-    assert shares.min() > 0.397
-    assert shares.max() < 0.603
-    # U1 / (U1 + U2) is 1/2 + (U1 - U2) / 2 to first order: a deviation of .1 / sqrt(6).
-    assert shares.std() == pytest.approx(0.1 / 6**0.5, rel=0.1)
-
-
 @settings(deadline=None, max_examples=30)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 3))
 def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_client: int) -> None:
@@ -195,7 +178,6 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
         DirichletClient(0.3),
         Classes(2),
         Classes(2, alpha=0.5),
-        Classes(2, uniform=(0.4, 0.6)),
         Classes(2, strict_paper=True),
         Diversity(3, 100),
     ],
@@ -229,11 +211,6 @@ def test_largest_remainder_is_exact_and_close(shares: list[float], total: int) -
         ("classes", lambda: Diversity(0, 1)),
         ("samples", lambda: Diversity(1, 0)),
         ("strict_paper", lambda: Classes(2, alpha=1.0, strict_paper=True)),
-        ("strict_paper", lambda: Classes(2, uniform=(0.4, 0.6), strict_paper=True)),
-        ("uniform", lambda: Classes(2, uniform=(0.4, 0.6), alpha=1.0)),
-        ("uniform", lambda: Classes(2, uniform=(0.6, 0.4))),
-        ("uniform", lambda: Classes(2, uniform=(0.0, 0.4))),
-        ("uniform", lambda: Classes(2, uniform=(0.4, float("nan")))),
         ("min_size", lambda: split(Dirichlet(1.0, min_size=0), BALANCED, 2, num_classes=10)),
     ],
 )
@@ -272,4 +249,3 @@ def test_what_1437_samples_cannot_give_is_refused(
 def test_the_repr_of_a_scheme_leaves_out_defaults() -> None:
     assert repr(Iid()) == "Iid()"
     assert repr(Dirichlet(0.5, min_size=2)) == "Dirichlet(alpha=0.5, min_size=2)"
-    assert repr(Classes(2, uniform=(0.4, 0.6))) == "Classes(per_client=2, uniform=(0.4, 0.6))"

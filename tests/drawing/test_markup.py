@@ -64,11 +64,6 @@ def test_data_are_rows_with_short_numbers() -> None:
     assert table["x"][:3].tolist() == [1, 2, 3]
 
 
-def test_a_live_page_loads_itself_again() -> None:
-    assert 'http-equiv="refresh" content="20"' in page(refresh=20)
-    assert "refresh" not in SCRIPT.sub("", page())
-
-
 def test_every_chart_is_described_and_every_series_has_a_button() -> None:
     text = page()
     assert text.count('role="img"') == len(FIGURE.charts)

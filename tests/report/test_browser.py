@@ -127,33 +127,6 @@ def test_the_first_screen_has_figures_commands_and_the_curve(
     tab.close()
 
 
-def test_a_live_page_keeps_what_is_hidden_and_zoomed(tmp_path: Path, browser: Any) -> None:
-    from playwright.sync_api import expect
-
-    page = build(write_run(tmp_path / "run", environment={**ENVIRONMENT, "rounds": 9}), live=True)
-    tab = browser.new_page()
-    tab.goto(page.as_uri())
-    _wait(tab, ".figure:not([data-drawn])", 0)
-    expect(tab.locator("[data-written]")).to_contain_text("s ago")
-    tab.locator(".legend button").first.click()
-    axis = tab.locator(".chart").first.locator(".role-axis-label")
-    before = axis.all_text_contents()
-    tab.locator(".chart").first.scroll_into_view_if_needed()
-    box = tab.locator(".chart").first.bounding_box()
-    tab.mouse.move(box["x"] + 200, box["y"] + 100)
-    tab.keyboard.down("Control")
-    tab.mouse.wheel(0, -400)
-    tab.keyboard.up("Control")
-    expect(axis).not_to_have_text(before)
-    zoomed, lines = axis.all_text_contents(), tab.locator(".mark-line path").count()
-    tab.reload()
-    _wait(tab, ".figure:not([data-drawn])", 0)
-    expect(axis).to_have_text(zoomed)
-    assert tab.locator(".legend button").first.get_attribute("aria-pressed") == "false"
-    assert tab.locator(".mark-line path").count() == lines
-    tab.close()
-
-
 def _wait(tab: Any, selector: str, count: int) -> None:
     """Until so many elements fit; a page's policy refuses a condition in JavaScript."""
     from playwright.sync_api import expect

@@ -202,7 +202,6 @@ def test_an_interrupt_outside_a_run_is_one_line(
 
     monkeypatch.setattr(command_line, "_run", interrupted)
     monkeypatch.setattr(command_line, "imports_begin", lambda: None)
-    monkeypatch.setattr(command_line, "end_process", lambda status: None)
     monkeypatch.setattr(sys, "argv", ["lightfed", "validate"])
     with pytest.raises(SystemExit) as left:
         command_line.main()

@@ -184,9 +184,6 @@ class Classes(_Dealer):
     alpha: float | None = None
     """Divide a class among its holders by Dirichlet(alpha), as in pFedMoE's pathological split;
     null divides it equally."""
-    uniform: tuple[float, float] | None = None
-    """Divide a class among its holders in proportion to draws from U(low, high): [0.4, 0.6] in the
-    code of other papers by pFedMoE's authors."""
     strict_paper: bool = False
     """HeteroFL's non-iid split exactly: a client that draws a class twice gets only one shard of
     it, hence fewer samples than the others, and the other shard is not used."""
@@ -195,14 +192,8 @@ class Classes(_Dealer):
         _check_at_least_one("per_client", self.per_client)
         if self.alpha is not None:
             _check_concentration("alpha", self.alpha)
-        if self.uniform is not None:
-            low, high = self.uniform
-            fix = "give two shares above 0, the smaller one first, as [0.4, 0.6]"
-            require(0 < low <= high < float("inf"), f"{KEY}.uniform", [low, high], fix)
-        chosen = [name for name in ("strict_paper", "uniform", "alpha") if getattr(self, name)]
-        if chosen[1:]:
-            found = f"given with {' and '.join(chosen[1:])}, which also divides a class"
-            raise UserError(f"{KEY}.{chosen[0]}", found, "set one of them")
+        fits, found = not (self.strict_paper and self.alpha), "given with alpha, which divides too"
+        require(fits, f"{KEY}.strict_paper", found, "set one of them")
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
@@ -229,8 +220,6 @@ class Classes(_Dealer):
             shares = np.ones(len(holders))
             if self.alpha is not None:
                 shares = task.rng.dirichlet(np.full(len(holders), self.alpha))
-            elif self.uniform is not None:
-                shares = task.rng.uniform(*self.uniform, size=len(holders))
             counts = 1 + largest_remainder(shares, len(pool) - len(holders))
             owner[pool] = np.repeat(task.rng.permutation(holders), counts)
         return owner

@@ -4,12 +4,8 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const theme = JSON.parse(document.getElementById("theme").textContent);
 const figures = [...document.querySelectorAll(".figure")].map((element) => {
   const charts = JSON.parse(element.querySelector("script").textContent);
-  const { hidden = [], zooms = [] } = JSON.parse(sessionStorage.getItem(placeOf(element)) ?? "{}");
-  return { element, charts, views: [], hidden: new Set(hidden), zooms };
+  return { element, charts, views: [], hidden: new Set(), zooms: [] };
 });
-
-// where a page that loads itself again keeps what is hidden and zoomed
-function placeOf(element) { return `${location.pathname}#${element.id}`; }
 
 function zoomsOf(figure) {
   const ofZoom = { signals: (name) => /^zoom_[xy]$/.test(name), data: () => false, recurse: true };
@@ -108,13 +104,6 @@ function toggle(figure, button) {
   hide(figure);
 }
 
-function keep() {
-  for (const figure of figures) {
-    const state = { hidden: [...figure.hidden], zooms: figure.views.length ? zoomsOf(figure) : figure.zooms };
-    sessionStorage.setItem(placeOf(figure.element), JSON.stringify(state));
-  }
-}
-
 function text(value, format) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
@@ -156,13 +145,6 @@ for (const figure of figures) {
   }
   const folded = figure.element.querySelector("details");
   folded.addEventListener("toggle", () => table(figure, folded), { once: true });
-}
-const written = document.querySelector("[data-written]");
-function age() { written.textContent = `(${Math.round(Date.now() / 1000 - written.dataset.written)} s ago)`; }
-if (written) {
-  age();
-  setInterval(age, 1000);
-  addEventListener("pagehide", keep);
 }
 const drawAll = async () => { for (const figure of figures) await draw(figure); };
 if (figures.length) unpack().then(drawAll).then(() => dark.addEventListener("change", drawAll));

@@ -16,7 +16,7 @@ import torch
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import CLIENTS, Writing, load
 from lightfed.runs.saving import Background
 from lightfed.state.client_state import by_client
@@ -127,28 +127,6 @@ def test_checkpoints_come_every_few_rounds_and_after_the_last(tmp_path: Path) ->
     assert load(tmp_path / LAST)["global_step"] == 5
 
 
-def test_checkpoints_come_every_few_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(saving, "time", clock)
-
-    def passes(trainer: FederatedTrainer) -> int:
-        clock.now += 40.0
-        return rounds_on_disk(trainer)
-
-    spy = Spy(on_train_epoch_start=passes)
-    flags = {"checkpoint_minutes": 1.0, "callbacks": [spy]}
-    fit(federation(), data(), tmp_path, rounds=5, **flags)
-    assert spy.seen == [0, 0, 2, 2, 4]
-
-
 def full_from(count: int, write: Callable[[Path, Any], None]) -> Callable[[Path, Any], None]:
     """A disk that is full from a file on."""
     written = 0
@@ -236,8 +214,6 @@ def test_a_kill_in_the_background_loses_what_was_being_written(
     ("flags", "key"),
     [
         ({"checkpoint_every": 0}, "checkpoint_every"),
-        ({"checkpoint_minutes": 0.0}, "checkpoint_minutes"),
-        ({"checkpoint_minutes": float("nan")}, "checkpoint_minutes"),
         ({"checkpoint_every": 2, "enable_checkpointing": False}, "checkpoint_every"),
         ({"checkpoint_every": 2, "callbacks": "keeps"}, "checkpoint_every"),
     ],
