@@ -20,10 +20,11 @@ from lightfed.report.comparison import common_metric
 from lightfed.results import text
 from lightfed.results.groups import Group, best_of
 from lightfed.results.run import Run, read
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
+FAILED = "failed"  # a run of the search
 
 
 class Method(NamedTuple):
@@ -166,17 +167,18 @@ def _best(
 ) -> tuple[DataFrame, list[int]]:
     """The search as a table, and which point each method gets: the first of equal ones.
 
-    A run that failed, such as of a rate that is too high, is None and has no value.
+    A run that failed, such as of a rate that is too high, is None.
     """
     rows, best, points = [], [], grid.points
     for i, name in enumerate(names):
         tried = runs[i * len(points) : (i + 1) * len(points)]
-        own = [math.nan if run is None else run.final(metric) for run in tried]
-        known = {at: value for at, value in enumerate(own) if math.isfinite(value)}
+        own = {at: run.final(metric) for at, run in enumerate(tried) if run is not None}
+        known = {at: value for at, value in own.items() if math.isfinite(value)}
         require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
         at = best_of(known, metric)
         heads = [", ".join(word.partition("=")[2] for word in point) for point in points]
-        cells = dict(zip(heads, (text.metric_text(metric, value) for value in own), strict=True))
+        shown = {heads[at]: text.metric_text(metric, value) for at, value in own.items()}
+        cells = dict.fromkeys(heads, FAILED) | shown
         edge = EDGE * grid.on_edge(at)
         rows.append({"search": name, **cells, "chosen": heads[at] + edge})
         best.append(at)
@@ -191,9 +193,9 @@ def _checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wa
 
 
 def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[Run | None]:
-    """Run what is missing and read all; ends the process if a run fails.
+    """Run what is missing and read all; ends the process if a run fails, or after a signal.
 
-    Unless all of them are needed: then one that fails with an error of its configuration is None.
+    A run that fails is None where not all of them are needed.
     """
     unique = list({wanted.identity: wanted for wanted in runs}.values())
     missing = [wanted for wanted in unique if wanted.finished() is None]
@@ -203,7 +205,7 @@ def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[
     if missing and way.slurm:
         raise SystemExit(_submit(missing, way))
     status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr) if missing else 0
-    if status and (all_of_them or status != UserError.status):
+    if status and (all_of_them or status > 128):
         raise SystemExit(status)
     found = [read(f) if (f := wanted.finished()) is not None else None for wanted in runs]
     whole = None not in found or not all_of_them

@@ -166,7 +166,7 @@ def test_a_rate_that_fails_is_not_chosen_and_a_compared_run_that_fails_ends_it(
         main([*words, "--tune", "model.optimizer.lr=.1,1e30", "--json"])
     assert ended.value.code == 0
     (row, _) = json.loads(capsys.readouterr().out)["search"]
-    assert row["1e30"] == "-"
+    assert row["1e30"] == contest.FAILED
     assert row["chosen"].startswith(".1")
     with pytest.raises(SystemExit) as ended:
         main([*words, "--set-b", "model.optimizer.lr=1e30"])

@@ -1,5 +1,6 @@
 """FlexiFed's sweep lists are complete, and a line means what its study says."""
 
+import json
 import re
 from itertools import product
 from pathlib import Path
@@ -75,3 +76,21 @@ def test_clients_of_few_classes_hold_two_of_forty_shards(parser: Any) -> None:
     assert vars(parsed.data.partition.init_args) == {"per_client": 2, "parts": 20}
     assert parsed.model.algorithm.class_path.endswith(".ClusteredFL")
     assert parsed.model.algorithm.init_args.initial == "own"
+
+
+def test_two_clients_are_unlike_and_train_together_or_alone() -> None:
+    found = [
+        (config, given["--model.algorithm"], given.get("--model.seed"), given["--model.clients"])
+        for config, given in lines("two-clients")
+    ]
+    seeds = {config: [None] for config in FIGURES} | {"digits-vgg": ["0", "1", "2"]}
+    expected = {
+        (config, strategy, seed)
+        for config, own in seeds.items()
+        for strategy, seed in product(("Standalone", "MaxCommon"), own)
+    }
+    assert len(found) == len(expected)
+    assert {(config, strategy, seed) for config, strategy, seed, _ in found} == expected
+    for config, _, _, text in found:
+        first, *_, last = groups_of(config)
+        assert json.loads(text) == [{**first, "count": 1}, {**last, "count": 1}]

@@ -171,3 +171,18 @@ def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
     assert [group.count for group in fit.model.clients] == [10] * 5
     assert fit.model.algorithm.class_path.endswith("PFedMoE")
     assert shlex.join(words).count("fraction") == 1
+
+
+def test_the_gate_is_swept_one_setting_at_a_time() -> None:
+    key = "--model.algorithm.init_args.gate_"
+    found = Counter(
+        (name.removeprefix(key), float(value), given["--model.seed"])
+        for _, given in lines("gate")
+        for name, value in given.items()
+        if name.startswith(key)
+    )
+    swept = {("units", u) for u in (8, 32, 128, 512)} | {("lr", r) for r in (0.01, 0.1, 1, 10)}
+    assert found == Counter((*one, seed) for one in swept for seed in "012")
+    assert (
+        len({terms_of({k: v for k, v in g.items() if key not in k}) for _, g in lines("gate")}) == 1
+    )
