@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
@@ -36,12 +35,12 @@ def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
     plugin: Any = trainer.precision_plugin
     mixed = isinstance(plugin, MixedPrecision)
     limit = trainer.gradient_clip_val
-    scaled = mixed and plugin.scaler is not None
+    scaled, fix = mixed and plugin.scaler is not None, "use bf16-mixed or 32"
+    require(not scaled, "trainer.precision", "16-mixed, whose losses would need scaling", fix)
     return Runtime(
         trainer=trainer,
         forward_context=plugin.forward_context if mixed else None,
         clipping=Clipping(float(limit), clips) if limit else None,
-        scaler=partial(torch.amp.GradScaler, trainer.strategy.root_device.type) if scaled else None,
     )
 
 
@@ -72,7 +71,6 @@ def client_stepper(
         optimizer,
         schedulers=[],
         clipping=runtime.clipping and runtime.clipping.of(module, optimizer),
-        scaler=runtime.scaler,
         rate=rate,
     )
     return stepper, True
@@ -82,8 +80,6 @@ def single_optimizer(
     module: L.LightningModule, factory: OptimizerFactory | None, runtime: Runtime
 ) -> Optimizer | str:
     """The optimiser of a module, if nothing else acts in its steps, or else what does."""
-    if runtime.scaler is not None:
-        return "16-mixed scales the loss of each session"
     try:
         if is_overridden("configure_optimizers", module):
             (optimizer,), schedulers, _ = _configure_optimizers(_configured(module, runtime))
@@ -225,6 +221,5 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
         optimizers[0],
         schedulers=configs,
         clipping=runtime.clipping and runtime.clipping.of(module, optimizers[0]),
-        scaler=runtime.scaler,
         trainable=state.live.trainable,
     )

@@ -28,7 +28,7 @@ from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
 from lightfed.utils.signals import listening
 
-Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
+Precision = Literal["32", "32-true", "bf16-mixed", 32]
 
 
 class FederatedTrainer(RunTrainer):
@@ -89,8 +89,7 @@ class FederatedTrainer(RunTrainer):
             accelerator: cpu, gpu or auto.
             devices: Ranks on this node, one per device.
             num_nodes: Nodes.
-            precision: Precision of local training. With 16-mixed every session has its own loss
-                scaler.
+            precision: Precision of local training.
             strategy: How ranks are started; only `federated` works here.
             logger: Lightning's loggers, besides the run folder; False for neither.
             callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.

@@ -130,8 +130,6 @@ class Stepper:
         optimizer: its state is cleared for every session.
         clipping: of the gradients.
         schedulers: stepped after every batch or epoch, according to their interval.
-        scaler: makes a loss scaler for every session: one shared by all clients would depend on
-            their placement.
         rate: the configured rate, to which groups of other rates keep their ratio; None for that
             of the first group.
 
@@ -149,7 +147,6 @@ class Stepper:
         clipping: Clipping | None,
         *,
         schedulers: Sequence[LRSchedulerConfig] = (),
-        scaler: Callable[[], torch.amp.GradScaler] | None = None,
         rate: float | None = None,
     ) -> None:
         self.optimizer, self.clipping = optimizer, clipping
@@ -162,9 +159,7 @@ class Stepper:
         self.rate: float = self._groups[0]["lr"] if rate is None else rate
         self._schedulers = schedulers
         self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
-        self._make_scaler = scaler
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
-        self._scaler: torch.amp.GradScaler | None = None
         self._row, self._values = torch.empty(0), list[Tensor]()
         self._proximal: Proximal | None = None
         self._anchors: Params = []  # of the pull, as the parameters
@@ -192,7 +187,6 @@ class Stepper:
         for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._counts = {"step": 0, "epoch": 0}
-        self._scaler = self._make_scaler() if self._make_scaler else None
 
     def train_only(self, parameters: Sequence[Tensor]) -> None:
         """Freeze all other parameters, with their optimiser state, until the next call or session.
@@ -203,17 +197,10 @@ class Stepper:
 
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
         """One update from a scalar loss; the hook may change the gradient (P,) before clipping."""
-        scaler = self._scaler
-        self._backward(loss if scaler is None else scaler.scale(loss))
-        if scaler is not None:
-            scaler.unscale_(self.optimizer)
+        self._backward(loss)
         if hook is not None or self._anchors or self.clipping is not None:
             self._adjust(hook)
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        self.optimizer.step()
         for p in self._params:
             p.grad = None
         if self._schedulers:
@@ -322,7 +309,6 @@ def make_stepper(
     *,
     schedulers: Sequence[LRSchedulerConfig],
     clipping: Clipping | None,
-    scaler: Callable[[], torch.amp.GradScaler] | None,
     trainable: Sequence[Tensor] | None = None,
     rate: float | None = None,
 ) -> Stepper:
@@ -332,15 +318,13 @@ def make_stepper(
     """
     own = getattr(optimizer, "stepper", None)
     if own is None:
-        return Stepper(optimizer, clipping, schedulers=schedulers, scaler=scaler, rate=rate)
+        return Stepper(optimizer, clipping, schedulers=schedulers, rate=rate)
     name = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
     all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
     plain = not (schedulers or hooked(optimizer)) and len(optimizer.param_groups) == 1
     found = f"{name} with a scheduler, hooks, groups or a part of the parameters"
     require(plain and all_of_them, "model.optimizer", found, "give it all of them, and no more")
-    found = f"16-mixed, and {name} does not support loss scaling"
-    require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
     stepper: Stepper = own(clipping)
     return stepper
 

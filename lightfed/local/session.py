@@ -104,14 +104,12 @@ class Work:
 class Runtime:
     """The Trainer's settings for every session: its precision (None in full) and clipping.
 
-    `trainer` is available as `self.trainer` in a client's module; `scaler` makes a loss scaler, for
-    16-mixed.
+    `trainer` is available as `self.trainer` in a client's module.
     """
 
     trainer: L.Trainer | None = None
     forward_context: Autocast | None = None
     clipping: Clipping | None = None
-    scaler: Callable[[], torch.amp.GradScaler] | None = None
 
 
 class LocalSession:
@@ -225,7 +223,7 @@ class LocalSession:
     def gradient(self, row: Row, batch: Any) -> Tensor:
         """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is unchanged.
 
-        Full precision, because 16-mixed without a scaler would lose small gradients.
+        In full precision.
         """
         assert self._live is not None, "this session only evaluates"
         self._live.bind(row)

@@ -60,9 +60,7 @@ class Trained:
     ) -> None:
         self.live = LiveModule(module, ModelLayout.of(module))
         self.row = self.live.row_of_module()
-        stepper = make_stepper(
-            optimizer(self.live.trainable), schedulers=[], clipping=clipping, scaler=None
-        )
+        stepper = make_stepper(optimizer(self.live.trainable), schedulers=[], clipping=clipping)
         self.session = LocalSession(module, Runtime(), live=self.live, stepper=stepper)
 
     def run(
@@ -288,16 +286,6 @@ def test_bad_settings_are_one_line(settings: dict[str, Any], message: str) -> No
     with pytest.raises(UserError) as stated:
         ASPG(net_of().parameters(), **settings)
     assert str(stated.value) == f"model.optimizer.init_args.{message}"
-
-
-def test_loss_scaling_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"^trainer\.precision: 16-mixed, and ASPG does not support"
-    ):
-        make_stepper(
-            ASPG(net_of().parameters()), schedulers=[], clipping=None,
-            scaler=lambda: torch.amp.GradScaler("cpu"),
-        )  # fmt: skip
 
 
 class Own(L.LightningModule):

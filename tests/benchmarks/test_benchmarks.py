@@ -143,28 +143,11 @@ def test_jobs_of_several_ranks_are_timed() -> None:
 
 
 @pytest.mark.matrix
-def test_help_and_the_first_session_end(tmp_path: Path) -> None:
-    from commands import commands, cpu_of
-
-    for name in ("help", "start"):
-        for arguments in commands(name, str(tmp_path), 1):
-            assert cpu_of(arguments, str(tmp_path)) > 0
-
-
-@pytest.mark.matrix
 def test_packs_of_three_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     from packs import compare
 
     compare("Conv 1/16, 8x8", [3], reps=1, clients=3)
     assert "MFLOPs a batch" in capsys.readouterr().out
-
-
-@pytest.mark.matrix
-def test_an_exchange_agrees_with_the_loop() -> None:
-    import exchange
-
-    few = ["--clients", "3", "--neighbours", "2", "--receivers", "1", "--passes", "1"]
-    assert exchange.main(few) == 0
 
 
 @pytest.mark.matrix

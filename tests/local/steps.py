@@ -73,7 +73,7 @@ def run_torch(
 
 
 def make(optimizer: Optimizer, **settings: Any) -> Stepper:
-    options: dict[str, Any] = {"schedulers": [], "clipping": None, "scaler": None} | settings
+    options: dict[str, Any] = {"schedulers": [], "clipping": None} | settings
     return make_stepper(optimizer, **options)
 
 

@@ -1,19 +1,20 @@
-"""Optimiser state, schedules and loss scalers: what a session keeps, and nothing outlives it."""
+"""Optimiser state and schedules: what a session keeps, and nothing outlives it."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
 from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.engine.session_setup import template
-from lightfed.local.optimizer import Stepper
+from lightfed.engine.session_setup import runtime_of, template
+from lightfed.utils.errors import UserError
 from tests.local.steps import (
     Net,
     assert_equal,
@@ -144,40 +145,13 @@ def test_a_scheduler_of_a_frequency_steps_that_often() -> None:
     assert_equal(net, twin)
 
 
-def scaled(growth_interval: int = 1) -> Callable[[], torch.amp.GradScaler]:
-    return partial(torch.amp.GradScaler, "cpu", init_scale=2.0**10, growth_interval=growth_interval)
-
-
-def test_a_loss_scaler_of_powers_of_two_changes_no_bit() -> None:
-    net, twin = net_of(), net_of()
-    stepper = make(SGD(net.parameters(), lr=0.05, momentum=0.9), scaler=scaled())
-    assert isinstance(stepper, Stepper)
-    reset(stepper, net)
-    run_stepper(net, stepper, 4)
-    run_torch(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9), 4)
-    assert_equal(net, twin)
-
-
-def test_every_session_has_a_fresh_scaler_and_skips_steps_that_overflow() -> None:
-    net = net_of()
-    made: list[torch.amp.GradScaler] = []
-
-    def scaler() -> torch.amp.GradScaler:
-        made.append(scaled()())
-        return made[-1]
-
-    stepper = make(SGD(net.parameters(), lr=0.05), scaler=scaler)
-    for _ in range(2):
-        reset(stepper, net)
-        run_stepper(net, stepper, 3)
-    assert [s.get_scale() for s in made] == [2.0**13, 2.0**13]  # doubled after each of 3 steps
-    before = copy.deepcopy(net)
-    reset(stepper, net)
-    stepper.step(loss_of(net, 0) * torch.inf, None)
-    assert_equal(net, before)
-    assert made[-1].get_scale() == 2.0**9
-
-
 def test_an_optimiser_that_steps_in_sessions_alone_has_a_schedule() -> None:
     made = template(partial(ASPG, lr=0.1), partial(StepLR, step_size=1), rounds=3)
     assert made[0][0].param_groups[0]["lr"] == 0.1
+
+
+def test_a_loss_scaler_is_refused() -> None:
+    plugin = MixedPrecision("16-mixed", "cuda", torch.amp.GradScaler("cpu"))
+    trainer: Any = SimpleNamespace(precision_plugin=plugin, gradient_clip_val=None)
+    with pytest.raises(UserError, match=r"^trainer\.precision: 16-mixed.*; use bf16-mixed"):
+        runtime_of(trainer, clips="norm")

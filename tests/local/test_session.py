@@ -178,7 +178,7 @@ def test_a_users_module_trains_as_it_is(tmp_path: Path) -> None:
 def session_of(module: L.LightningModule) -> tuple[LocalSession, Row]:
     live = LiveModule(module, ModelLayout.of(module))
     optimizer: Optimizer = SGD(live.trainable, lr=0.1)
-    stepper = make_stepper(optimizer, schedulers=[], clipping=None, scaler=None)
+    stepper = make_stepper(optimizer, schedulers=[], clipping=None)
     return LocalSession(module, Runtime(), live=live, stepper=stepper), live.row_of_module()
 
 

@@ -54,7 +54,6 @@ class Session:
             OPTIMIZERS[optimizer](self.live.trainable),
             schedulers=[],
             clipping=None if clip is None else Clipping(clip),
-            scaler=None,
         )
         self.local = LocalSession(module, Runtime(), live=self.live, stepper=stepper)
         if follows:

@@ -68,7 +68,7 @@ def test_every_kind_of_configuration_is_planned(config: str, plan: Plan) -> None
 
 def test_the_cluster_of_a_configuration_need_not_be_here(plan: Plan) -> None:
     words = "--world-size=4 --rounds=1 --trainer.accelerator=gpu --trainer.devices=8"
-    words += " --trainer.num_nodes=2 --trainer.precision=16-mixed"
+    words += " --trainer.num_nodes=2 --trainer.precision=bf16-mixed"
     assert "20 clients on 4 ranks" in plan(CONFIGS / "quickstart.yaml", *words.split())
 
 
