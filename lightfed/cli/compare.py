@@ -121,7 +121,8 @@ def value_text(name: str, value: float) -> str:
 
 def _signed(name: str, value: float) -> str:
     cost = _COSTS.get(name.removesuffix(UNTIL))
-    return text.signed(name, value) if cost is None else f"{'+' * (value >= 0)}{cost(value)}"
+    sign = "-" if value < 0 else "+" * (value >= 0)
+    return text.signed(name, value) if cost is None else f"{sign}{cost(abs(value))}"
 
 
 def rows_of(a: Group, b: Group, target: Target | None = None) -> list[Row]:

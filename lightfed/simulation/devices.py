@@ -124,6 +124,11 @@ class Presence(Availability):
         wrong = np.flatnonzero(~((clients >= 0) & (begin < end)))  # also NaN
         found = f"row {wrong[:1].tolist()} is no interval of a client"
         require(not len(wrong), key, found, "give a client from 0, and from below to")
+        order = np.lexsort((begin, clients))
+        same = np.diff(clients[order]) == 0
+        wrong = order[1:][same & (begin[order[1:]] < end[order[:-1]])]
+        found = f"row {wrong[:1].tolist()} overlaps another of its client"
+        require(not len(wrong), key, found, "give disjoint intervals")
         object.__setattr__(self, "spans", spans)
 
     @override

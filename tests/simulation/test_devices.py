@@ -106,6 +106,10 @@ def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
         ("client,from,to\n3,0,2\n3,2,1\n", "row [1] is no interval of a client; give a client"),
         ("client,from,to\n-1,0,2\n", "row [0] is no interval of a client"),
         ("client,from,to\n1,0,late\n", "row [0] is no interval of a client"),
+        (
+            "client,from,to\n3,0,2\n1,5,6\n3,1,4\n",
+            "row [2] overlaps another of its client; give disjoint",
+        ),
         ("client,from\n3,2\n", "has no column to"),
     ],
 )
