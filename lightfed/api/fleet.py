@@ -417,7 +417,9 @@ class Fleet:
             UserError: too many clients failed, or all.
         """
         self._open(clients)
-        training, shares = self.training, self._leaving(clients, t)
+        training, shares = self.training, dict[int, float]()
+        if self.clock is not None:
+            shares = self.clock.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
         plans = training.plans.of(steps, phases, repeat, shares)
         if shares and self.clock is not None and self.clock.policy.partial == "lose":
             self._lose(shares, plans, t)
@@ -447,12 +449,6 @@ class Fleet:
         self.metrics["excluded"] = float(len(bad))
         for moment, tests in training.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
-
-    def _leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
-        """Clients that leave their sessions, and what share of them they do."""
-        if self.clock is None:
-            return {}
-        return self.clock.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
 
     def _lose(self, shares: Mapping[int, float], plans: SessionPlans, t: int) -> None:
         """Count the work of clients that leave without sending it."""

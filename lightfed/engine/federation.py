@@ -187,6 +187,21 @@ class Federation(Recorded, L.LightningModule):
             raise UserError("trainer", found, "use lightfed's FederatedTrainer")
         return self.trainer
 
+    def dealt(
+        self, data: FederatedDataModule, trainer: RunTrainer
+    ) -> tuple[list[ClientGroup], LocalWork, Devices | None]:
+        """The groups with their clients, the work of a round, and the devices in that order."""
+        limit, devices = trainer.limit_train_batches, self._fleet_options["devices"]
+        all_of_them = limit == 1.0 and isinstance(limit, float)
+        data.trainer = trainer  # also in a plan
+        work = replace(self._work, limit=None if all_of_them else limit)
+        if self._assign is None:
+            return self.groups, work, devices
+        groups, devices = fitted(
+            self._assign, self.groups, self.algorithm, devices, data, work, seed=self.seed
+        )
+        return groups, work, devices
+
     def make_fleet(
         self, kind: type[F], data: FederatedDataModule, trainer: RunTrainer, **given: Any
     ) -> F:
@@ -194,17 +209,8 @@ class Federation(Recorded, L.LightningModule):
 
         `kind` is a class of fleets, `given` its arguments that are not configured: ranks, rates.
         """
-        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
-        all_of_them = limit == 1.0 and isinstance(limit, float)
-        data.trainer = trainer  # also in a plan
-        work = replace(self._work, limit=None if all_of_them else limit)
-        groups, options = self.groups, self._fleet_options
-        if self._assign is not None:
-            devices = options["devices"]
-            groups, devices = fitted(
-                self._assign, groups, self.algorithm, devices, data, work, seed=self.seed
-            )
-            options = options | {"devices": devices}
+        rounds = trainer.max_epochs or 0
+        groups, work, devices = self.dealt(data, trainer)
         fleet = kind(
             groups,
             self.algorithm,
@@ -212,7 +218,7 @@ class Federation(Recorded, L.LightningModule):
             work=work,
             rounds=rounds if rounds > 0 else None,
             pack=setup.packing_of(self.packs, self.optimizer, trainer),
-            **options,
+            **self._fleet_options | {"devices": devices},
             **given,
         )
         setup.attach_sessions(fleet, data, trainer, self.optimizer)

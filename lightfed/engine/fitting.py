@@ -39,11 +39,11 @@ class FastestFit:
 
     def check(self, devices: Devices | None) -> None:
         """Reject a rule without effect."""
-        none = self.deadline is None and not self.memory
-        require(not none, KEY, "no limit", "give a deadline, or memory: true")
-        fits, found = self.deadline is None or self.deadline > 0, self.deadline
-        require(fits, f"{KEY}.deadline", found, "give seconds above 0")
-        require(devices is not None, KEY, "given, and no devices to fit to", "give model.devices")
+        limit, fix = self.deadline, "give a deadline, or memory: true"
+        require(limit is not None or self.memory, KEY, "no limit", fix)
+        require(limit is None or limit > 0, f"{KEY}.deadline", limit, "give seconds above 0")
+        found, fix = "given, and no devices to fit to", "give model.devices"
+        require(devices is not None, KEY, found, fix)
 
     def choose(
         self,
@@ -54,11 +54,8 @@ class FastestFit:
     ) -> list[int]:
         """The number of each client's model; a UserError if a device can train none of them.
 
-        Args:
-            values: (N,) each, of the devices.
-            work: (M, 3) bytes up, bytes down and FLOPs of a session with each model.
-            memory: (M,) bytes that a session holds.
-            names: of the models.
+        `values` are (N,) each, of the devices. A session with each of the models `names` takes
+        `work`, (M, 3) bytes up, bytes down and FLOPs, and holds `memory`, (M,) bytes.
         """
         took = np.stack([seconds(values, each[None]) for each in work])
         fits = took <= (np.inf if self.deadline is None else self.deadline)

@@ -1,10 +1,12 @@
 """Sub-commands that preview a configuration without training."""
 
+import numpy as np
 import torch
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
+from lightfed.local.client_group import group_names
 from lightfed.utils.errors import UserError
 
 
@@ -12,7 +14,7 @@ class PreviewTrainer(FederatedTrainer):
     """The Trainer of the command line, with previews of a run."""
 
     def partition(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Draw the split of the data over the clients and print it, without training.
+        """Draw the split of the data over the clients and print it with their groups; trains none.
 
         Args:
             model: the Federation, which gives the number of clients and the seed.
@@ -20,7 +22,9 @@ class PreviewTrainer(FederatedTrainer):
         """
         clients, seed = model.num_clients, model.seed
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
-        print(datamodule.partition_.table())
+        groups, *_ = model.dealt(datamodule, self)
+        names = np.repeat(group_names(groups), [group.count for group in groups])
+        print(datamodule.partition_.table(groups=names if len(groups) > 1 else ()))
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Print the layers that groups have in common (FlexiFed's trie), without training.

@@ -95,7 +95,12 @@ def partition(run: Run) -> Figure | None:
     held, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
     most = min(len(counts), max(marks.MOST_CELLS, min(200, CELLS // counts.shape[1])))
     by_class, title = counts.T.rename_axis("class"), "Training samples by class and client"
-    heat = marks.heat(by_class, "client", Axis("samples"), title=title, most=most)
+    across = "client"
+    if len(run.group_sizes) > 1:
+        groups = np.repeat([*run.group_sizes], [*run.group_sizes.values()])
+        by_class.columns = pd.Index([f"{k} {group}" for k, group in enumerate(groups)])
+        across = "client and group"
+    heat = marks.heat(by_class, across, Axis("samples"), title=title, most=most)
     part = f"; {most} of them are drawn" * (most < len(counts))
     caption = (
         f"{len(counts):,} clients hold {held.min():,} to {held.max():,} samples (median "

@@ -7,9 +7,10 @@ delays.
 import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import integrate, special, stats
@@ -19,10 +20,20 @@ from lightfed.utils.errors import UserError, require
 from lightfed.utils.recorded import Recorded
 
 Size = int | tuple[int, ...]
+_MOST = 1e100
 
 
 class Distribution(Recorded, ABC):
-    """A distribution of nonnegative numbers: of delays, or of what devices do in a second."""
+    """A distribution of nonnegative numbers: of delays, or of what devices do in a second.
+
+    `bounds` are those of arguments, which lie between; they keep every draw and mean finite.
+    """
+
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.bounds.items():
+            _check(name, getattr(self, name), low, high)
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -37,10 +48,7 @@ class Zipf(Distribution):
     """Of all numbers."""
     exponent: float = 2.0
     """Above 1; 2 gives three of five numbers the largest value, 4 nine of ten."""
-
-    def __post_init__(self) -> None:
-        _check("largest", self.largest)
-        _check("exponent", self.exponent, above=1.0)
+    bounds = {"largest": (0.0, _MOST), "exponent": (1.0, _MOST)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -62,14 +70,13 @@ class Delay(Distribution):
 class _Continuous(Delay):
     """A delay with a density."""
 
-    @property
     @abstractmethod
     def law(self) -> Any:
         """The frozen distribution of scipy.stats."""
 
     @override
     def quantile(self, p: float) -> float:
-        return float(self.law.ppf(p))
+        return float(self.law().ppf(p))
 
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
@@ -78,7 +85,7 @@ class _Continuous(Delay):
         P(tau_(B) > t) is that of a beta variable of parameters N - B + 1 and B below the
         probability that one server, the largest of its m delays, is late.
         """
-        law, late = self.law, servers - wait + 1
+        law, late = self.law(), servers - wait + 1
 
         def weighted(y: float) -> float:
             server = special.betaincinv(late, wait, math.exp(-y))
@@ -97,15 +104,12 @@ class Exponential(_Continuous):
 
     mean: float
     """Virtual seconds."""
-
-    def __post_init__(self) -> None:
-        _check("mean", self.mean)
+    bounds = {"mean": (0.0, _MOST)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.exponential(self.mean, size)
 
-    @property
     @override
     def law(self) -> Any:
         return stats.expon(scale=self.mean)
@@ -119,16 +123,12 @@ class Weibull(_Continuous):
     """1 is exponential, above 1 lighter, below 1 heavier."""
     scale: float = 1.0
     """Virtual seconds that a share of 1/e of the delays exceeds."""
-
-    def __post_init__(self) -> None:
-        _check("shape", self.shape, above=0.01)
-        _check("scale", self.scale)
+    bounds = {"shape": (0.01, _MOST), "scale": (0.0, _MOST)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return self.scale * rng.weibull(self.shape, size)
 
-    @property
     @override
     def law(self) -> Any:
         return stats.weibull_min(self.shape, scale=self.scale)
@@ -142,16 +142,12 @@ class LogNormal(_Continuous):
     """Mean of the logarithm: half of all delays are below exp(mu) virtual seconds."""
     sigma: float
     """Standard deviation of the logarithm."""
-
-    def __post_init__(self) -> None:
-        _check("mu", self.mu, above=-200.0, below=200.0)
-        _check("sigma", self.sigma, below=10.0)
+    bounds = {"mu": (-200.0, 200.0), "sigma": (0.0, 10.0)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.lognormal(self.mu, self.sigma, size)
 
-    @property
     @override
     def law(self) -> Any:
         return stats.lognorm(self.sigma, scale=math.exp(self.mu))
@@ -168,56 +164,22 @@ class Uniform(_Continuous):
 
     def __post_init__(self) -> None:
         if self.low != 0.0:
-            _check("low", self.low)
-        _check("high", self.high, above=self.low)
+            _check("low", self.low, 0.0, _MOST)
+        _check("high", self.high, self.low, _MOST)
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.uniform(self.low, self.high, size)
 
-    @property
     @override
     def law(self) -> Any:
         return stats.uniform(self.low, self.high - self.low)
 
 
-@dataclass(frozen=True)
-class Constant(Delay):
-    """Every delay is the same."""
+class _Discrete(Delay):
+    """One of some values, all alike."""
 
-    value: float
-    """Virtual seconds."""
-
-    def __post_init__(self) -> None:
-        _check("value", self.value)
-
-    @override
-    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
-        return np.full(size, self.value)
-
-    @override
-    def quantile(self, p: float) -> float:
-        return self.value
-
-    @override
-    def expected(self, wait: int, servers: int, devices: int = 1) -> float:
-        return self.value
-
-
-@dataclass(frozen=True)
-class Trace(Delay):
-    """Measured delays, drawn at random with replacement."""
-
-    path: Path
-    """A text or .csv file of delays in virtual seconds: one on each line, or rows with commas."""
-    values: np.ndarray = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", np.sort(_read_trace(self.path)))
-
-    @override
-    def __str__(self) -> str:
-        return f"Trace(path={self.path})"
+    values: np.ndarray  # ascending
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -235,6 +197,34 @@ class Trace(Delay):
         return float(weights @ self.values)
 
 
+@dataclass(frozen=True)
+class Constant(_Discrete):
+    """Every delay is the same."""
+
+    value: float
+    """Virtual seconds."""
+    bounds = {"value": (0.0, _MOST)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "values", np.array([self.value]))
+
+
+@dataclass(frozen=True)
+class Trace(_Discrete):
+    """Measured delays, drawn at random with replacement."""
+
+    path: Path
+    """A text or .csv file of delays in virtual seconds: one on each line, or rows with commas."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", np.sort(_read_trace(self.path)))
+
+    @override
+    def __str__(self) -> str:
+        return f"Trace(path={self.path})"
+
+
 def _read_trace(path: Path) -> np.ndarray:
     """(n,) the delays of a file; a UserError if it holds something else, or none above 0."""
     key, fix = "delay.init_args.path", "name a text file of delays of at least 0, some above 0"
@@ -249,7 +239,7 @@ def _read_trace(path: Path) -> np.ndarray:
     return values
 
 
-def _check(name: str, value: float, *, above: float = 0.0, below: float = 1e100) -> None:
-    """Reject values out of bounds; the bounds keep every draw and every mean finite."""
+def _check(name: str, value: float, above: float, below: float) -> None:
+    """Reject values out of bounds."""
     fix = f"give a number above {above:g} and below {below:g}"
     require(above < value < below, f"delay.init_args.{name}", f"{value:g}", fix)

@@ -248,7 +248,7 @@ class DeviceClock:
         if self._ledger.touched:
             self._after_the_merge()
         self._busy += self._worked
-        worked = self._worked[np.flatnonzero(self._worked)]
+        worked = self._worked[np.flatnonzero(self._worked > 0)]
         waits, count = np.maximum(self.now - self._start - worked, 0.0), max(1, len(worked))
         return {
             "virtual_time": self.now,

@@ -57,15 +57,10 @@ class Availability(Recorded, ABC):
 
     @abstractmethod
     def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
-        """(N,) how sure each client is there: those of more than 0 are.
+        """(N,) how sure each client is there: those of more than 0 are, at `now` in round t.
 
-        If nobody is, the server asks the client of the largest value.
-
-        Args:
-            before: (N,) bool, who was there in the round before; nobody was asked before round 0.
-            rng: of the round.
-            now: virtual seconds since the start.
-            t: the round.
+        If nobody is, the server asks the client of the largest value. `before` (N,) bool were there
+        in the last round that asked; `rng` is that of the round.
         """
 
     def next(self, now: float, among: np.ndarray) -> float:
@@ -193,7 +188,10 @@ class Devices(Device):
                     part = slice(*ends[group : group + 2])
                     own[part] = _draw(given, name, f"{name} {group}", ends[-1], seed)[part]
             values[name] = columns.get(name, own)
-            _check_positive(f"{KEY}.{'table' if name in columns else name}", name, values[name])
+            key, may = f"{KEY}.{'table' if name in columns else name}", name == "latency"  # be 0
+            wrong = ~((values[name] >= 0) if may else (values[name] > 0))  # also NaN
+            found = f"{values[name][wrong][:1]} as {name} of client {np.flatnonzero(wrong)[:1]}"
+            require(not wrong.any(), key, found, f"give {'0 or more' if may else 'more than 0'}")
         for name in ("server_up", "server_down"):
             rate = getattr(self, name)
             require(rate is None or rate > 0, f"{KEY}.{name}", rate, "give a rate above 0")
@@ -227,13 +225,6 @@ def _draw(given: Number | None, name: str, purpose: str, clients: int, seed: int
     if isinstance(given, Distribution):
         return given.draw(numpy_generator(seed, f"device {purpose}"), clients)
     return np.full(clients, _FREE[name] if given is None else given, dtype=np.float64)
-
-
-def _check_positive(key: str, name: str, values: np.ndarray) -> None:
-    none = name == "latency"  # may be 0
-    wrong = np.flatnonzero(~((values >= 0) if none else (values > 0)))  # also nan
-    found = f"{values[wrong[0]]:g} as {name} of client {wrong[0]}" if len(wrong) else ""
-    require(not len(wrong), key, found, f"give {'0 or more' if none else 'more than 0'}")
 
 
 def _check_share(name: str, value: float) -> None:

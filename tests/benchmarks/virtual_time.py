@@ -4,7 +4,7 @@
 
 W1 has 10 of 100 clients, W5 100 of 10,000 (`workloads.py`). A round opens, draws participants if
 some may be away, notes their sessions, closes at the merge and ends. Rates of devices are drawn
-once; delays for every session, each by a generator of its own. The least of twenty batches counts.
+once, and delays in every round, for all clients. The least of twenty batches counts.
 """
 
 from time import process_time

@@ -272,6 +272,8 @@ def test_the_table_shows_counts_and_what_it_leaves_out() -> None:
     assert "16 more clients" in lines[6]
     assert lines[-1] == "sizes 50 to 50, median 50"
     assert "more clients" not in partition.table()
+    groups = partition.table(rows=4, groups=["a"] * 3 + ["b"] * 17).splitlines()
+    assert [line.split()[1] for line in groups[1:6]] == ["group", "a", "a", "a", "b"]
 
 
 class Own(Partitioner):

@@ -96,6 +96,7 @@ def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
     table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
     counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
     run.evaluation, run.partition = table.set_index("client"), counts
+    run.group_sizes = {"a": n // 2, "b": n // 2}
     figures = [clients(run), partition(run)]
     assert sum(len(json.dumps(content(figure))) for figure in figures) < 90_000
     (heat,) = figures[1].charts
@@ -107,6 +108,7 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     (heat,) = partition(run).charts  # type: ignore[union-attr]
     cells = heat.data.set_index(["y", "x"])["value"]
     assert cells["zero"].tolist() == [20, 0, 10, 0]
+    assert cells["zero"].index.tolist() == ["0 a", "1 a", "2 b", "3 b"]
     run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes." in partition(run).caption  # type: ignore[union-attr]
 

@@ -82,9 +82,9 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("client,up\n0,5\n2,6\n", "table: 0 rows of client 1; give one for each of 3, from 0"),
-        ("client,up\n0,5\n1,0\n2,6\n", "table: 0 as up of client 1; give more than 0"),
-        ("client,up\n0,5\n1,nan\n2,6\n", "table: nan as up of client 1; give more than 0"),
-        ("client,up\n0,5\n1,fast\n2,6\n", "table: nan as up of client 1; give more than 0"),
+        ("client,up\n0,5\n1,0\n2,6\n", "table: [0.] as up of client [1]; give more than 0"),
+        ("client,up\n0,5\n1,nan\n2,6\n", "table: [nan] as up of client [1]; give more than 0"),
+        ("client,up\n0,5\n1,fast\n2,6\n", "table: [nan] as up of client [1]; give more than 0"),
         ("client,speed\n0,5\n1,1\n2,6\n", "a column ['speed']; name columns flops, up, down"),
         ("device,up\n0,5\n", "has no column client"),
         (

@@ -6,6 +6,7 @@ another version of numpy would draw differently.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -66,8 +67,11 @@ class Partition:
         """The classes that a client trains on, ascending."""
         return np.flatnonzero(self.train_counts[client])
 
-    def table(self, *, rows: int = 50) -> str:
-        """Sample counts per class and client as text; clients after `rows` are only counted."""
+    def table(self, *, rows: int = 50, groups: Sequence[str] = ()) -> str:
+        """Sample counts per class and client as text; clients after `rows` are only counted.
+
+        `groups` are the names of the clients' groups, if they are shown.
+        """
         import pandas as pd
 
         samples, different = len(self.train_index), len(np.unique(self.train_index))
@@ -77,6 +81,8 @@ class Partition:
         table = pd.DataFrame(dict(zip(("train", "test", "classes"), columns, strict=True)))
         if counts.shape[1] <= 20:
             table = table.join(pd.DataFrame(counts))
+        if len(groups):
+            table.insert(0, "group", groups[:rows])
         lines = [
             f"{self.meta['scheme']} of {self.meta['dataset']}, seed {self.meta['seed']}: "
             f"{samples} training samples{repeated}, {self.clients} clients",
