@@ -151,9 +151,6 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     del lacks[3]["labels"]
     assert "sample 3" in refused(f"{INIT}.train", lacks)
     assert "labels" in refused(f"{INIT}.test", sentences(6), Rows(lacks[3:4]))
-    short = sentences(6)
-    short[4]["labels"] = torch.tensor([1])
-    assert "sample 4 has 6 of ids and 1 of labels" in refused(f"{INIT}.train", short)
     wide = sentences(6)
     wide[2]["ids"] = torch.zeros(4, 2, dtype=torch.int64)
     assert "sample 2" in refused(f"{INIT}.train", wide)

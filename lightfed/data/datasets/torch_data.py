@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -256,12 +255,6 @@ def _read(source: Any, key: str) -> tuple[Columns, bool]:
     make: Any = dict if isinstance(given, Mapping) else getattr(type(given), "_make", tuple)
     every = {name: [sample[name] for sample in samples] for name in samples[0]}
     columns = Columns.of(every, make if make is dict else lambda c: make(c.values()))
-    for (one, sizes), (other, others) in pairwise(columns.lengths.items()):
-        apart = sizes != others
-        at = int(apart.int().argmax())
-        found = f"sample {at} has {sizes[at]} of {one} and {others[at]} of {other}"
-        few = 0 < 2 * int(apart.sum()) < len(apart)
-        require(not few, key, found, "give as many of both: most samples have")
     *_, y = columns.tensors.values()
     a_target = y.dim() < 3 and (y.is_floating_point() or y.shape[1:].numel() == 1)
     return columns, make is tuple and len(every) == 2 and a_target
