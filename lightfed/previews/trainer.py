@@ -1,6 +1,5 @@
 """Sub-commands that preview a configuration without training."""
 
-import numpy as np
 import torch
 
 from lightfed.data.datamodule import FederatedDataModule
@@ -23,8 +22,9 @@ class PreviewTrainer(FederatedTrainer):
         clients, seed = model.num_clients, model.seed
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
         groups, *_ = model.dealt(datamodule, self)
-        names = np.repeat(group_names(groups), [group.count for group in groups])
-        print(datamodule.partition_.table(groups=names if len(groups) > 1 else ()))
+        names = group_names(groups)
+        of = [name for name, group in zip(names, groups, strict=True) for _ in range(group.count)]
+        print(datamodule.partition_.table(groups=of if len(groups) > 1 else ()))
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Print the layers that groups have in common (FlexiFed's trie), without training.

@@ -208,7 +208,8 @@ class Devices(Device):
         require(not wrong, key, ", ".join(wrong[:1]), f"give one for each of {clients}, from 0")
         unknown = [name for name in table.columns if name not in _UNITS]
         require(not unknown, key, f"a column {unknown[:1]}", f"name columns {', '.join(_UNITS)}")
-        return {name: table[name][[*range(clients)]].to_numpy(np.float64) for name in table}
+        table = table.loc[[*range(clients)]]
+        return {name: table[name].to_numpy(np.float64) for name in table.columns}
 
 
 def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:

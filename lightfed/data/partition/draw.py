@@ -81,7 +81,7 @@ class Partition:
         table = pd.DataFrame(dict(zip(("train", "test", "classes"), columns, strict=True)))
         if counts.shape[1] <= 20:
             table = table.join(pd.DataFrame(counts))
-        if len(groups):
+        if groups:
             table.insert(0, "group", groups[:rows])
         lines = [
             f"{self.meta['scheme']} of {self.meta['dataset']}, seed {self.meta['seed']}: "
