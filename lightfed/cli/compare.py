@@ -181,6 +181,8 @@ def verdict(a: Group, b: Group, metric: str) -> str:
 
 def gain_text(found: Difference, metric: str) -> str:
     """`+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
+    if not found.seeds:
+        return "no seed has both values"
     gain, low, high = (_signed(metric, end) for end in (found.mean, found.low, found.high))
     unit = " points" if text.is_share(metric) else ""
     seeds = f"{text.counted(len(found.seeds), 'seed')} ({text.seeds_text(found.seeds)})"
