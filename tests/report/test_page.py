@@ -121,7 +121,7 @@ def test_everything_a_user_names_is_escaped(tmp_path: Path) -> None:
             "algorithm": evil,
             "dataset": evil,
             evil: {evil: evil},
-            "groups": {evil: 1, "b": 1},
+            "groups": {evil: 2, "b": 2},
         },
         config=f"</pre>{evil}",
         evaluations=[(2, 0, evil, 3, 0.5, 1, 1, 1, 1), (2, 1, "b", 3, 0.6, 1, 1, 1, 1)],
@@ -220,5 +220,5 @@ def test_a_page_of_100_000_clients_is_small(tmp_path: Path) -> None:
         folder / "clients.csv", index=False
     )
     text = build(folder).read_text()
-    assert len(text) - len(library()) * 4 // 3 < 120_000
+    assert len(text) - len(library()) * 4 // 3 < 125_000
     assert text.count('class="figure"') >= 3
