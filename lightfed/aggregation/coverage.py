@@ -135,8 +135,7 @@ class Coverage:
         Uncovered elements keep their value. `sources` are, per client of the merge, the position of
         its layout; `local` are the positions of this rank's clients among all, and `rows` are
         theirs, on any device, as a matrix (K, P) if they lie so. `labels`, per client, says if only
-        rows of its labels count (None: all). `ranks` merge
-        together; None for a single one.
+        rows of its labels count (None: all). `ranks` merge together; None for a single one.
         """
 
         def members(local: Sequence[int]) -> Members:

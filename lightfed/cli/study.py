@@ -99,20 +99,16 @@ def read_study(name: str) -> dict[str, Any]:
     return study
 
 
-def methods_of(name: str, study: Mapping[str, Any], case: str = "") -> list[Method]:
+def methods_of(name: str, study: Mapping[str, Any], case: str) -> list[Method]:
     """Each method's command: the common configuration, the case's values, and its own."""
     common, first = json.dumps(study["common"]), "-".join(filter(None, [name, case]))
-    return [
-        Method(
-            method,
-            (
-                *("fit", "--config", common, f"--trainer.name={first}-{method}"),
-                *(f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items()),
-            ),
-        )
-        for method, own in study["methods"].items()
-        for given in [study["cases"].get(case, {}) | own]
-    ]
+    found = []
+    for method, own in study["methods"].items():
+        given = study["cases"][case] | own
+        sets = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items()]
+        words = ("fit", "--config", common, f"--trainer.name={first}-{method}", *sets)
+        found.append(Method(method, words))
+    return found
 
 
 def table_of(
@@ -143,10 +139,10 @@ def table_of(
 def _until_text(group: Group, column: str, target: Target | None) -> str:
     """A mean cost with half its 95 % interval, and how many seeds reached the target."""
     spent = [value for value in finals_of(group, column, target).values() if math.isfinite(value)]
-    mean, std = mean_and_std(spent)
-    half = t_half_width(std, len(spent))
     if not spent:
         return "not reached"
+    mean, std = mean_and_std(spent)
+    half = t_half_width(std, len(spent))
     said = value_text(column, mean) + f" +- {value_text(column, half)}" * math.isfinite(half)
     return said + f", {len(spent)} of {len(group.runs)} seeds" * (len(spent) < len(group.runs))
 

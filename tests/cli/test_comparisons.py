@@ -210,6 +210,33 @@ def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:
     assert better.startswith("B is better than A: global accuracy +29.67 points")
 
 
+def test_a_cost_to_a_target_is_that_of_the_round_that_reached_it(tmp_path: Path) -> None:
+    def group(name: str, course: tuple[float, float]) -> Group:
+        folders = [
+            write_run(
+                tmp_path / f"{name}{seed}",
+                metrics={"global/accuracy": course},
+                environment={**ENVIRONMENT, "seed": seed, "rounds": 2},
+                evaluations=None,
+                counts=None,
+            )
+            for seed in (0, 1)
+        ]
+        return Group(name, tuple(read(folder) for folder in folders))
+
+    slow, fast, never = (
+        group("slow", (0.1, 0.7)),
+        group("fast", (0.6, 0.7)),
+        group("no", (0.1, 0.2)),
+    )
+    target, column = ("global/accuracy", 0.5), "rounds to target"
+    rounds = {name: compare.finals_of(g, column, target) for name, g in (("s", slow), ("f", fast))}
+    assert rounds["s"][0] > rounds["f"][0]
+    assert compare.answer_of(slow, fast, column, target)[1] == "better"
+    found, answer = compare.answer_of(never, fast, column, target)
+    assert (answer, compare.gain_text(found, column)) == ("not shown", "no seed has both values")
+
+
 STUDY: dict[str, Any] = {
     "title": "a small study",
     "common": yaml.safe_load(BASE),
@@ -220,6 +247,7 @@ STUDY: dict[str, Any] = {
     "seconds": 1,
     "claims": [{"better": "four", "than": "one", "metric": "train_loss"}],
     "theirs": {"one": {"personal/accuracy": 0.5}},
+    "cases": {"short": {}, "long": {"trainer.max_epochs": 2}},
 }
 
 
@@ -236,10 +264,14 @@ def test_a_study_says_whether_its_claim_holds(
     assert "| one | " in printed.out
     assert "50.00 %" in printed.out
     first, _, title = printed.out.splitlines()[:3]
-    commit = read(next((folder / "runs").glob("small-one*"))).environment["commit"]
+    commit = read(next((folder / "runs").glob("small-short-one*"))).environment["commit"]
     assert first.startswith(f"<!-- study small, commit {commit}, ")
     assert first.endswith(f", digest {study.digest('small')} -->")
     assert title == "# A small study"
+    for case, rounds in (("short", 1), ("long", 2)):
+        assert f"\n\n## {case.capitalize()}\n\n" in printed.out
+        run = next((folder / "runs").glob(f"small-{case}-four*"))
+        assert read(run).last_round == rounds
     assert "\n\n| claim |  | difference |\n" in printed.out
     with pytest.raises(SystemExit):
         main(["study", "small"])
@@ -268,11 +300,12 @@ def test_a_study_with_a_mistake_is_refused(
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_methods_of_every_study_can_be_made(path: Path, folder: Path) -> None:
     read = study.read_study(path.stem)
-    found = check_here([method.at(0) for method in study.methods_of(path.stem, read)])
-    assert not [error for error in found if isinstance(error, UserError)]
-    named = dict(zip(read["methods"], found, strict=True))
-    assert all(isinstance(one, Wanted) for one in found)
-    check_terms({n: w for n, w in named.items() if isinstance(w, Wanted)}, read["differ"])
+    for case in read["cases"]:
+        found = check_here([method.at(0) for method in study.methods_of(path.stem, read, case)])
+        assert not [error for error in found if isinstance(error, UserError)]
+        assert all(isinstance(one, Wanted) for one in found)
+        named = dict(zip(read["methods"], found, strict=True))
+        check_terms({n: w for n, w in named.items() if isinstance(w, Wanted)}, read["differ"])
 
 
 def test_methods_of_equal_commands_share_their_runs(folder: Path) -> None:
