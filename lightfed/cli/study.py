@@ -29,6 +29,7 @@ from lightfed.cli.compare import (
 from lightfed.cli.contest import Held, Method, Way, hold
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.sweep import add_execution
+from lightfed.drawing.marks import file_name
 from lightfed.report.figures import seeds_note
 from lightfed.results import text
 from lightfed.results.groups import Group, final_text
@@ -101,12 +102,12 @@ def read_study(name: str) -> dict[str, Any]:
 
 def methods_of(name: str, study: Mapping[str, Any], case: str) -> list[Method]:
     """Each method's command: the common configuration, the case's values, and its own."""
-    common, first = json.dumps(study["common"]), "-".join(filter(None, [name, case]))
-    found = []
+    common, found = json.dumps(study["common"]), []
     for method, own in study["methods"].items():
         given = study["cases"][case] | own
         sets = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items()]
-        words = ("fit", "--config", common, f"--trainer.name={first}-{method}", *sets)
+        run = file_name(name, f"{case}-{method}")
+        words = ("fit", "--config", common, f"--trainer.name={run}", *sets)
         found.append(Method(method, words))
     return found
 
