@@ -193,17 +193,28 @@ class FedBCD(Hierarchical):
         """Update z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
-            self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)
+            steps = [self._step(fed, list(range(self.hierarchy.servers)), self.clouds.of(0), rate)]
         else:
-            mixed = self.clouds.mixed(first, self.mixing)  # all models before any steps
+            mixed, steps = self.clouds.mixed(first, self.mixing), []  # all models before any steps
             for server, w in zip(first, mixed, strict=True):
                 self.clouds.of(server).floats.copy_(w)
-                self._step(fed, [server], self.clouds.of(server), rate)
+                steps.append(self._step(fed, [server], self.clouds.of(server), rate))
+        if any(self.gammas):
+            self._measure(fed, first, steps)
 
-    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> None:
+    def _measure(self, fed: Fleet, first: list[int], steps: list[Tensor]) -> None:
+        """What Theorem 1 bounds, of the servers in this round; and who these are, V(t)."""
+        # || sum_n sum_i gamma_i (z_n - x_i) ||^2
+        fed.metrics["server_gradient"] = float(torch.stack(steps).sum(0).double().square().sum())
+        if not self._global:
+            z = self.clouds.stacked()[:, : steps[0].numel()]  # without statistics
+            fed.metrics["consensus"] = float((z.mean(0) - z).norm(dim=1).max())  # max_n ||z - z_n||
+            fed.metrics |= {f"mixed/{n}": float(n in first) for n in range(len(z))}
+
+    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
         """Set z <- w - eta_z sum_i gamma_i (w - x_i), with or without division by sum_i gamma_i.
 
-        `model` holds w before and z afterwards.
+        `model` holds w before and z afterwards. Returns (P,) sum_i gamma_i (w - x_i).
         """
         devices, sent = self._stored(fed, servers)
         mean, w = self._scratch[0], model.parameters_row
@@ -215,6 +226,7 @@ class FedBCD(Hierarchical):
         w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
         model.floats[len(w) :].copy_(mean.floats[len(w) :])  # statistics are averaged
         model.integers.copy_(mean.integers)
+        return away * total
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
         """All devices of some servers, which know their last models, and those that just sent."""

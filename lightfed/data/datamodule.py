@@ -80,7 +80,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
             personal_test: the test samples of a client: "match" takes test samples with its class
                 proportions, shared between clients; "random" takes an equal share of the test set,
                 regardless of the training samples; "split" holds out a part of its own training
-                samples; "labels" takes all test samples of its classes.
+                samples; "labels" takes all test samples of its classes; "all" takes the whole set.
             train_fraction: the part used for training with personal_test: split.
             channels_last: give images in that memory format. auto does on a CPU, whose convolutions
                 are up to a third faster with it, for networks that normalise no fewer than 8

@@ -2,11 +2,16 @@
 
 The figures are those of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global
 and Personalized Models", AAAI 2021, arXiv:2012.13900: figure 3 is against rounds, figure 4 against
-virtual time. A third figure shows bytes between servers and coordinator.
+virtual time. A third figure shows bytes between servers and coordinator. The page of a run has what
+theorem 1 bounds, and which servers mix their models; the theorem's first measure, which takes the
+whole gradient of every device, is not computed.
 """
 
 from collections.abc import Iterator, Sequence
 
+import pandas as pd
+
+from lightfed.drawing import marks
 from lightfed.drawing.marks import Axis, Figure
 from lightfed.results.groups import gathered, grouped, usual_metric
 from lightfed.results.run import TIME, Run
@@ -20,6 +25,11 @@ SENT: Scale = (
     Axis("at", "bytes between servers and coordinator so far", format="~s"),
     lambda run: run.series(BYTES).fillna(0.0).cumsum(),
 )
+MEASURES = {  # columns of metrics.csv that the theorem bounds, in its words
+    "server_gradient": "Squared norm of the sum over devices of gamma (z - x)",
+    "consensus": "Largest distance of a server's model from the mean of all",
+}
+LAST = marks.MOST_CELLS  # rounds
 CAPTION = (
     "Personal: devices' own models on their own test samples. Global: servers' models on the whole "
     "test set; bands are 95 % t intervals over seeds."
@@ -41,3 +51,47 @@ def figures(runs: Sequence[Run]) -> Iterator[Figure]:
             columns = (f"personal/{metric}", f"global/{metric}")
             panels = {readable(column): dict.fromkeys(shown, column) for column in columns}
             yield from course_figures(kind, name, f"against {title}", panels, CAPTION, scale)
+
+
+def servers_figure(run: Run) -> Figure | None:
+    """By round and as means so far: what theorem 1 bounds; and V(t), the servers that mix in it."""
+    charts = []
+    for column, title in MEASURES.items():
+        values = run.series(column).dropna()
+        lines = {"of the round": values, "mean so far": values.expanding().mean()}
+        parts = [pd.DataFrame({"value": own, "series": name}) for name, own in lines.items()]
+        table = pd.concat(parts).reset_index(names="round")
+        y = Axis("value", column, log=bool((values > 0).all()))
+        places = {name: place for place, name in enumerate(lines)}
+        if len(values) > 1:
+            charts.append(marks.lines(table, Axis("round"), y, places, title=title))
+    mixed = run.rounds.filter(regex=r"^mixed/").rename(columns=lambda name: name.partition("/")[2])
+    caption = ""
+    if mixed.shape[1]:
+        cells = mixed.tail(LAST).T.rename_axis("server")
+        title = f"Servers that mix their models, the last {len(cells.T)} rounds"
+        charts.append(marks.heat(cells, "round", Axis("mixes", ends=(0.0, 1.0)), title=title))
+        span = connecting_rounds([set(row[row > 0].index) for _, row in mixed.iterrows()])
+        some = "No number of" if span is None else f"Any {span}"
+        caption = f"{some} successive rounds connect all {mixed.shape[1]} servers (assumption 1)."
+    return Figure("servers", "Servers, and their graph", tuple(charts), caption) if charts else None
+
+
+def connecting_rounds(mixing: Sequence[set[str]]) -> int | None:
+    """The least q for which any q successive rounds of a run connect all servers that ever mix.
+
+    The servers that mix in a round are connected. None if all rounds together do not connect them.
+    """
+    everyone, q = set[str]().union(*mixing), 0
+    for start in range(len(mixing)):
+        parts: list[set[str]] = []
+        rounds = 0
+        while parts != [everyone] and start + rounds < len(mixing):
+            met = mixing[start + rounds]
+            apart = [part for part in parts if not part & met]
+            parts = [*apart, met.union(*(part for part in parts if part & met))]
+            rounds += 1
+        if parts != [everyone]:  # in this round no more than `rounds` are left
+            return max(q, rounds + 1) if q else None
+        q = max(q, rounds)
+    return q or None

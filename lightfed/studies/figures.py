@@ -9,7 +9,8 @@ from lightfed.studies import dispfl, fedbcd, flexifed, heterofl, pfedmoe
 
 def figures_of_run(run: Run) -> list[Figure]:
     """Of one run."""
-    return [*filter(None, (pfedmoe.gates_figure(run), dispfl.similarity_figure(run)))]
+    own = (pfedmoe.gates_figure, dispfl.similarity_figure, fedbcd.servers_figure)
+    return [*filter(None, (figure(run) for figure in own))]
 
 
 def study_figures(runs: Sequence[Run]) -> list[Figure]:

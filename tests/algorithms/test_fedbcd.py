@@ -18,7 +18,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.cli.command_line import main
 from lightfed.local.client_group import ClientGroup
 from lightfed.state.client_state import by_client
-from tests.algorithms.fedbcd_clouds import Normed, fleet, rows, servers
+from tests.algorithms.fedbcd_clouds import Normed, fleet, rows, servers, spread
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
 from tests.promises.refusals.mistakes import cloud_of, edited, of_class
 from tests.small import Line, data_of, fleet_of, has_global_model, module_of, row_held, run_round
@@ -53,6 +53,32 @@ def test_with_one_server_async_is_sync_bit_for_bit() -> None:
             assert torch.equal(servers(fed), servers(feds[0]))
             assert metrics["virtual_time"] == found[0]["virtual_time"]
             assert metrics["bytes_up"] == found[0]["bytes_up"]
+
+
+@pytest.mark.parametrize("wait", [2, 3])
+def test_what_theorem_1_bounds_is_in_the_metrics(wait: int) -> None:
+    """Of the devices' models after their sessions, and the servers' before their step."""
+    gammas = [0.5, 1.0, 2.0]
+    fed = fleet(FedBCD(3, 2, wait=wait, gamma=gammas, server_lr=0.3))
+    spread(fed)
+    for t in range(3):
+        z = servers(fed).double()
+        metrics = run_round(fed, t)
+        first = [n for n in range(3) if metrics.get(f"mixed/{n}", 1.0)]
+        assert len(first) == wait
+        w = z[first].mean(0)
+        total = sum(
+            gammas[i % 3] * (w - rows(fed)[i].double())
+            for n in first
+            for i in fed.algorithm.hierarchy.devices(n, fed.clients)
+        )
+        assert metrics["server_gradient"] == pytest.approx(float(total.square().sum()), rel=1e-4)
+        after = servers(fed).double()
+        apart = (after.mean(0) - after).norm(dim=1).max()
+        if wait < 3:
+            assert metrics["consensus"] == pytest.approx(float(apart))
+        else:
+            assert "consensus" not in metrics
 
 
 @pytest.mark.parametrize("step", ["mean", "sum"])

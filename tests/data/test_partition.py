@@ -23,7 +23,7 @@ from lightfed.data.partition.schemes import (
 from lightfed.engine.setup import check_built
 from lightfed.utils.errors import UserError
 
-MODES: list[PersonalTest] = ["match", "random", "split", "labels"]
+MODES: list[PersonalTest] = ["match", "random", "split", "labels", "all"]
 
 
 class Letters(Dataset):
@@ -142,6 +142,12 @@ def test_label_test_sets_are_all_test_samples_of_the_classes() -> None:
     for client in range(20):
         expected = np.flatnonzero(np.isin(TEST.y, partition.labels(client)))
         np.testing.assert_array_equal(partition.test(client), expected)
+
+
+def test_whole_test_sets_are_those_of_all_clients() -> None:
+    partition = draw(Diversity(2, 30), test="all")
+    for client in range(20):
+        np.testing.assert_array_equal(partition.test(client), np.arange(len(TEST.y)))
 
 
 @pytest.mark.parametrize("test", MODES)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lightfed.drawing.marks import Figure
 from lightfed.report.tables import comparison_table
 from lightfed.results.groups import cost_to, grouped, reached_by_all, singles
 from lightfed.results.run import TIME, Run, read
-from lightfed.studies.fedbcd import figures
+from lightfed.studies.fedbcd import connecting_rounds, figures, servers_figure
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
 CONFIG = """\
@@ -244,3 +245,34 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
     assert [row[-2] for row in rows_of(table)] == ["-", "30.0 s", "-"]
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.columns)
+
+
+def test_a_run_shows_its_servers(tmp_path: Path) -> None:
+    mixed = {f"mixed/{n}": [float(n in v) for v in ((0, 1), (1, 2), (0, 1))] for n in range(3)}
+    measures = {"server_gradient": (4.0, 2.0, 3.0), "consensus": (1.0, 1.0, 0.1)}
+    figure = servers_figure(read(write_run(tmp_path / "run", metrics=mixed | measures)))
+    assert figure is not None
+    gradient, consensus, graph = figure.charts
+    means = {"of the round": [4.0, 2.0, 3.0], "mean so far": [4.0, 3.0, 3.0]}
+    assert drawn(gradient) == {name: [*enumerate(own, 1)] for name, own in means.items()}
+    assert drawn(consensus)["mean so far"][-1] == (3, pytest.approx(0.7))
+    assert graph.data["value"].tolist() == [1, 1, 0, 0, 1, 1, 1, 1, 0]  # servers 0-2 by round
+    assert "Any 2 successive rounds connect all 3 servers" in figure.caption
+
+
+def test_a_run_without_servers_shows_none(tmp_path: Path) -> None:
+    assert servers_figure(read(write_run(tmp_path / "run"))) is None
+
+
+@pytest.mark.parametrize(
+    ("mixing", "expected"),
+    [
+        ([{0, 1, 2}] * 4, 1),
+        ([{0, 1}, {2, 3}, {1, 2}, {0, 1}, {2, 3}], 3),
+        ([{0, 1}, {1, 2}, {0, 1}, {0, 1}], 3),
+        ([{0, 1}, {2, 3}], None),
+        ([{0}, {1}, {0, 1}], 3),
+    ],
+)
+def test_how_many_rounds_connect_all_servers(mixing: Any, expected: int | None) -> None:
+    assert connecting_rounds(mixing) == expected

@@ -23,7 +23,7 @@ from lightfed.utils.rng import numpy_generator
 Csr = tuple[np.ndarray, np.ndarray]
 """Samples of all clients, one client after the other, and the offset of each: client k owns
 samples[offsets[k] : offsets[k + 1]]."""
-PersonalTest = Literal["match", "random", "split", "labels"]
+PersonalTest = Literal["match", "random", "split", "labels", "all"]
 Meta = dict[str, str | int | float | list[str]]
 
 
@@ -197,6 +197,8 @@ def draw_partition(
         tested = equal_shares(len(test_labels), shares=shares, clients=clients, rng=rng)
     elif test == "match":
         tested = draw_test(matched_counts(train_counts, pool_sizes), test_labels, rng)
+    elif test == "all":
+        tested = draw_test(np.tile(pool_sizes, (clients, 1)), test_labels, rng)
     elif test == "labels":
         tested = draw_test(np.where(train_counts > 0, pool_sizes, 0), test_labels, rng)
     state = hashlib.blake2b(digest_size=16)
