@@ -91,9 +91,10 @@ def readable(name: str) -> str:
 
 
 def sentence(name: str) -> str:
-    """The readable name with a capital, for titles; other letters are unchanged (`mIoU`)."""
+    """The readable name with a capital, for titles; a word with capitals is unchanged (`mIoU`)."""
     text = readable(name)
-    return text[:1].upper() + text[1:]
+    first = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first.islower() else text
 
 
 def goal_text(column: str, target: float) -> str:

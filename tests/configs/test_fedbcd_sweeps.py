@@ -12,8 +12,7 @@ FOLDER = ROOT / "configs" / "fedbcd"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 METHODS = ["-fedavg", "-fedprox", "", "-i", "-standalone"]
 RATES = ["0.005", "0.016", "0.05", "0.16", "0.5", "1.6"]
-REPORTED = ["embedded", "figure3", "figure4"]
-SEARCHES = [("embedded-rates", ["digits"]), ("figure-rates", ["mnist", "cifar10"])]
+REPORTED = ["figure3", "figure4"]
 
 
 def settings(config: str) -> dict[str, Any]:
@@ -40,12 +39,6 @@ def searched(study: str) -> dict[str, list[str]]:
     return found
 
 
-def chosen(config: str) -> str:
-    """The rate of a configuration's tuned lines."""
-    (rate,) = {given["lr"] for name, given in lines("embedded") if name == config and "lr" in given}
-    return rate
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_a_hundred_devices_of_ten_servers_are_tested_on_their_classes(config: Path) -> None:
     written = settings(config.stem)
@@ -70,28 +63,18 @@ def test_the_methods_differ_in_nothing_but_algorithm_and_optimizer(data: str) ->
     assert all(one == written[0] for one in written)
 
 
-@pytest.mark.parametrize(("study", "data"), SEARCHES)
-def test_a_rate_is_searched_alike_for_every_method_on_seeds_that_are_not_reported(
-    study: str, data: list[str]
-) -> None:
+def test_a_rate_is_searched_alike_for_every_method_on_seeds_that_are_not_reported() -> None:
     """Four rates for all, and larger ones as long as the largest is the best."""
-    found = searched(study)
-    assert list(found) == [f"{name}{method}" for name in data for method in METHODS]
+    found = searched("figure-rates")
+    assert list(found) == [f"{name}{method}" for name in ("mnist", "cifar10") for method in METHODS]
     assert all(len(rates) >= 4 and rates == RATES[: len(rates)] for rates in found.values())
     reported = {g.get("seed", "0") for name in REPORTED for _, g in lines(name)}
-    seeds = {given["seed"] for _, given in lines(study)}
+    seeds = {given["seed"] for _, given in lines("figure-rates")}
     assert seeds
     assert not seeds & reported
 
 
-def test_tuned_methods_have_a_rate_of_the_search() -> None:
-    for config, rates in searched("embedded-rates").items():
-        assert chosen(config) in rates
-        assert chosen(config) != rates[-1]  # there is a larger one, and it is worse
-
-
-@pytest.mark.parametrize("study", ["figure4", "embedded"])
-def test_the_last_round_is_measured(study: str) -> None:
-    for config, given in lines(study):
+def test_the_last_round_is_measured() -> None:
+    for config, given in lines("figure4"):
         trainer = settings(config)["trainer"] | {k: int(v) for k, v in given.items() if v.isdigit()}
         assert trainer["max_epochs"] % trainer["check_val_every_n_epoch"] == 0

@@ -92,12 +92,9 @@ def test_every_setting_of_a_study_has_all_methods(study: str) -> None:
     assert set(names.values()) == {1}
 
 
-@pytest.mark.parametrize(("search", "study"), [("embedded-rates", "embedded"), ("rates", "")])
-def test_learning_rates_are_searched_alike_for_all_methods_on_seeds_of_their_own(
-    search: str, study: str
-) -> None:
+def test_learning_rates_are_searched_alike_for_all_methods_on_seeds_of_their_own() -> None:
     members: dict[str, Counter[tuple[str, str, str]]] = {}
-    for suffix, given in lines(search):
+    for suffix, given in lines("rates"):
         assert part_of(given) is None
         run = (suffix, given[RATE], given["--model.seed"])
         members.setdefault(terms_of(given), Counter())[run] += 1
@@ -106,37 +103,14 @@ def test_learning_rates_are_searched_alike_for_all_methods_on_seeds_of_their_own
         rates, seeds = ({run[k] for run in runs} for k in (1, 2))
         assert len(rates) >= 3
         assert runs == Counter(product(METHODS, rates, seeds))
-        reported = {
-            g.get("--model.seed", "0")
-            for name in [study] * bool(study) or STUDIES
-            for _, g in lines(name)
-        }
+        reported = {g.get("--model.seed", "0") for name in STUDIES for _, g in lines(name)}
         assert not seeds & reported
 
 
-def test_a_method_has_one_rate_a_protocol_of_those_that_were_searched() -> None:
-    """The search is of the study's protocols, for fewer rounds; parts have pFedMoE's rate."""
-
-    def protocol(given: dict[str, str]) -> str:
-        terms = json.loads(terms_of(given))
-        terms.pop("--trainer.max_epochs", None)
-        return json.dumps(terms)
-
-    searched: dict[tuple[str, str], set[str]] = {}
-    for suffix, given in lines("embedded-rates"):
-        searched.setdefault((protocol(given), suffix), set()).add(given[RATE])
-    chosen: dict[tuple[str, str], set[str]] = {}
-    for suffix, given in lines("embedded"):
-        chosen.setdefault((protocol(given), suffix), set()).add(given[RATE])
-    assert chosen.keys() == searched.keys()
-    assert all(len(rates) == 1 and rates <= searched[key] for key, rates in chosen.items())
-
-
-@pytest.mark.parametrize("study", ["embedded", *STUDIES])
+@pytest.mark.parametrize("study", STUDIES)
 def test_a_list_says_how_its_rates_were_chosen(study: str) -> None:
     header = (FOLDER / f"{study}.sweep").read_text().partition("\nfit ")[0]
-    search = "embedded-rates.sweep" if study == "embedded" else "rates.sweep"
-    assert re.search(rf"Learning rates: .*{re.escape(search)}", header, re.DOTALL)
+    assert re.search(r"Learning rates: .*rates\.sweep", header, re.DOTALL)
 
 
 @pytest.mark.parametrize("config", ["cifar10", "cifar10-practical", "cifar100"])
@@ -169,18 +143,3 @@ def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
     assert [group.count for group in fit.model.clients] == [10] * 5
     assert fit.model.algorithm.class_path.endswith("PFedMoE")
     assert shlex.join(words).count("fraction") == 1
-
-
-def test_the_gate_is_swept_one_setting_at_a_time() -> None:
-    key = "--model.algorithm.init_args.gate_"
-    found = Counter(
-        (name.removeprefix(key), float(value), given["--model.seed"])
-        for _, given in lines("gate")
-        for name, value in given.items()
-        if name.startswith(key)
-    )
-    swept = {("units", u) for u in (8, 32, 128, 512)} | {("lr", r) for r in (0.01, 0.1, 1, 10)}
-    assert found == Counter((*one, seed) for one in swept for seed in "012")
-    assert (
-        len({terms_of({k: v for k, v in g.items() if key not in k}) for _, g in lines("gate")}) == 1
-    )
