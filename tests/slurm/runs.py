@@ -44,12 +44,24 @@ class Workspace:
 
     def submit(self, script: str, flags: Sequence[str], words: Sequence[str]) -> "Run":
         """`sbatch FLAGS slurm/SCRIPT.sbatch WORDS`, a CPU a task and half an hour."""
-        modules = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         job = self.cluster.submit(
             *("--cpus-per-task=1", "--time=30", *flags, f"slurm/{script}.sbatch", *words),
-            cwd=self.root, PYTHONPATH=modules,
+            cwd=self.root, PYTHONPATH=_modules(),
         )  # fmt: skip
         return Run(self, job)
+
+    def lightfed(self, *words: str) -> str:
+        """What `lightfed WORDS` prints on the login node, which has one CPU a task to give."""
+        program = str(self.root / ".venv" / "bin" / "lightfed")
+        settings = {"SBATCH_TIMELIMIT": "30", "SBATCH_CPUS_PER_TASK": "1"}
+        return self.cluster.command(
+            program, *words, cwd=self.root, PYTHONPATH=_modules(), **settings
+        )
+
+    def array(self, said: str) -> "Run":
+        """The array that a command said it has submitted."""
+        number = said.partition("Submitted batch job ")[2].split()[0]
+        return Run(self, Job(self.cluster, number))
 
 
 class Run:
@@ -122,6 +134,10 @@ class Run:
         weights = {name: _bits(value) for name, value in state["state_dict"].items()}
         exported = {p.name: p.read_bytes() for p in (self.folder / "models").iterdir()}
         return {**tables, "weights": weights, "exported": exported}
+
+
+def _modules() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _bits(value: Any) -> Any:

@@ -124,6 +124,30 @@ def test_a_task_of_an_array_goes_on_with_its_own_run(
     assert sorted(folders) == [disturbed.folder.name, sibling.folder.name]
 
 
+def test_what_is_missing_of_a_list_is_submitted(workspace: Workspace) -> None:
+    short = (*FIT, "--trainer.name=listed", "--trainer.max_epochs=1")
+    lines = [" ".join((*short, f"--model.seed={seed}")) for seed in (0, 1)]
+    (workspace.root / "listed.sweep").write_text("\n".join(["# a comment", *lines]))
+    workspace.lightfed("sweep", "listed.sweep", "--line", "2")
+    array = workspace.array(workspace.lightfed("sweep", "listed.sweep", "--slurm"))
+    array.task(3).complete()
+    said = workspace.lightfed("sweep", "listed.sweep", "--slurm")
+    assert said == "all runs of listed.sweep are finished"
+
+
+def test_a_comparison_is_submitted_and_then_shown(workspace: Workspace) -> None:
+    short = ("--set", "trainer.max_epochs=1", "trainer.accelerator=cpu", "model.fraction=0.3")
+    files = [f"configs/{name}/digits.yaml" for name in ("fedavg", "fedprox")]
+    words = ("compare", *files, *short, "--seeds", "0-1")
+    said = workspace.lightfed(*words, "--slurm")
+    array = workspace.array(said)
+    for number in range(1, 5):
+        array.task(number).complete()
+    table = workspace.lightfed(*words)
+    assert "global accuracy" in table
+    assert "Submitted" not in workspace.lightfed(*words, "--slurm")
+
+
 def test_a_dead_rank_ends_the_job(workspace: Workspace) -> None:
     run = workspace.submit("train", TWO_NODES, GATED)
     pids = run.reach_gate()
