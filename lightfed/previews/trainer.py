@@ -6,6 +6,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import group_names
+from lightfed.results.text import holders
 from lightfed.utils.errors import UserError
 
 
@@ -22,9 +23,9 @@ class PreviewTrainer(FederatedTrainer):
         clients, seed = model.num_clients, model.seed
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
         groups, *_ = model.dealt(datamodule, self)
-        names = group_names(groups)
-        of = [name for name, group in zip(names, groups, strict=True) for _ in range(group.count)]
-        print(datamodule.partition_.table(groups=of if len(groups) > 1 else ()))
+        sizes = dict(zip(group_names(groups), (group.count for group in groups), strict=True))
+        of = holders(sizes, model.algorithm.parts)
+        print(datamodule.partition_.table(groups=of if len({*of}) > 1 else ()))
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Print the layers that groups have in common (FlexiFed's trie), without training.

@@ -22,7 +22,7 @@ from lightfed.results.run import (
     traffic,
     worst_tenth,
 )
-from lightfed.results.text import ends_text, metric_text, readable, sentence, unit_of
+from lightfed.results.text import ends_text, holders, metric_text, readable, sentence, unit_of
 
 CELLS = 2000  # of a heat map
 DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
@@ -96,9 +96,9 @@ def partition(run: Run) -> Figure | None:
     most = min(len(counts), max(marks.MOST_CELLS, min(200, CELLS // counts.shape[1])))
     by_class, title = counts.T.rename_axis("class"), "Training samples by class and client"
     across = "client"
-    if len(run.group_sizes) > 1:
-        groups = np.repeat([*run.group_sizes], [*run.group_sizes.values()])
-        by_class.columns = pd.Index([f"{k} {group}" for k, group in enumerate(groups)])
+    held_by = holders(run.group_sizes, run.environment.get("parts", ()))
+    if len({*held_by}) > 1:
+        by_class.columns = pd.Index([f"{k} {name}" for k, name in enumerate(held_by)])
         across = "client and group"
     heat = marks.heat(by_class, across, Axis("samples"), title=title, most=most)
     part = f"; {most} of them are drawn" * (most < len(counts))

@@ -6,7 +6,7 @@ A value that was not measured (NaN) is a dash.
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -95,6 +95,17 @@ def sentence(name: str) -> str:
     text = readable(name)
     first = text.partition(" ")[0]
     return text[:1].upper() + text[1:] if first.islower() else text
+
+
+def holders(groups: Mapping[str, int], parts: Sequence[float]) -> list[str]:
+    """What each client holds: its group's model, and its part of it if the parts differ.
+
+    `groups` are numbers of clients by name; client i holds the part i mod length.
+    """
+    names = [name for name, count in groups.items() for _ in range(count)]
+    if len({*parts}) < 2:
+        return names
+    return [f"{name}, {parts[i % len(parts)]:g} of it" for i, name in enumerate(names)]
 
 
 def goal_text(column: str, target: float) -> str:

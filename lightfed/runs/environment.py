@@ -44,6 +44,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "experiment": experiment(dict(flat(trainer.config)) | named),
             "clients": fleet.clients,
             "groups": {s.name: s.group.count for s in fleet.groups},
+            "parts": [*fleet.algorithm.parts],
             "parameters": {s.name: s.layout.parameter_numel for s in fleet.groups},
             "frozen_bytes": fleet.base.bytes,
             "rounds": trainer.max_epochs,

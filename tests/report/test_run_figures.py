@@ -109,6 +109,10 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     cells = heat.data.set_index(["y", "x"])["value"]
     assert cells["zero"].tolist() == [20, 0, 10, 0]
     assert cells["zero"].index.tolist() == ["0 a", "1 a", "2 b", "3 b"]
+    run.environment |= {"parts": [1.0, 0.5], "groups": {"a": 2, "b": 2}}
+    (heat,) = partition(run).charts  # type: ignore[union-attr]
+    held = heat.data["x"].unique().tolist()
+    assert held == ["0 a, 1 of it", "1 a, 0.5 of it", "2 b, 1 of it", "3 b, 0.5 of it"]
     run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes." in partition(run).caption  # type: ignore[union-attr]
 
