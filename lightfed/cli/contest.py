@@ -38,10 +38,6 @@ class Method(NamedTuple):
     name: str
     words: tuple[str, ...]
 
-    def at(self, seed: int) -> list[str]:
-        """Its command with a seed."""
-        return [*self.words, f"--model.seed={seed}"]
-
 
 class Grid(NamedTuple):
     """The search that all methods get alike: values by key, on a seed that is not compared."""
@@ -118,18 +114,16 @@ def hold(
     outside = grid is None or grid.seed not in seeds
     require(outside, "--tune-seed", "a compared seed", "give another")
     tried = [Method(m.name, (*m.words, *point)) for m in methods for point in points]
-    first = _checked(
-        [m.at(grid.seed if grid else seeds[0]) for m in tried], [m.name for m in tried]
-    )
-    permitted = check_terms(dict(zip(names, first[:: len(points)], strict=True)), differ)
-    search, chosen = DataFrame(), tried
+    chosen = _checked([m.words for m in tried], [m.name for m in tried])
+    permitted = check_terms(dict(zip(names, chosen[:: len(points)], strict=True)), differ)
+    search = DataFrame()
     if grid is not None:
-        found = _run(first, way, all_of_them=False)
+        found = _run([wanted.at(grid.seed) for wanted in chosen], way, all_of_them=False)
         metric = metric or common_metric([run for run in found if run is not None])
         search, best = _best(names, grid, found, metric)
-        chosen = [tried[len(points) * i + at] for i, at in enumerate(best)]
-    every = [method.at(seed) for seed in seeds for method in chosen]  # a whole table, seed by seed
-    runs = [r for r in _run(_checked(every, names * len(seeds)), way) if r is not None]
+        chosen = [chosen[len(points) * i + at] for i, at in enumerate(best)]
+    every = [wanted.at(seed) for seed in seeds for wanted in chosen]  # a whole table, seed by seed
+    runs = [run for run in _run(every, way) if run is not None]
     own = [runs[i :: len(names)] for i in range(len(names))]
     groups = [
         Group(name, tuple(members), name, members[0].data, place)

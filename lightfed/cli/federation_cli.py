@@ -19,8 +19,8 @@ from lightfed.cli.errors import class_error, parser_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
-from lightfed.runs.federation_state import config_digest
 from lightfed.utils.errors import UserError
+from lightfed.utils.keys import digest, identity
 from lightfed.utils.process import silence
 
 _COMMANDS = ("fit", "validate", "test", "partition", "groups", "plan")
@@ -85,7 +85,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
 
         @override
         def instantiate_classes(self) -> None:
-            digest = config_digest(self.config[self.subcommand].as_dict())
+            options = identity(self.config[self.subcommand].as_dict())
             try:
                 super().instantiate_classes()
             except ValueError as error:
@@ -98,7 +98,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 parser, config = self._parser("fit"), self.config["fit"]
                 trainer.config = yaml.safe_load(parser.dump(config, skip_none=False))
             if trainer.run_logger is not None:
-                trainer.run_logger.place.config = digest
+                trainer.run_logger.place.config = digest(options)
 
         @override
         def _run_subcommand(self, subcommand: str) -> None:

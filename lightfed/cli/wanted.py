@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightfed.utils.errors import require
-from lightfed.utils.keys import flat
+from lightfed.utils.keys import digest, flat, identity
 
 _MOMENT = "model.evaluate_at"
 
@@ -19,7 +19,7 @@ class Wanted(NamedTuple):
     Attributes:
         words: of the command, `fit` first.
         root: folder of all runs; name: of this one, which a number may follow.
-        digest: of its configuration, without what changes no result.
+        options: the keys of its configuration on which results depend.
         limits: on its rounds and time.
         ranks: processes that it starts.
         values: its whole configuration by dotted keys, with the moment of its tests.
@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
     words: tuple[str, ...]
     root: Path
     name: str
-    digest: str
+    options: Mapping[str, Any]
     limits: Mapping[str, Any]
     ranks: int
     values: Mapping[str, Any]
@@ -50,11 +50,25 @@ class Wanted(NamedTuple):
             tuple(words),
             root=logger.place.save_dir,
             name=logger.place.base,
-            digest=logger.place.config,
+            options=identity(made.config["fit"].as_dict()),
             limits=trainer.limits,
             ranks=trainer.num_nodes * trainer.strategy.num_processes,
             values=values,
         )
+
+    def at(self, seed: int) -> Wanted:
+        """The same run with another seed."""
+        own = {"model.seed": seed}
+        return self._replace(
+            words=(*self.words, f"--model.seed={seed}"),
+            options={**self.options, **own},
+            values={**self.values, **own},
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of what results depend on, as its folder has it."""
+        return digest(self.options)
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from lightfed.engine.session_setup import step_schedule
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
-from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import NAME, LastCheckpoint
 from lightfed.utils.errors import Interrupted, UserError, require
+from lightfed.utils.keys import digest, identity
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.process import drop_output
 from lightfed.utils.recorded import Recorded, arguments
@@ -190,7 +190,7 @@ class RunTrainer(Recorded, L.Trainer):
             if place.config is None:
                 owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
                 described = {n: arguments(one, n, place.lost) for n, one in owners.items()}
-                place.script = config_digest(described)
+                place.script = digest(identity(described))
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 

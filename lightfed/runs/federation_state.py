@@ -1,7 +1,5 @@
 """The state of a federation in a checkpoint, and what a run must share with it to resume."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,18 +12,13 @@ from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
-from lightfed.utils.keys import relevant
+from lightfed.utils.keys import digest
 
 _CLOCK = "lightfed_clock"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _OPTIMIZERS = "lightfed_server_optimizers"
 _TESTS = "lightfed_round_tests"  # of the last round
-
-
-def config_digest(options: Mapping[str, Any]) -> str:
-    """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
-    return _digest(relevant(options, "result", "seed"))
 
 
 def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +29,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
     return {
         "algorithm": type(fleet.algorithm).__name__,
         "groups": [[s.name, s.group.count] for s in fleet.groups],
-        "architectures": [_digest(s.layout.signature()) for s in fleet.groups],
+        "architectures": [digest(s.layout.signature()) for s in fleet.groups],
         **{
             f"frozen {name} of {state.name}": text
             for state, own in zip(fleet.groups, fleet.base.digests, strict=True)
@@ -49,7 +42,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
         "model.keep_optimizer": fleet.optimizers is not None,
         "model.local_penalty": [type(penalty).__name__ for penalty in fleet.penalties],
         "partition": partition,
-        "server state": _digest({name: list(value.shape) for name, value in server.items()}),
+        "server state": digest({name: list(value.shape) for name, value in server.items()}),
     }
 
 
@@ -89,8 +82,3 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
         assert isinstance(model, ServerModel)
         fleet.server_step.of(model).load_state_dict(state)
     fleet.load_states(checkpoint[CLIENTS])
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

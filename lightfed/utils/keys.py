@@ -154,11 +154,17 @@ def _listed(key: str) -> str:
     return key
 
 
-def relevant(config: Mapping[str, Any], *roles: Role) -> dict[str, Any]:
-    """The values in the sections of a configuration whose keys have one of these roles."""
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run resumes as: the values of a configuration on which results depend, and seeds."""
     sections = {name: config[name] for name in ("trainer", "model", "data")}
     values = {key: value for key, value in flat(sections) if value is not None}
-    return {key: value for key, value in values.items() if key_of(key).role in roles}
+    return {key: value for key, value in values.items() if key_of(key).role in ("result", "seed")}
+
+
+def digest(value: Any) -> str:
+    """Of anything that JSON can write: 16 hexadecimal digits."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def experiment(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,9 +179,8 @@ def experiment(values: Mapping[str, Any]) -> dict[str, Any]:
         if key.startswith(_SECTIONS) and key_of(key).role in ("result", "extent")
     }
     stated = {key: text for key, text in texts.items() if text != "null"}
-    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
     named = {key: text for key, text in stated.items() if key_of(key).column is not None}
-    return {"digest": digest, "settings": named}
+    return {"digest": digest(stated), "settings": named}
 
 
 def terms(values: Mapping[str, Any]) -> dict[str, Any]:

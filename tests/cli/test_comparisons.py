@@ -86,6 +86,12 @@ def test_the_moment_of_an_algorithm_counts_where_none_is_given(folder: Path) -> 
     assert refused.value.key == "model.evaluate_at"
 
 
+def test_another_seed_needs_no_second_reading(folder: Path) -> None:
+    wanted, read_again = wanted_of("run.yaml").at(3), wanted_of("run.yaml", "--model.seed=3")
+    assert wanted._replace(options={}) == read_again._replace(options={})
+    assert wanted.identity == read_again.identity != wanted_of("run.yaml").identity
+
+
 def test_a_permitted_difference_is_said(folder: Path) -> None:
     own, other = wanted_of("run.yaml"), wanted_of("run.yaml", "--data.partition.alpha=0.1")
     (said,) = check_terms({"A": own, "B": other}, ["data.partition"])
@@ -301,7 +307,7 @@ def test_a_study_with_a_mistake_is_refused(
 def test_the_methods_of_every_study_can_be_made(path: Path, folder: Path) -> None:
     read = study.read_study(path.stem)
     for case in read["cases"]:
-        found = check_here([method.at(0) for method in study.methods_of(path.stem, read, case)])
+        found = check_here([method.words for method in study.methods_of(path.stem, read, case)])
         assert not [error for error in found if isinstance(error, UserError)]
         assert all(isinstance(one, Wanted) for one in found)
         named = dict(zip(read["methods"], found, strict=True))

@@ -11,8 +11,7 @@ import pytest
 import lightfed as lf
 from lightfed.results.groups import grouped
 from lightfed.results.run import read
-from lightfed.runs.federation_state import config_digest
-from lightfed.utils.keys import COLUMNS, KEYS, column_of, experiment, flat, key_of
+from lightfed.utils.keys import COLUMNS, KEYS, column_of, digest, experiment, flat, identity, key_of
 from tests.data.test_digests import Drawn, Net
 from tests.small import SGD_HALF, fit
 
@@ -85,7 +84,7 @@ def test_a_key_is_of_the_run_and_of_the_experiment(
     key: str, value: object, resumes: bool, pools: bool
 ) -> None:
     configs = CONFIG, with_value(key, value)
-    digests = [config_digest(config) for config in configs]
+    digests = [digest(identity(config)) for config in configs]
     assert (digests[0] == digests[1]) == resumes
     written = [experiment(dict(flat(config)))["digest"] for config in configs]
     assert (written[0] == written[1]) == pools
