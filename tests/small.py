@@ -155,7 +155,7 @@ def fleet_of(
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
-    data.prepare(clients=sum(c.count for c in groups), seed=seed, device=device, folder=None)
+    data.prepare(clients=sum(c.count for c in groups), seed=seed, device=device)
     runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)
 
     def pack(fleet: Any, state: GroupState) -> Packing:

@@ -4,7 +4,6 @@ from collections import UserList
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -141,12 +140,10 @@ class FederatedDataModule(Recorded, LightningDataModule):
     def setup(self, stage: str) -> None:
         assert self.trainer is not None
         federation: Any = self.trainer.lightning_module
-        logger = getattr(self.trainer, "run_logger", None)
         self.prepare(
             clients=federation.num_clients,
             seed=federation.seed,
             device=self.trainer.strategy.root_device,
-            folder=logger.folder if logger is not None and logger.claimed else None,
         )
 
     @override
@@ -169,17 +166,13 @@ class FederatedDataModule(Recorded, LightningDataModule):
             return UserList(self.test_batches(client))
         return UserList(map(self.global_test_batch, range(self.global_test_batches())))
 
-    def prepare(
-        self, *, clients: int, seed: int, device: torch.device, folder: Path | None
-    ) -> None:
+    def prepare(self, *, clients: int, seed: int, device: torch.device) -> None:
         """Load the splits and draw the partition; a second call with equal values does nothing.
 
         Args:
             clients: number of clients.
             seed: names the draw of the partition.
             device: of the splits.
-            folder: of the run. Its partition.npz is used if it was drawn from the same data in the
-                same way. Nothing is written: the caller saves `partition_`.
 
         Raises:
             UserError: the data cannot be read, or not be dealt in this way.
@@ -198,9 +191,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
             train=train,
             test_samples=test,
         )
-        if folder is not None and (path := folder / "partition.npz").is_file():
-            stored = draw.Partition.load(path)
-            partition = stored if stored.meta == partition.meta else partition
         trim_heap()  # of schemes that make an array for each client
         last = self.gives_channels_last(device)
         how: dict[str, Any] = {"device": device, "place": self.resident, "last": last}

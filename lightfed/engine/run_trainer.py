@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from signal import SIGINT
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
@@ -137,20 +136,6 @@ class RunTrainer(Recorded, L.Trainer):
         resumable = last is not None or self.save_last()
         self.strategy.checkpoints.finish()
         raise Interrupted(signal, finished, resumable=resumable)
-
-    def _interrupted(self, ended: Interrupted | SystemExit) -> Interrupted:
-        """The interruption itself, or that by a second Ctrl-C, for which Lightning exits at once.
-
-        A SystemExit that has another cause is raised.
-        """
-        if isinstance(ended, Interrupted):
-            return ended
-        if not isinstance(ended.__context__, KeyboardInterrupt):
-            raise ended
-        last = self.last_checkpoint
-        finished = self.rounds(self.current_epoch if last is None else last.rounds)
-        written = last is not None and last.dirpath is not None and last.path.is_file()
-        return Interrupted(SIGINT, finished, resumable=written)
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint, or a UserError; with `fresh`, `last` may start a new run."""

@@ -21,12 +21,7 @@ from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
-from lightfed.models.image_format import (
-    ChannelsLast,
-    channels_first,
-    crashing,
-    suits_channels_last,
-)
+from lightfed.models.image_format import channels_first, crashing, suits_channels_last
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
@@ -72,9 +67,9 @@ def packing_of(
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:
-    """Let weights follow images in channels_last, or else give a network torch's own format.
+    """Give networks their images in torch's own format where channels_last does not suit them.
 
-    `always` if all networks get such images, else those that are fast with them. Clients side by
+    `always` if all networks get such images. Clients side by
     side are not concerned: convolutions of packs take any format.
     """
     for state in fleet.groups:
@@ -87,9 +82,7 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
             # Of the user's: what its steps do with other images and weights is unknown.
             for layer in layers.values():
                 layer.register_forward_pre_hook(channels_first)
-        elif always or suits_channels_last(module.net):
-            state.session.channels_last = ChannelsLast(module.net)
-        else:
+        elif not (always or suits_channels_last(module.net)):
             module.net.register_forward_pre_hook(channels_first)
 
 

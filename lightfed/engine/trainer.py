@@ -214,8 +214,8 @@ class FederatedTrainer(RunTrainer):
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
                 super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
-            except (Interrupted, SystemExit) as ended:
-                requeue.leave(self._interrupted(ended), first=self.is_global_zero)
+            except Interrupted as ended:
+                requeue.leave(ended, first=self.is_global_zero)
             self.strategy.barrier()  # a rank may have failed in its last hook
             if logger is not None and self.is_global_zero:
                 self._conclude(logger, page=self._makes_page)

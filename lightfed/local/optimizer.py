@@ -135,11 +135,9 @@ class Stepper:
 
     Attributes:
         box: bounds of every parameter, or None.
-        in_row: whether all parameters must lie in the row.
     """
 
     box: tuple[float, float] | None = None
-    in_row = False
 
     def __init__(
         self,

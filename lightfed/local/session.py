@@ -17,7 +17,6 @@ from torch import Tensor
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.attributes import attributes, warn_of_changed
-from lightfed.models.image_format import ChannelsLast
 from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import require
@@ -117,12 +116,7 @@ class LocalSession:
 
     The module is a group's, or an algorithm's own one for evaluation. `live` is its binding to
     rows, if it is trained, by the stepper.
-
-    Attributes:
-        channels_last: weights of convolutions for images in that format; None for other images.
     """
-
-    channels_last: ChannelsLast | None = None
 
     def __init__(
         self,
@@ -165,30 +159,29 @@ class LocalSession:
         parameters = row.floats[: layout.parameter_size]
         losses: list[Tensor] = []
         sizes: list[int] = []
-        with self._order(work):
-            values = [p.data for p in trainable]
-            stepper.reset(work.lr, parameters, work.proximal)
-            try:
-                for index, batch in enumerate(work.batches):
-                    if index in work.phases:
-                        stepper.train_only(work.phases[index])
-                    book.batch_size = size = batch_size(batch)
-                    with context():
-                        loss = _loss(module.training_step(batch, index))
-                    put_back(trainable, values)
-                    if loss is not None:
-                        stepper.step(loss, work.hook)
-                        if work.mask is not None:
-                            put_back(trainable, values)
-                            apply_mask_(row.floats, work.mask)
-                        losses.append(loss.detach())
-                        sizes.append(size)
-                    if (index + 1) % work.epoch_batches == 0:
-                        stepper.epoch_end()
-            finally:
-                stepper.finish()  # a kept row must hold a model even after a session that raised
-            if work.mask is not None:  # ASPG has put its iterate into the row
-                apply_mask_(row.floats, work.mask)
+        values = [p.data for p in trainable]
+        stepper.reset(work.lr, parameters, work.proximal)
+        try:
+            for index, batch in enumerate(work.batches):
+                if index in work.phases:
+                    stepper.train_only(work.phases[index])
+                book.batch_size = size = batch_size(batch)
+                with context():
+                    loss = _loss(module.training_step(batch, index))
+                put_back(trainable, values)
+                if loss is not None:
+                    stepper.step(loss, work.hook)
+                    if work.mask is not None:
+                        put_back(trainable, values)
+                        apply_mask_(row.floats, work.mask)
+                    losses.append(loss.detach())
+                    sizes.append(size)
+                if (index + 1) % work.epoch_batches == 0:
+                    stepper.epoch_end()
+        finally:
+            stepper.finish()  # a kept row must hold a model even after a session that raised
+        if work.mask is not None:  # ASPG has put its iterate into the row
+            apply_mask_(row.floats, work.mask)
         self._live.unbind()
         if left is not None:  # of the first session
             self._watched = True
@@ -202,13 +195,6 @@ class LocalSession:
         # A dot product detects non-finite values as well as a maximum, ten times as fast.
         square = torch.dot(row.floats, row.floats)
         return PendingReport(work.client, losses, sizes, book.close(), square, stopwatch)
-
-    def _order(self, work: Work) -> AbstractContextManager[None]:
-        """Weights as they lie in the row where something else reads or changes the row itself."""
-        in_row = work.mask is not None or work.hook is not None or work.proximal is not None
-        if self.channels_last is None or in_row or (self._stepper and self._stepper.in_row):
-            return nullcontext()
-        return self.channels_last.placed()
 
     def abandon(self) -> None:
         """Clean up after a session that raised, so that the next one is not affected."""

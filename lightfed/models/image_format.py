@@ -1,9 +1,5 @@
-"""The memory format of a network's images, and of the weights of its convolutions."""
+"""The memory format of a network's images."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import Tensor, nn
 
 _VECTOR = 8  # channels: a CPU's kernels take fewer of a pixel one by one
@@ -15,7 +11,6 @@ _OF_IMAGES = (
     nn.AdaptiveAvgPool2d,
     nn.Flatten,
 )
-_LEAST = 2**20  # weights: a processor's cache holds fewer, and transposes them in no time
 
 
 def suits_channels_last(network: nn.Module) -> bool:
@@ -63,35 +58,3 @@ def channels_first(module: nn.Module, images: tuple[Tensor]) -> tuple[Tensor]:
     (x,) = images
     # Not x.contiguous(), which leaves images of one channel as they are.
     return (x.flatten(1).view(x.shape),)
-
-
-class ChannelsLast:
-    """Weights of a network's convolutions in channels_last, for images in that format.
-
-    A row keeps them in torch's own order. Then every convolution copies its weight, forward and
-    backward; and gradients are in channels_last, so that foreach operators of an optimiser take
-    one launch a tensor. A session saves this by training copies.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        # Not those of one pixel, whose gradients are in torch's order, nor subclasses of a user's.
-        layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
-        # One pixel, or one channel, has the same order in both formats.
-        weights = [w for w in (x.weight for x in layers) if min(w.shape[1], w[0, 0].numel()) > 1]
-        self._weights = weights if sum(w.numel() for w in weights) >= _LEAST else []
-        self._copies: list[Tensor] = []
-
-    @contextmanager
-    def placed(self) -> Iterator[None]:
-        """Train copies, and write them back to the row at the end, whatever happens."""
-        if not self._copies:
-            last = torch.channels_last
-            self._copies = [torch.empty_like(w.data, memory_format=last) for w in self._weights]
-        rows = [weight.data for weight in self._weights]
-        for weight, row, copy in zip(self._weights, rows, self._copies, strict=True):
-            weight.data = copy.copy_(row)
-        try:
-            yield
-        finally:
-            for weight, row in zip(self._weights, rows, strict=True):
-                weight.data = row.copy_(weight.data)

@@ -21,7 +21,7 @@ class PreviewTrainer(FederatedTrainer):
             datamodule: the FederatedDataModule.
         """
         clients, seed = model.num_clients, model.seed
-        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
+        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"))
         groups, *_ = model.dealt(datamodule, self)
         sizes = dict(zip(group_names(groups), (group.count for group in groups), strict=True))
         of = holders(sizes, model.algorithm.parts)
@@ -64,7 +64,7 @@ class PreviewTrainer(FederatedTrainer):
             raise UserError("world_size", found, "give at least 1 and at most one rank per client")
         if rounds < 1:
             raise UserError("rounds", f"{rounds}", "give at least 1")
-        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
+        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"))
         ranks = PlannedRanks(world_size)
         fleet = model.make_fleet(DryFleet, datamodule, self, ranks=ranks)
         fleet.run(rounds)

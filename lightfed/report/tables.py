@@ -14,7 +14,6 @@ from lightfed.results.groups import (
     interval_head,
     options,
     reached_by_all,
-    resolution_text,
     runs_of,
     singles,
     told_apart,
@@ -110,7 +109,6 @@ def comparison_table(
         cost = DataFrame([totals(run) for run in row.runs]).mean()
         spent = DataFrame([cost_to(goal, run, column) for run in row.runs]).mean(skipna=False)
         rounds, time = spent["rounds"], spent[TIME]
-        reached = math.isfinite(time if target is None else rounds)
         until = {
             f"rounds to {aim}": metric_text("", rounds),
             "sent until then": text.bytes_text(spent["bytes"]),
@@ -131,7 +129,6 @@ def comparison_table(
             "time / round": text.seconds_text(cost["per_round"]),
             **(until if target is not None else {}),
             f"virtual time to {aim}": text.seconds_text(time),
-            "its resolution": resolution_text(row.runs, column) if reached else NOTHING,
         }
 
     return _without_empty_columns(DataFrame([cells(row) for row in rows], dtype="str"))

@@ -1,8 +1,4 @@
-"""Experiments: runs that differ only in the seed, or single runs; their labels and intervals.
-
-The time to a target has the resolution of the evaluations: the number of rounds between two of
-them.
-"""
+"""Experiments: runs that differ only in the seed, or single runs; their labels and intervals."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
 
 from lightfed.results import text
 from lightfed.results.paired import mean_and_std, t_half_width
@@ -298,10 +292,3 @@ def cost_to(target: float, run: Run, column: str) -> dict[str, float]:
     }
     reached = text.direction(column) * (run.series(column) - target) >= 0
     return {name: at[reached].iloc[0] if reached.any() else math.nan for name, at in spent.items()}
-
-
-def resolution_text(runs: Iterable[Run], column: str) -> str:
-    """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty without any."""
-    measured = [run.series(column).dropna().index for run in runs]
-    most = sorted(int(np.diff(at, prepend=0).max()) for at in measured if len(at))
-    return f"{text.ends_text(most)} round{'s' * (most[-1] != 1)}" if most else ""

@@ -66,32 +66,8 @@ def servers_figure(run: Run) -> Figure | None:
         if len(values) > 1:
             charts.append(marks.lines(table, Axis("round"), y, places, title=title))
     mixed = run.rounds.filter(regex=r"^mixed/").rename(columns=lambda name: name.partition("/")[2])
-    caption = ""
     if mixed.shape[1]:
         cells = mixed.tail(LAST).T.rename_axis("server")
         title = f"Servers that mix their models, the last {len(cells.T)} rounds"
         charts.append(marks.heat(cells, "round", Axis("mixes", ends=(0.0, 1.0)), title=title))
-        span = connecting_rounds([set(row[row > 0].index) for _, row in mixed.iterrows()])
-        some = "No number of" if span is None else f"Any {span}"
-        caption = f"{some} successive rounds connect all {mixed.shape[1]} servers (assumption 1)."
-    return Figure("servers", "Servers, and their graph", tuple(charts), caption) if charts else None
-
-
-def connecting_rounds(mixing: Sequence[set[str]]) -> int | None:
-    """The least q for which any q successive rounds of a run connect all servers that ever mix.
-
-    The servers that mix in a round are connected. None if all rounds together do not connect them.
-    """
-    everyone, q = set[str]().union(*mixing), 0
-    for start in range(len(mixing)):
-        parts: list[set[str]] = []
-        rounds = 0
-        while parts != [everyone] and start + rounds < len(mixing):
-            met = mixing[start + rounds]
-            apart = [part for part in parts if not part & met]
-            parts = [*apart, met.union(*(part for part in parts if part & met))]
-            rounds += 1
-        if parts != [everyone]:  # in this round no more than `rounds` are left
-            return max(q, rounds + 1) if q else None
-        q = max(q, rounds)
-    return q or None
+    return Figure("servers", "Servers, and their graph", tuple(charts)) if charts else None

@@ -186,7 +186,7 @@ def test_a_shared_buffer_that_is_no_number_is_dropped() -> None:
 def test_a_shared_buffer_needs_one_rank() -> None:
     def ranks(count: int, momentum: Any) -> None:
         data = random_data(SIZES)
-        data.prepare(clients=6, seed=0, device=CPU, folder=None)
+        data.prepare(clients=6, seed=0, device=CPU)
         algorithm, ranks = FedBCD(3, 1, momentum=momentum), PlannedRanks(count)
         Fleet([ClientGroup(6, mlp)], algorithm, data, ranks=ranks)
 

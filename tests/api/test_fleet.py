@@ -157,7 +157,7 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
     servers = []
     for host in (False, True):
         data = random_data([5, 3, 9, 4, 6], batch_size=2)
-        data.prepare(clients=5, seed=0, device=CPU, folder=None)
+        data.prepare(clients=5, seed=0, device=CPU)
         fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
         stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), {})
@@ -294,7 +294,7 @@ def test_jobs_run_once_and_their_errors_reach_all_ranks(world: int) -> None:
 def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
     """On a GPU the module could not compute with the row itself."""
     data = random_data([5, 3], batch_size=2)
-    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    data.prepare(clients=2, seed=0, device=CPU)
     fed = Fleet([ClientGroup(2, mlp)], Standalone(), data, ranks=Ranks(CPU), host_rows=True)
     row = fed.row(1).floats
     row.copy_(torch.arange(len(row)))

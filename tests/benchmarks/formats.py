@@ -11,8 +11,7 @@ taken within a pass. Operators are those that do work; on a card also its launch
     images  images in channels_last, weights as rows hold them
     both    weights in channels_last too
 
-`data.channels_last` gives the first or, with many weights of convolutions, the last; see
-`models/image_format.py`.
+`data.channels_last` gives the first or the second; see `models/image_format.py`.
 """
 
 import argparse

@@ -54,7 +54,7 @@ def of(place: int, value: float, like: torch.Tensor) -> torch.Tensor:
 def test_the_first_bad_sample_is_named(changed: dict[str, Any], found: str, split: str) -> None:
     data = FederatedDataModule(Given(**{split: replace(GOOD, **changed)}), Iid())
     with pytest.raises(UserError) as error:
-        data.prepare(clients=2, seed=0, device=torch.device("cpu"), folder=None)
+        data.prepare(clients=2, seed=0, device=torch.device("cpu"))
     assert error.value.key == "data.dataset"
     assert error.value.status == 2
     assert f"{split} split" in error.value.found

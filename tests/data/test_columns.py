@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
 def prepared(dataset: FromTorch, partition: Partitioner | None = None, **given: Any) -> Any:
     data = FederatedDataModule(dataset, partition or Iid(), **given)
-    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    data.prepare(clients=2, seed=0, device=CPU)
     return data
 
 

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,10 @@ def prepared(
     dataset: Dataset | None = None,
     clients: int = 6,
     seed: int = 0,
-    folder: Path | None = None,
     **given: Any,
 ) -> FederatedDataModule:
     data = FederatedDataModule(dataset or Counted(), scheme or Iid(), **given)
-    data.prepare(clients=clients, seed=seed, device=CPU, folder=folder)
+    data.prepare(clients=clients, seed=seed, device=CPU)
     return data
 
 
@@ -187,26 +185,11 @@ def test_preparing_twice_loads_once() -> None:
     dataset = Counted()
     data = prepared(dataset=dataset)
     before = data.partition_
-    data.prepare(clients=6, seed=0, device=CPU, folder=None)
+    data.prepare(clients=6, seed=0, device=CPU)
     assert data.partition_ is before
     assert dataset.loads == 2
-    data.prepare(clients=6, seed=1, device=CPU, folder=None)
+    data.prepare(clients=6, seed=1, device=CPU)
     assert data.partition_.digest != before.digest
-
-
-def test_a_stored_partition_is_used_if_its_description_is_equal(tmp_path: Path) -> None:
-    drawn = prepared(folder=tmp_path).partition_
-    assert not list(tmp_path.iterdir())
-    # the same description with other samples, as another version of numpy might have drawn
-    stored = replace(drawn, train_index=drawn.train_index[::-1].copy())
-    stored.save(tmp_path / "partition.npz")
-    assert prepared(folder=tmp_path).partition_.digest == stored.digest != drawn.digest
-    assert prepared(folder=tmp_path, seed=1).partition_.digest != stored.digest
-    other = prepared(folder=tmp_path, dataset=Counted(train=101)).partition_
-    assert len(other.train_index) == 101
-    (tmp_path / "partition.npz").write_bytes(b"nothing")
-    with pytest.raises(UserError, match=r"partition\.npz: not a partition"):
-        prepared(folder=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Drawn(Dataset):
 
 def of(dataset: Dataset, *, seed: int = 0) -> dict[str, str]:
     data = lf.FederatedDataModule(dataset, lf.Iid())
-    data.prepare(clients=2, seed=seed, device=CPU, folder=None)
+    data.prepare(clients=2, seed=seed, device=CPU)
     return digests(arguments(data), data.contents)
 
 

@@ -54,7 +54,7 @@ def test_the_examples_of_the_page_run(
         parser = ArgumentParser()
         parser.add_class_arguments(FederatedDataModule, "data")
         data = parser.instantiate_classes(parser.parse_string(example)).data
-    data.prepare(clients=3, seed=0, device=torch.device("cpu"), folder=None)
+    data.prepare(clients=3, seed=0, device=torch.device("cpu"))
     if "flowers" in example:
         assert data.input_shape == (2,)
     plan = data.train_plan(1, order=torch.Generator(), augment=torch.Generator())

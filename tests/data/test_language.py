@@ -27,7 +27,7 @@ def prepared(
     dataset: Dataset, scheme: Partitioner | None = None, *, clients: int = 100, **settings: Any
 ) -> FederatedDataModule:
     data = FederatedDataModule(dataset, scheme or Natural(), **settings)
-    data.prepare(clients=clients, seed=0, device=CPU, folder=None)
+    data.prepare(clients=clients, seed=0, device=CPU)
     return data
 
 

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,44 +178,20 @@ def test_the_kind_of_test_does_not_change_training_samples() -> None:
     assert match.digest != other.digest
 
 
-def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+def test_a_file_has_all_of_it(tmp_path: Path) -> None:
     partition = draw(Dirichlet(0.3, min_size=5), test="split", train_fraction=0.75)
     path = tmp_path / "run" / "partition.npz"
     partition.save(path)
-    loaded = Partition.load(path)
-    assert loaded.digest == partition.digest
-    assert loaded.meta == partition.meta
-    assert loaded.meta["scheme"] == "Dirichlet(alpha=0.3, min_size=5)"
-    assert loaded.meta["dataset"] == "Letters"
-    assert loaded.meta["classes"] == list("abcde")
-    assert loaded.meta["train_fraction"] == 0.75
-    np.testing.assert_array_equal(loaded.test(3), partition.test(3))
-    assert [entry.name for entry in path.parent.iterdir()] == ["partition.npz"]
-
-
-def test_a_changed_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "partition.npz"
-    partition = draw(Iid())
-    partition.save(path)
-    with np.load(path) as stored:
+    with np.load(path, allow_pickle=False) as stored:
         content = dict(stored)
-    content["train_index"] = content["train_index"][::-1]
-    np.savez(path, **content)
-    with pytest.raises(UserError, match="does not match its digest; remove it") as error:
-        Partition.load(path)
-    assert error.value.key == str(path)
-    np.savez(path, train_index=np.arange(3))
-    with pytest.raises(UserError, match="not a partition"):
-        Partition.load(path)
-    partition.save(path)
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match="not a partition"):
-        Partition.load(path)
-    with pytest.raises(UserError, match="not a partition"):
-        Partition.load(tmp_path / "nowhere.npz")
-    np.savez(path, train_index=np.array([{"an": "object"}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match="not a partition"):  # no pickle is read
-        Partition.load(path)
+    assert str(content["digest"]) == partition.digest
+    assert json.loads(str(content["meta"])) == partition.meta
+    assert partition.meta["scheme"] == "Dirichlet(alpha=0.3, min_size=5)"
+    assert partition.meta["dataset"] == "Letters"
+    assert partition.meta["classes"] == list("abcde")
+    assert partition.meta["train_fraction"] == 0.75
+    np.testing.assert_array_equal(content["test_index"], partition.test_index)
+    assert [entry.name for entry in path.parent.iterdir()] == ["partition.npz"]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def prepared(*sizes: int, seed: int = 0, **settings: Any) -> FederatedDataModule
         Given(*parts),
         **settings,
     )
-    data.prepare(clients=len(sizes), seed=seed, device=CPU, folder=None)
+    data.prepare(clients=len(sizes), seed=seed, device=CPU)
     return data
 
 

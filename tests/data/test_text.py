@@ -63,7 +63,7 @@ def test_ag_news_is_a_title_and_a_description(tmp_path: Path) -> None:
 def test_batches_are_float32(tmp_path: Path) -> None:
     tiny.ag_news(tmp_path)
     data = FederatedDataModule(AGNews(str(tmp_path), length=30), Iid(), batch_size=16)
-    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    data.prepare(clients=2, seed=0, device=CPU)
     assert not data.augments
     x, y = data.global_test_batch(0)
     test = AGNews(str(tmp_path), length=30).load("test")

@@ -55,7 +55,7 @@ def prepared(root: Path, partition: Partitioner | None = None, **given: Any) -> 
         "test": 0.25,
     } | given
     data = FederatedDataModule(Hub(**given), partition or Iid())
-    data.prepare(clients=2, seed=0, device=torch.device("cpu"), folder=None)
+    data.prepare(clients=2, seed=0, device=torch.device("cpu"))
     return data
 
 

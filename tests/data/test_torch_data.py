@@ -38,7 +38,7 @@ def pairs(count: int, *, seed: int = 0) -> TensorDataset:
 
 def prepared(dataset: FromTorch, partition: Any = None, **given: Any) -> FederatedDataModule:
     data = FederatedDataModule(dataset, partition or Iid(), **given)
-    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    data.prepare(clients=2, seed=0, device=CPU)
     return data
 
 

@@ -39,7 +39,7 @@ def rates_of(seconds: dict[int, float]) -> Rates:
 def fleet_on(rank: int, seconds: dict[int, float] | None = None, **work: int) -> Fleet:
     """A fleet of a rank whose groups are measured to take so many seconds a sample."""
     data = random_data(SIZES, batch_size=2)
-    data.prepare(clients=4, seed=0, device=CPU, folder=None)
+    data.prepare(clients=4, seed=0, device=CPU)
     fleet = Fleet(
         [WIDE, NARROW],
         HeteroFL(),

@@ -31,7 +31,7 @@ def test_the_tutorial_runs(
             names: dict[str, Any] = {}
             exec(block, names)
             data = names["data"]
-            data.prepare(clients=4, seed=0, device=torch.device("cpu"), folder=None)
+            data.prepare(clients=4, seed=0, device=torch.device("cpu"))
             assert len(data.partition_.train(0)) > 0
     assert "page: runs/mine/index.html" in capsys.readouterr().out
     assert len(Path("runs/mine/metrics.csv").read_text().splitlines()) == 4

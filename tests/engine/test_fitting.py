@@ -27,7 +27,7 @@ def levels(*names: str) -> list[ClientGroup]:
 
 def fit(rule: FastestFit, groups: list[ClientGroup], devices: Devices, method: Any = None) -> Any:
     data = random_data(SIZES)
-    data.prepare(clients=6, seed=0, device=CPU, folder=None)
+    data.prepare(clients=6, seed=0, device=CPU)
     return fitted(rule, groups, method or HeteroFL(), devices, data, LocalWork(), seed=0)
 
 

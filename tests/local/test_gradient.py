@@ -93,7 +93,7 @@ def test_it_is_of_full_precision_where_training_is_mixed() -> None:
 def test_rows_on_the_host_have_the_same() -> None:
     data = random_data([10, 7, 12], batch_size=4)
     device = fleet(Net)
-    data.prepare(clients=3, seed=0, device=CPU, folder=None)
+    data.prepare(clients=3, seed=0, device=CPU)
     host = Fleet([ClientGroup(3, Net)], Standalone(), data, ranks=device.ranks, host_rows=True)
     optimizer = partial(SGD, lr=0.2)
     stepper = client_stepper(host.groups[0], 0, optimizer, Runtime(), {})

@@ -51,7 +51,7 @@ def spent(ledger: Ledger) -> list[list[float]]:
 
 def rehearsed(case: Case, world: int = 3) -> DryFleet:
     data, work = case.data(), LocalWork(**work_of(case))
-    data.prepare(clients=case.clients, seed=0, device=CPU, folder=None)
+    data.prepare(clients=case.clients, seed=0, device=CPU)
     fleet = DryFleet(case.groups(), case.algorithm(), data, ranks=PlannedRanks(world), work=work)
     fleet.run(ROUNDS)
     return fleet
@@ -119,7 +119,7 @@ def planned(
     **settings: Any,
 ) -> DryFleet:
     data = random_data(sizes, classes=2, batch_size=2)
-    data.prepare(clients=4, seed=0, device=CPU, folder=None)
+    data.prepare(clients=4, seed=0, device=CPU)
     fleet = DryFleet(groups, algorithm, data, ranks=PlannedRanks(world), **settings)
     fleet.run(rounds)
     return fleet

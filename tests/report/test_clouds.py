@@ -12,7 +12,7 @@ from lightfed.drawing.marks import Figure
 from lightfed.report.tables import comparison_table
 from lightfed.results.groups import cost_to, grouped, reached_by_all, singles
 from lightfed.results.run import TIME, Run, read
-from lightfed.studies.fedbcd import connecting_rounds, figures, servers_figure
+from lightfed.studies.fedbcd import figures, servers_figure
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
 CONFIG = """\
@@ -235,14 +235,11 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
         read(write_run(tmp_path / "untimed")),
     ]
     table = comparison_table(grouped(runs), "global/accuracy")
-    assert tuple(table.columns[-2:]) == (
-        "virtual time to 50.00 % global accuracy",
-        "its resolution",
-    )
-    assert [row[-2:] for row in rows_of(table)] == [("17.0 s", "1 round"), ("-", "-")]
+    assert table.columns[-1] == "virtual time to 50.00 % global accuracy"
+    assert [row[-1] for row in rows_of(table)] == ["17.0 s", "-"]
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
-    assert table.columns[-2] == "virtual time to 60.00 % global accuracy"
-    assert [row[-2] for row in rows_of(table)] == ["-", "30.0 s", "-"]
+    assert table.columns[-1] == "virtual time to 60.00 % global accuracy"
+    assert [row[-1] for row in rows_of(table)] == ["-", "30.0 s", "-"]
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.columns)
 
@@ -257,22 +254,7 @@ def test_a_run_shows_its_servers(tmp_path: Path) -> None:
     assert drawn(gradient) == {name: [*enumerate(own, 1)] for name, own in means.items()}
     assert drawn(consensus)["mean so far"][-1] == (3, pytest.approx(0.7))
     assert graph.data["value"].tolist() == [1, 1, 0, 0, 1, 1, 1, 1, 0]  # servers 0-2 by round
-    assert "Any 2 successive rounds connect all 3 servers" in figure.caption
 
 
 def test_a_run_without_servers_shows_none(tmp_path: Path) -> None:
     assert servers_figure(read(write_run(tmp_path / "run"))) is None
-
-
-@pytest.mark.parametrize(
-    ("mixing", "expected"),
-    [
-        ([{0, 1, 2}] * 4, 1),
-        ([{0, 1}, {2, 3}, {1, 2}, {0, 1}, {2, 3}], 3),
-        ([{0, 1}, {1, 2}, {0, 1}, {0, 1}], 3),
-        ([{0, 1}, {2, 3}], None),
-        ([{0}, {1}, {0, 1}], 3),
-    ],
-)
-def test_how_many_rounds_connect_all_servers(mixing: Any, expected: int | None) -> None:
-    assert connecting_rounds(mixing) == expected

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.results.groups import Group, each_seed_once, resolution_text
+from lightfed.results.groups import Group, each_seed_once
 from lightfed.results.paired import Difference
 from lightfed.results.run import Run, read
 from lightfed.results.text import goal_text, seeds_text
@@ -118,29 +118,5 @@ def test_of_two_runs_of_a_seed_the_longest_counts(tmp_path: Path) -> None:
     assert each_seed_once([short, long, other]) == [long, other]
 
 
-@pytest.mark.parametrize(
-    ("values", "rounds"),
-    [
-        (("", "", "", 0.1, "", "", "", 0.2), "4 rounds"),
-        (
-            ("", "", "", 0.1, "", 0.2),
-            "4 rounds",
-        ),  # the last one always is measured
-        ((0.1, "", "", 0.2), "3 rounds"),
-        ((0.1, 0.2), "1 round"),
-        (("", ""), ""),
-    ],
-)
-def test_the_resolution_is_the_most_rounds_between_evaluations(
-    tmp_path: Path, values: tuple[Any, ...], rounds: str
-) -> None:
-    run = _run(tmp_path, "x", 0, values)
-    assert resolution_text([run], COLUMN) == rounds
-
-
-def test_runs_may_differ_in_their_resolution(tmp_path: Path) -> None:
-    runs = [_run(tmp_path, "x", 0, values) for values in ((0.1,), ("", "", 0.1), ("", ""))]
-    assert resolution_text(runs[:1], COLUMN) == "1 round"
-    assert resolution_text(runs, COLUMN) == "1 to 3 rounds"
-    assert resolution_text(runs[2:], COLUMN) == ""
+def test_a_goal_is_in_words() -> None:
     assert goal_text(COLUMN, 0.79764) == "79.76 % personal accuracy"

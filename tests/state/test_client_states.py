@@ -30,7 +30,7 @@ METHODS: dict[str, Any] = {
 def fleet(ranks: Ranks, name: str = "dense") -> Fleet:
     """Clients of two widths, or of one with masks."""
     data = random_data(SIZES)
-    data.prepare(clients=len(SIZES), seed=0, device=CPU, folder=None)
+    data.prepare(clients=len(SIZES), seed=0, device=CPU)
     widths = (5,) if name == "masked" else (5, 6)
     counts = (7,) if name == "masked" else (3, 4)
     groups = [

@@ -95,8 +95,6 @@ class AspgStepper(Stepper):
     acts on the gradient of the local objective, including its pull.
     """
 
-    in_row = True
-
     def __init__(self, optimizer: ASPG, clipping: Clipping | None) -> None:
         super().__init__(optimizer, clipping)
         (self._group,) = optimizer.param_groups

@@ -1,8 +1,4 @@
-"""The partition of a run: which samples each client owns, and how it was drawn.
-
-A run writes its partition once and reads it afterwards, so that restarts use the same one even if
-another version of numpy would draw differently.
-"""
+"""The partition of a run: which samples each client owns, and how it was drawn."""
 
 import hashlib
 import json
@@ -17,7 +13,7 @@ import numpy as np
 from lightfed.data.datasets.dataset import Dataset, Samples
 from lightfed.data.partition.schemes import Partitioner
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 Csr = tuple[np.ndarray, np.ndarray]
@@ -113,24 +109,6 @@ class Partition:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"meta": json.dumps(self.meta), "digest": self.digest, **self._arrays}
         write_atomically(path, lambda file: np.savez_compressed(file, **content))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Partition":
-        """Read a file that `save` wrote.
-
-        Raises:
-            UserError: there is no such file, or its content has changed.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                content = dict(stored)
-            digest, meta = str(content.pop("digest")), json.loads(str(content.pop("meta")))
-            partition = cls(**content, meta=meta)
-        except Exception as error:  # a damaged archive can raise anything
-            raise UserError(str(path), f"not a partition ({reason(error)})", "remove it") from error
-        matches = partition.digest == digest
-        require(matches, str(path), "its content does not match its digest", "remove it")
-        return partition
 
 
 def draw_partition(
