@@ -161,8 +161,8 @@ class FedKD(PersonalShared):
             return tensors, counters + sum(tensor.nbytes for tensor in tensors.values())
         base = {name: held[name].to(x.device) if held else 0 for name, x in tensors.items()}
         packages = svd.compress({n: x - base[n] for n, x in tensors.items()}, self._share)
-        arrived = {n: base[n] + x for n, x in svd.decompress(packages).items()}
-        return arrived, counters + svd.total_bytes(packages)
+        arrived = {name: base[name] + package.tensor() for name, package in packages.items()}
+        return arrived, counters + sum(package.bytes for package in packages.values())
 
     def _student(self, fed: Fleet, client: int, row: Row) -> dict[str, Tensor]:
         """Views of a client's row."""

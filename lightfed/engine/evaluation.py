@@ -16,7 +16,7 @@ sessions (`Training.tested`); their reports are added here.
 """
 
 from collections import UserList
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -265,9 +265,7 @@ class Evaluation:
         names = [state.name for state in self._fleet.groups]
         for kind, reports in every.items():
             groups = [names[self._fleet.home_group(r.client)] for r in reports]
-            metrics |= client_metrics(
-                reports, kind, lower_is_better, groups if len(names) > 1 else ()
-            )
+            metrics |= client_metrics(reports, kind, groups if len(names) > 1 else ())
         if not metrics and not self._warned:
             self._warned = True
             found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`models`)"
@@ -299,16 +297,13 @@ class Evaluation:
 
 
 def client_metrics(
-    reports: Sequence[Report],
-    kind: str,
-    lower_is_better: Callable[[str], bool],
-    groups: Sequence[str] = (),
+    reports: Sequence[Report], kind: str, groups: Sequence[str] = ()
 ) -> dict[str, float]:
     """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
 
-    All clients have equal weight. The worst values of a metric are the largest if
-    `lower_is_better`(its name). `groups` are the names of the reports' groups; without them there
-    are no metrics by group.
+    All clients have equal weight. The worst values of a metric are the largest if its name says
+    that lower is better. `groups` are the names of the reports' groups; without them there are no
+    metrics by group.
     """
     metrics: dict[str, float] = {}
     names = sorted({name for report in reports for name in report.metrics})

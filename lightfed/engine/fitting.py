@@ -15,12 +15,10 @@ from lightfed.local.packing import client_bytes
 from lightfed.simulation.devices import Devices, seconds
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.utils.errors import require
-from lightfed.utils.recorded import named
 
 KEY = "model.assign"
 
 
-@named
 @dataclass(frozen=True)
 class FastestFit:
     """Each client gets the first of the models whose session its device can do.

@@ -193,7 +193,7 @@ class RoundMessages:
 
     def outgoing(self) -> Message:
         """What goes with a gather."""
-        failed = self._trainer.strategy.checkpoints.background.failed
+        failed = self._trainer.strategy.checkpoints.failed
         return Message(signals.asked() or 0, failed, self._seconds)
 
     def receive(self, said: list[Message]) -> None:

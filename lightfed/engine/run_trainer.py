@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
-from lightfed import report
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
 from lightfed.engine.session_setup import step_schedule
@@ -220,8 +219,10 @@ class RunTrainer(Recorded, L.Trainer):
         try:
             logger.finish(self.current_epoch, self.limits)
             if page:
-                report.build(logger.folder)
-                report.print_summary(logger.folder)
+                from lightfed.report.page import build, print_summary  # pandas takes half a second
+
+                build(logger.folder)
+                print_summary(logger.folder)
                 sys.stdout.flush()
         except (OSError, UserError) as error:
             drop_output("\n")  # standard output may be what cannot be written

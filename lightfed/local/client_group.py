@@ -27,11 +27,9 @@ from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.keys import LEVELS
 from lightfed.utils.lightning_private import is_overridden
-from lightfed.utils.recorded import named
 from lightfed.utils.rng import derive_seed, seeded
 
 
-@named
 @dataclass
 class ClientGroup:
     """The clients that share one architecture.

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from lightfed.local.client_sessions import ClientSessions
-from lightfed.local.finished import Finished, Suspended, finished
+from lightfed.local.finished import Suspended, finished, put_in_place
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.optimizer import Stepper
@@ -139,8 +139,8 @@ class Training(ClientSessions):
         `mine` are this rank's clients in order, to prefetch the next row.
         """
         if self._is_known(client):
-            known = Finished.of(self._fleet.plan.known[client])
-            return known.put_in_place(self._fleet, client, self.tests)
+            known = self._fleet.plan.known[client]
+            return put_in_place(known, self._fleet, client, self.tests)
         if client in self._results:
             return self._results[client]
         if self._fleet.plan.suspends and signals.asked() is not None:

@@ -147,7 +147,7 @@ class LocalSession:
         assert self._stepper is not None, "this session only evaluates"
         stopwatch = Stopwatch(row.floats.device)
         module, stepper, book, context = self.module, self._stepper, self._log, self._context
-        if not self._live.is_bound_to(row):
+        if self._live.row is not row:
             self._live.bind(row)
         if not module.training:
             module.train()
@@ -201,7 +201,7 @@ class LocalSession:
         assert self._live is not None, "this session only evaluates"
         self._log.clear()
         self.module.zero_grad()  # gradients of a partial backward pass
-        if self._live.is_bound:
+        if self._live.row is not None:
             self._live.unbind()
         self._live.restore()
 

@@ -237,7 +237,7 @@ def save_journal(
     same sessions. Called by every rank, with the errors of `save`. `identity` has properties that a
     run that resumes from it must share.
     """
-    rows = {client: done.state_dict() for client, done in suspended.finished.items()}
+    rows = dict(suspended.finished)
     content = {"round": t, "call": suspended.call, "identity": dict(identity), CLIENTS: rows}
     save(content, path, ranks)
 

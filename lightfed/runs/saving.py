@@ -1,9 +1,7 @@
 """When checkpoints are written: beside the next round, in a thread."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ NAME = "last.ckpt"
 BACKGROUND = "background"  # storage option: training goes on while the checkpoint is written
 
 
-class Background:
-    """Runs one job at a time; what a job raises is raised again by `finish`."""
+class Checkpoints:
+    """Saves; every method is called by every rank. A thread may write while training goes on."""
 
     def __init__(self) -> None:
         self._job: Future[None] | None = None
@@ -29,56 +27,39 @@ class Background:
         """Whether `finish` raises already."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
-    def start(self, job: Callable[[], None]) -> None:
-        """Run a job, when the one before it has finished.
+    def save(self, content: dict[str, Any], path: Path, ranks: Ranks, option: object) -> None:
+        """Write a checkpoint, after the one before it.
 
-        The process does not wait for it at its exit, where it would be in the way of an error.
+        `content` is as dumped by Lightning. With the option BACKGROUND it returns when all of it is
+        copied; `finish` waits for the rest, and has the same errors. The process does not wait for
+        it at its exit, where it would be in the way of an error.
         """
         self.finish()
-        self._job = future = Future[None]()
-
-        def run() -> None:
-            try:
-                job()
-                future.set_result(None)
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, name="lightfed-checkpoint", daemon=True).start()
+        writing = Writing(content, path, ranks)
+        if option != BACKGROUND or not writing.detach(ranks):
+            writing.write(ranks)
+            return
+        there, self._job = ranks.for_thread(), Future[None]()
+        job = (self._job, writing, there)
+        threading.Thread(target=_run, args=job, name="lightfed-checkpoint", daemon=True).start()
 
     def finish(self) -> None:
-        """Wait for the job; what it has raised is raised once."""
+        """Wait for the checkpoint that is written while training goes on; raises once.
+
+        A DiskError on every rank if it cannot be written, and TakenOver if the run continues in
+        another process.
+        """
         job, self._job = self._job, None
         if job is not None:
             job.result()
 
 
-class Checkpoints:
-    """Saves; every method is called by every rank. `background` is the thread that writes."""
-
-    def __init__(self) -> None:
-        self.background = Background()
-
-    def save(self, content: dict[str, Any], path: Path, ranks: Ranks, option: object) -> None:
-        """Write a checkpoint, after the one before it.
-
-        `content` is as dumped by Lightning. With the option BACKGROUND it returns when all of it is
-        copied; `finish` waits for the rest, and has the same errors.
-        """
-        self.finish()
-        writing = Writing(content, path, ranks)
-        if option == BACKGROUND and writing.detach(ranks):
-            self.background.start(partial(writing.write, ranks.for_thread()))
-        else:
-            writing.write(ranks)
-
-    def finish(self) -> None:
-        """Wait for the checkpoint that is written while training goes on.
-
-        Raises a DiskError on every rank if it cannot be written, and TakenOver if the run continues
-        in another process.
-        """
-        self.background.finish()
+def _run(future: Future[None], writing: Writing, ranks: Ranks) -> None:
+    try:
+        writing.write(ranks)
+        future.set_result(None)
+    except BaseException as error:
+        future.set_exception(error)
 
 
 class LastCheckpoint(ModelCheckpoint):

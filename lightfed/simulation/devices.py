@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightfed.simulation.delays import Delay, Distribution
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.recorded import Recorded, named
+from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import numpy_generator
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ KEY = "model.devices"
 Number = float | Distribution
 
 
-@named
 @dataclass(frozen=True)
 class Device:
     """What a device does in a second: a number for all clients, or a distribution over them.
@@ -148,7 +147,6 @@ class Presence(Availability):
         return number[lasts].astype(np.int64), begin[lasts]
 
 
-@named
 @dataclass(frozen=True)
 class Devices(Device):
     """The devices of all clients; what is left out takes no time.

@@ -12,13 +12,11 @@ from typing import Literal
 
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import require
-from lightfed.utils.recorded import named
 from lightfed.utils.rng import numpy_generator
 
 KEY = "model.policy"
 
 
-@named
 @dataclass(frozen=True)
 class Policy:
     """What the server waits for; by default for all clients of a round, which never leave it.

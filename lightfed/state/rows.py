@@ -164,6 +164,7 @@ class LiveModule:
 
     Attributes:
         frozen: parameters that are in no row, by name.
+        row: to which the module is bound; None after `unbind`.
         trainable: parameters that sessions train.
     """
 
@@ -239,14 +240,6 @@ class LiveModule:
             tensor.copy_(self.layout.integers.view(row.integers, entry))
         self.row = row
         return self.module
-
-    def is_bound_to(self, row: Row) -> bool:
-        """Whether the module was last bound to this row."""
-        return self.row is row
-
-    @property
-    def is_bound(self) -> bool:
-        return self.row is not None
 
     def unbind(self) -> None:
         """Write integers and what a step has assigned back; other state is in the row already."""

@@ -2,55 +2,23 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache, partial, wraps
+from functools import cache, partial
 from inspect import isclass, isfunction, signature
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeVar
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lightfed.utils.errors import UserError
-
-Made = TypeVar("Made", bound=type)
-
-
-def named(cls: Made) -> Made:
-    """A dataclass that refuses unknown arguments as a `Recorded` does."""
-    init: Callable[..., None] = vars(cls)["__init__"]
-
-    @wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        _check_names(cls, args, kwargs)
-        init(self, *args, **kwargs)
-
-    cls.__init__ = checked  # type: ignore[misc]
-    return cls
-
-
-def _check_names(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse named arguments that the constructor of a class does not have, in one line."""
-    known = signature(cls).parameters
-    unknown = [name for name in kwargs if name not in known]
-    if unknown and all(one.kind != one.VAR_KEYWORD for one in known.values()):
-        fix = shorten(f"give one of {', '.join(known)}", 200, placeholder=" ...")
-        for other in filter(isclass, (*args, *kwargs.values())):
-            makes = vars(other).get("__init__")
-            if isfunction(makes) and unknown[0] in signature(makes).parameters:
-                name = other.__name__
-                fix = f"give it to {name}: functools.partial({name}, {unknown[0]}=...)"
-        raise UserError(cls.__name__, f"it has no argument {unknown[0]}", fix)
-
 
 class Recorded:
-    """Records the arguments of its constructor by place and by name; refuses unknown names."""
+    """Records the arguments of its constructor by place and by name."""
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        _check_names(cls, args, kwargs)
         made = super().__new__(cls)
         object.__setattr__(made, "given", (args, kwargs))  # frozen, or not yet a module
         return made

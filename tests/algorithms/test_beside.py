@@ -187,8 +187,8 @@ def test_fedkds_updates_or_parameters_travel_as_singular_values(
             else:
                 base = held.get(k) or {n: torch.zeros_like(v) for n, v in theta.items()}
                 sent = svd.compress({n: theta[n] - base[n] for n in theta}, energy)
-                size = svd.total_bytes(sent)
-                found = {n: base[n] + x for n, x in svd.decompress(sent).items()}
+                size = sum(package.bytes for package in sent.values())
+                found = {n: base[n] + package.tensor() for n, package in sent.items()}
                 held |= {k: found} if compress == "update" else {}
             down += size
         metrics = run_round(fed, t)
@@ -196,8 +196,8 @@ def test_fedkds_updates_or_parameters_travel_as_singular_values(
         for k, trained in algorithm.trained.items():
             base = held.get(k) or {n: torch.zeros_like(v) for n, v in theta.items()}
             sent = svd.compress({n: trained[n] - base[n] for n in theta}, energy)
-            up += svd.total_bytes(sent)
-            arrived.append({n: base[n] + x for n, x in svd.decompress(sent).items()})
+            up += sum(package.bytes for package in sent.values())
+            arrived.append({n: base[n] + package.tensor() for n, package in sent.items()})
         assert (metrics["bytes_down"], metrics["bytes_up"]) == (down, up)
         assert sorted(algorithm.trained) == clients
         for name, value in views.items():

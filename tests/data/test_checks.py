@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.data import Dataset, FederatedDataModule, Iid, Samples
-from lightfed.data.datasets.dataset import Split, Transform
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partition.schemes import Iid
 from lightfed.utils.errors import UserError
 
 GOOD = Samples(torch.zeros(8, 3), torch.arange(8) % 2, torch.zeros(8, dtype=torch.int64))

@@ -8,15 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lightfed.data import (
-    Dirichlet,
-    FederatedDataModule,
-    FromTorch,
-    Iid,
-    Natural,
-    Partitioner,
-    Shards,
-)
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.datasets.torch_data import FromTorch
+from lightfed.data.partition.schemes import Dirichlet, Iid, Natural, Partitioner, Shards
 from lightfed.utils.errors import UserError
 
 CPU = torch.device("cpu")

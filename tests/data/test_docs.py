@@ -10,7 +10,7 @@ import torch
 from jsonargparse import ArgumentParser
 
 import lightfed.cli.catalog  # noqa: F401 - the short names of classes
-from lightfed.data import FederatedDataModule
+from lightfed.data.datamodule import FederatedDataModule
 from tests.data import tables, tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()

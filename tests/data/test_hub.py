@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lightfed.data import Hub
 from lightfed.data.datasets.dataset import Transform, moments
+from lightfed.data.datasets.hub import Hub
 from lightfed.utils.errors import UserError
 from tests.data import tables
 

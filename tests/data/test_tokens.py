@@ -12,8 +12,10 @@ import torch
 from torch.optim import Adam
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.data import Dirichlet, FederatedDataModule, Hub, Iid, Partitioner
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.text import tokenizer_of
+from lightfed.data.partition.schemes import Dirichlet, Iid, Partitioner
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError

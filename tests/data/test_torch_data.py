@@ -19,10 +19,12 @@ from torch.utils.data import (
 from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
-from lightfed.data import Dirichlet, FederatedDataModule, FromTorch, Iid, Natural
 from lightfed.data.batches import ResidentConverted, resident
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Samples, Transform, moments
+from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.transforms import Functions, transformed
+from lightfed.data.partition.schemes import Dirichlet, Iid, Natural
 from lightfed.utils.errors import UserError
 
 CPU = torch.device("cpu")

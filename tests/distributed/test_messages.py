@@ -20,8 +20,7 @@ class Run:
 
     def __init__(self, ranks: Ranks) -> None:
         self.current_epoch, self.finished, self.logged = 0, 0, list[int]()
-        background = SimpleNamespace(failed=False)
-        checkpoints = SimpleNamespace(background=background, finish=self._finish)
+        checkpoints = SimpleNamespace(failed=False, finish=self._finish)
         self.strategy = SimpleNamespace(ranks=ranks, checkpoints=checkpoints)
         self.run_logger = SimpleNamespace(log_timings=self._log)
         ranks.messages = self.messages = RoundMessages(self)  # type: ignore[arg-type]
@@ -57,7 +56,7 @@ def test_a_signal_of_one_rank_is_that_of_all_at_the_same_round(asked: dict[str, 
                 ranks.gather([])
             if late and ranks.rank == 1:
                 asked[me] = signal.SIGUSR1
-                run.strategy.checkpoints.background.failed = True
+                run.strategy.checkpoints.failed = True
             ends.append(run.end())
             logged.append(list(run.logged))
 

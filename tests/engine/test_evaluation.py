@@ -27,7 +27,6 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.networks.mlp import MLP
-from lightfed.results.text import lower_is_better
 from lightfed.runs.environment import environment
 from lightfed.topology.topology import Ring
 from tests.engine.noisy import Noisy
@@ -232,15 +231,13 @@ def test_a_metric_object_sees_the_whole_global_test_set(eval_batch_size: int) ->
 )
 def test_the_worst_clients_of_an_error_have_the_largest(name: str, worst: float) -> None:
     reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, 1.0, 3.0])]
-    assert client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"] == worst
+    assert client_metrics(reports, "personal")[f"personal/{name}_worst10"] == worst
 
 
 @pytest.mark.parametrize("name", ["auroc", "rmse"])
 def test_a_client_whose_metric_is_nan_is_not_left_out_of_the_worst(name: str) -> None:
     reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, math.nan, 3.0])]
-    assert math.isnan(
-        client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"]
-    )
+    assert math.isnan(client_metrics(reports, "personal")[f"personal/{name}_worst10"])
 
 
 class Unsaid(FedAvg):

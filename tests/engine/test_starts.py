@@ -24,7 +24,6 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP
-from lightfed.results.text import lower_is_better
 from lightfed.topology.topology import Full, Ring, TimeVarying
 from tests.engine.spy import Counting, data, federation
 from tests.small import fit, fleet_of, random_data, run_round
@@ -44,7 +43,7 @@ def fleet(algorithm: Algorithm, tested: Any) -> Fleet:
 def starting_round(fed: Fleet, t: int) -> dict[str, float]:
     """One round; the figures of the tests before its sessions."""
     run_round(fed, t)
-    return client_metrics(fed.tests["aggregated"], "aggregated", lower_is_better)
+    return client_metrics(fed.tests["aggregated"], "aggregated")
 
 
 def rows(fed: Fleet) -> Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightfed.report import build, compare
+from lightfed.report.comparison import compare
+from lightfed.report.page import build
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 pytestmark = pytest.mark.browser

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lightfed.report import compare
 from lightfed.report.command import main
+from lightfed.report.comparison import compare
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.make_study import strategy_run

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightfed.report import compare
-from lightfed.report.comparison import common_metric
+from lightfed.report.comparison import common_metric, compare
 from lightfed.report.figures import comparison_figures
 from lightfed.report.tables import comparison_table
 from lightfed.results.groups import grouped, singles

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightfed.drawing.marks import Figure
-from lightfed.report import compare
+from lightfed.report.comparison import compare
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
 from lightfed.studies.flexifed import _protocols, figures

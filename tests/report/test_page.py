@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lightfed.drawing.markup import library
-from lightfed.report import build
+from lightfed.report.page import build
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, METRICS, append, write_run
 from tests.report.read_page import ReadPage

@@ -12,7 +12,7 @@ def test_options_leave_out_what_they_are_asked_to() -> None:
 
 
 def test_an_option_has_a_short_name_and_a_class_its_last_one() -> None:
-    found = {"data.partition.class_path": "lightfed.data.Iid", "data.batch_size": "8"}
+    found = {"data.partition.class_path": "lightfed.Iid", "data.batch_size": "8"}
     assert options(found) == {"partition": "Iid", "batch_size": "8"}
     inner = {"model.clients.0.model.init_args.width": "4", "model.optimizer.init_args.lr": "1"}
     assert options(inner) == {"clients 0 model width": "4", "lr": "1"}

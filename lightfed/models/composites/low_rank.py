@@ -53,16 +53,6 @@ def compress(tensors: Mapping[str, Tensor], energy: float) -> dict[str, Package]
     return {name: _package(tensor, energy) for name, tensor in tensors.items()}
 
 
-def decompress(packages: Mapping[str, Package]) -> dict[str, Tensor]:
-    """Reconstruct the tensors of packages."""
-    return {name: package.tensor() for name, package in packages.items()}
-
-
-def total_bytes(packages: Mapping[str, Package]) -> int:
-    """Bytes of all packages."""
-    return sum(package.bytes for package in packages.values())
-
-
 def kept_rank(values: Tensor, energy: float) -> int:
     """The smallest n with sum_{i < n} s_i^2 > energy sum_i s_i^2, or all if there is none.
 

@@ -85,14 +85,6 @@ GUESSES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         lambda at: trainer(at).fit(federation(), datamodule=Data()), "data", "FederatedDataModule(",
     ),
     "fit: no data": (lambda at: trainer(at).fit(federation()), "data", "FederatedDataModule("),
-    "an argument of the model": (
-        lambda at: lf.ClientGroup(8, Net, lr=0.01),  # type: ignore[call-arg]
-        "ClientGroup", "partial(Net, lr=...)",
-    ),
-    "an argument of nobody": (
-        lambda at: lf.FromTorch(Data(), mean=(0.5,)),  # type: ignore[call-arg]
-        "FromTorch", "train_transform",
-    ),
 }  # fmt: skip
 
 

@@ -16,9 +16,9 @@ import torch
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.runs import checkpoint
+from lightfed.runs import checkpoint, saving
 from lightfed.runs.checkpoint import CLIENTS, Writing, load
-from lightfed.runs.saving import Background
+from lightfed.runs.saving import BACKGROUND, Checkpoints
 from lightfed.state.client_state import by_client
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
@@ -29,21 +29,40 @@ from tests.small import CPU, fit
 LAST = Path("run") / "checkpoints" / "last.ckpt"
 
 
-def test_a_job_that_raises_is_heard_of_once_and_the_next_one_waits_for_it() -> None:
-    background, order = Background(), list[str]()
+class Job:
+    """In place of what writes a checkpoint: a job that is all of its content."""
+
+    def __init__(self, content: dict[str, Any], path: Path, ranks: Ranks) -> None:
+        self.content = content
+
+    def detach(self, ranks: Ranks) -> bool:
+        return True
+
+    def write(self, ranks: Ranks) -> None:
+        self.content["job"]()
+
+
+def test_a_job_that_raises_is_heard_of_once_and_the_next_one_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "Writing", Job)
+    checkpoints, order = Checkpoints(), list[str]()
+
+    def save(job: Callable[[], None]) -> None:
+        checkpoints.save({"job": job}, LAST, Ranks(CPU), BACKGROUND)
 
     def fails() -> None:
         time.sleep(0.02)
         order.append("first")
         raise KeyError("why")
 
-    background.start(fails)
-    assert not background.failed
+    save(fails)
+    assert not checkpoints.failed
     with pytest.raises(KeyError, match="why"):
-        background.start(lambda: order.append("never"))
-    background.start(lambda: order.append("second"))
-    background.finish()
-    background.finish()
+        save(lambda: order.append("never"))
+    save(lambda: order.append("second"))
+    checkpoints.finish()
+    checkpoints.finish()
     assert order == ["first", "second"]
 
 
@@ -152,7 +171,7 @@ def test_a_disk_that_is_full_in_the_background_ends_the_run_in_one_line(
             time.sleep(0.001)
 
     def failed(trainer: FederatedTrainer) -> bool:
-        return trainer.strategy.checkpoints.background.failed
+        return trainer.strategy.checkpoints.failed
 
     rounds, every = {"the next checkpoint": (9, 1), "the next round": (9, 2), "the end": (2, 2)}[
         after

@@ -14,9 +14,9 @@ import pytest
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed import report
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
+from lightfed.report import page
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
 from tests.engine.spy import data, federation
@@ -108,7 +108,7 @@ def test_a_full_disk_after_the_last_round_is_a_warning(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if what == "the page":
-        monkeypatch.setattr(report, "build", refused)
+        monkeypatch.setattr(page, "build", refused)
     elif what == "the record":
         monkeypatch.setattr(RunLogger, "finish", full)
     else:
