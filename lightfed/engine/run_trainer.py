@@ -173,7 +173,7 @@ class RunTrainer(Recorded, L.Trainer):
             place = self.run_logger.place
             if place.config is None:
                 owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
-                described = {n: arguments(one, n, place.lost) for n, one in owners.items()}
+                described = {name: arguments(one) for name, one in owners.items()}
                 place.script = digest(identity(described))
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")

@@ -42,7 +42,6 @@ class RunFolder:
         config: digest of the configuration, which distinguishes runs of the same name. None in a
             script, whose runs of one name in one job are distinguished by their order.
         script: the same digest of a script's run, which it shares with its `last` one.
-        lost: what config.yaml cannot hold of a script's objects, and why.
     """
 
     def __init__(self, save_dir: Path, base: str, *, job: Job | None = None) -> None:
@@ -51,7 +50,6 @@ class RunFolder:
         self.resumed = False
         self.config: str | None = None
         self.script: str | None = None
-        self.lost: list[str] = []
         self._reconfigured = False  # some rounds had another configuration
         self._warns = False  # that this is so of the rounds up to now
         self._job = job

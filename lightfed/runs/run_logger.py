@@ -164,9 +164,6 @@ class RunLogger(Logger):
         given = dict(params if isinstance(params, Mapping) else vars(params))
         text = yaml.safe_dump(given, sort_keys=False)
         name = CONFIG if {"trainer", "model", "data"} <= given.keys() else "hparams.yaml"
-        if name == CONFIG and self.place.lost:
-            head = "# From Python; this file alone does not repeat the run:\n"
-            text = head + "".join(f"#   {line}\n" for line in self.place.lost) + text
         write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 
     @override

@@ -24,55 +24,35 @@ class Recorded:
         return made
 
 
-def described(value: Any, key: str = "", lost: list[str] | None = None) -> Any:
-    """A value as in a configuration file: objects by class_path, dataclasses by their fields.
-
-    `lost` gets `key` and the reason where no configuration file can hold the value.
-    """
+def described(value: Any) -> Any:
+    """A value as in a configuration file: objects by class_path, dataclasses by their fields."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): described(x, f"{key}.{name}", lost) for name, x in value.items()}
+        return {str(name): described(x) for name, x in value.items()}
     if isinstance(value, list | tuple | set | frozenset | range):
-        return [described(x, f"{key}.{place}", lost) for place, x in enumerate(value)]
+        return [described(x) for x in value]
     if isinstance(value, partial):
-        inner = described(value.keywords, f"{key}.init_args", lost)
-        if lost is not None and value.args:
-            lost.append(f"{key}: partial has arguments without a name")
-        return described(value.func, key, lost) | {"init_args": inner}
+        return described(value.func) | {"init_args": described(value.keywords)}
     if isclass(value) or isfunction(value):
-        path = _path(value)
-        if lost is not None and isfunction(value):
-            lost.append(f"{key}: {path} is a function")
-        elif lost is not None and ("<" in path or value.__module__ == "__main__"):
-            lost.append(f"{key}: {path} is defined in a script or a function")
-        return {"class_path": path}
+        return {"class_path": _path(value)}
     if isinstance(value, Recorded):
-        kind = described(type(value), key, lost)
-        return kind | {"init_args": arguments(value, f"{key}.init_args", lost)}
+        return described(type(value)) | {"init_args": arguments(value)}
     if is_dataclass(value):
-        return {
-            field.name: described(getattr(value, field.name), f"{key}.{field.name}", lost)
-            for field in fields(value)
-        }
-    if lost is not None and not isinstance(value, Path):
-        lost.append(f"{key}: the arguments of {type(value).__name__} are not known")
+        return {field.name: described(getattr(value, field.name)) for field in fields(value)}
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
         return {"class_path": _path(type(value))}
     # without addresses, which no other run has
     return shorten(re.sub(" at 0x[0-9a-f]+", "", str(value)), 80)
 
 
-def arguments(made: Recorded, key: str = "", lost: list[str] | None = None) -> dict[str, Any]:
-    """The arguments of an object by name, with all defaults, as in a configuration file.
-
-    `key` and `lost` as of `described`.
-    """
+def arguments(made: Recorded) -> dict[str, Any]:
+    """The arguments of an object by name, with all defaults, as in a configuration file."""
     args, kwargs = made.given
     positional = zip(signature(type(made)).parameters, args, strict=False)
     kind: Any = type(made)
     given = _defaults(kind) | dict(positional) | kwargs
-    return {name: described(value, f"{key}.{name}", lost) for name, value in given.items()}
+    return {name: described(value) for name, value in given.items()}
 
 
 @cache
