@@ -21,8 +21,7 @@ def stamp(text: str) -> tuple[str, str]:
 
 def test_the_studies_of_the_documents_have_pages() -> None:
     assert STUDIES == ROOT / "studies"
-    assert "circle" in PAGES
-    assert PAGES.keys() <= {path.stem for path in STUDIES.glob("*.yaml")}
+    assert PAGES.keys() == {path.stem for path in STUDIES.glob("*.yaml")}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -32,6 +31,15 @@ def test_a_page_is_of_the_study_as_it_is(name: str) -> None:
     assert stamp(text) == (name, digest(name))
     for method in read_study(name)["methods"]:
         assert f"\n| {method} | " in text
+
+
+def test_the_readme_has_the_table_of_its_study() -> None:
+    """Its stamp and its rows are those of the study's page."""
+    page, readme = PAGES["quickstart"].read_text(), (TOP / "README.md").read_text()
+    head, *_ = page.splitlines()
+    table = re.search(r"(^\|.*\n)+", page, re.MULTILINE)
+    assert table is not None
+    assert f"{head}\n{table[0]}" in readme
 
 
 def test_a_digest_is_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
