@@ -127,7 +127,7 @@ def page() -> str:
     """Markdown: how to choose, the table, and the refusals with their reasons."""
     client_group._flops = lambda *_: 1.0  # counting them would take most of the time
     data = digits()
-    data.prepare(clients=CLIENTS, seed=0, device=torch.device("cpu"), folder=None)
+    data.prepare(clients=CLIENTS, seed=0, device=torch.device("cpu"))
     refusals: dict[str, list[tuple[str, str]]] = {}  # what: methods and reasons
     lines = [f"| method | {' | '.join(HEAD.values())} |", "|---|" + "---|" * len(HEAD)]
     for name, kind in sorted(methods().items(), key=lambda item: item[0].lower()):

@@ -203,8 +203,8 @@ class FedBCD(Hierarchical):
             self._measure(fed, first, steps)
 
     def _measure(self, fed: Fleet, first: list[int], steps: list[Tensor]) -> None:
-        """What Theorem 1 bounds, of the servers in this round; and who these are, V(t)."""
-        # || sum_n sum_i gamma_i (z_n - x_i) ||^2
+        """Two measures that theorem 1 bounds, of this round's servers; and who these are, V(t)."""
+        # || sum_n sum_i gamma_i (w_n - x_i) ||^2, over the devices of a server's step
         fed.metrics["server_gradient"] = float(torch.stack(steps).sum(0).double().square().sum())
         if not self._global:
             z = self.clouds.stacked()[:, : steps[0].numel()]  # without statistics

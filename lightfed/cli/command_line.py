@@ -152,9 +152,10 @@ def _unprinted(error: OSError) -> int:
 
 
 def _stopped() -> int:
-    """Print one line on the first rank after Ctrl-C outside a run; the exit status."""
+    """Print one line on the first rank after Ctrl-C outside a run, or a second one in it."""
     if is_first():
-        print("lightfed: stopped by SIGINT; the same command starts again", file=sys.stderr)
+        said = "the same command starts again, with --ckpt_path last from its last checkpoint"
+        print(f"lightfed: stopped by SIGINT; {said}", file=sys.stderr)
     return 128 + SIGINT
 
 

@@ -19,7 +19,7 @@ class Wanted(NamedTuple):
     Attributes:
         words: of the command, `fit` first.
         root: folder of all runs; name: of this one, which a number may follow.
-        options: the keys of its configuration on which results depend.
+        options: the values of its configuration on which results depend, by dotted keys.
         limits: on its rounds and time.
         ranks: processes that it starts.
         values: its whole configuration by dotted keys, with the moment of its tests.

@@ -69,8 +69,8 @@ def packing_of(
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:
     """Give networks their images in torch's own format where channels_last does not suit them.
 
-    `always` if all networks get such images. Clients side by
-    side are not concerned: convolutions of packs take any format.
+    `always` if all networks get such images. Clients side by side are not concerned: convolutions
+    of packs take any format.
     """
     for state in fleet.groups:
         module = state.module

@@ -98,14 +98,14 @@ def sentence(name: str) -> str:
 
 
 def holders(groups: Mapping[str, int], parts: Sequence[float]) -> list[str]:
-    """What each client holds: its group's model, and its part of it if the parts differ.
+    """What each client holds: its group's model, and the density of its part if these differ.
 
     `groups` are numbers of clients by name; client i holds the part i mod length.
     """
     names = [name for name, count in groups.items() for _ in range(count)]
     if len({*parts}) < 2:
         return names
-    return [f"{name}, {parts[i % len(parts)]:g} of it" for i, name in enumerate(names)]
+    return [f"{name}, density {parts[i % len(parts)]:g}" for i, name in enumerate(names)]
 
 
 def goal_text(column: str, target: float) -> str:

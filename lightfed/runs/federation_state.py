@@ -51,7 +51,8 @@ def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     for name, value in ours.items():
         other = theirs.get(name)
         found = f"a checkpoint of another federation: its {name} is {other}, this run's is {value}"
-        fix = "resume with the configuration it was made with: config.yaml in its run folder"
+        fix = "resume with the configuration it was made with, config.yaml in its run folder"
+        fix += ", and the same data and version of numpy" * (name == "partition")
         require(other == value, "ckpt_path", found, fix)
 
 

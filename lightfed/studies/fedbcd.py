@@ -2,9 +2,9 @@
 
 The figures are those of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global
 and Personalized Models", AAAI 2021, arXiv:2012.13900: figure 3 is against rounds, figure 4 against
-virtual time. A third figure shows bytes between servers and coordinator. The page of a run has what
-theorem 1 bounds, and which servers mix their models; the theorem's first measure, which takes the
-whole gradient of every device, is not computed.
+virtual time. A third figure shows bytes between servers and coordinator. The page of a run has two
+measures that theorem 1 bounds, and which servers mix their models. The theorem's first measure
+takes the whole gradient of every device, and is not computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ SENT: Scale = (
     lambda run: run.series(BYTES).fillna(0.0).cumsum(),
 )
 MEASURES = {  # columns of metrics.csv that the theorem bounds, in its words
-    "server_gradient": "Squared norm of the sum over devices of gamma (z - x)",
+    "server_gradient": "Squared norm of the sum over devices of gamma (w - x)",
     "consensus": "Largest distance of a server's model from the mean of all",
 }
 LAST = marks.MOST_CELLS  # rounds

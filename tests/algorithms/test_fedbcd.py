@@ -33,7 +33,7 @@ def test_gamma_zero_trains_devices_alone() -> None:
         metrics = run_round(together, t)
         run_round(alone, t)
         assert metrics["bytes_up"] == metrics["bytes_down"] == 0.0
-        assert "server_bytes" not in metrics
+        assert not {"server_bytes", "server_gradient"} & metrics.keys()
     assert torch.equal(rows(together), rows(alone))
     assert not has_global_model(together)  # nobody has trained a global model
     assert torch.equal(servers(together), before)
@@ -79,6 +79,20 @@ def test_what_theorem_1_bounds_is_in_the_metrics(wait: int) -> None:
             assert metrics["consensus"] == pytest.approx(float(apart))
         else:
             assert "consensus" not in metrics
+
+
+def test_a_server_s_gradient_is_of_the_devices_in_its_step() -> None:
+    """FedBCD-I's are the active ones; with a mixing of its own, a server's model is that mean."""
+    fed = fleet(FedBCDI(3, 1, available=2, mixing=[[0.5, 0.25, 0.25]] + [[0.25, 0.375, 0.375]] * 2))
+    spread(fed)
+    z = servers(fed).double()
+    metrics = run_round(fed, 0)
+    assert isinstance(fed.algorithm, FedBCDI)
+    w = torch.tensor([[0.5, 0.25, 0.25]] + [[0.25, 0.375, 0.375]] * 2, dtype=torch.float64) @ z
+    active = fed.algorithm.queue[:, 0].tolist()
+    total = sum(0.2 * (w[n] - rows(fed)[i].double()) for n, i in enumerate(active))
+    assert metrics["server_gradient"] == pytest.approx(float(total.square().sum()), rel=1e-4)
+    assert [metrics[f"mixed/{n}"] for n in range(3)] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("step", ["mean", "sum"])

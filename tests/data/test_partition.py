@@ -190,7 +190,8 @@ def test_a_file_has_all_of_it(tmp_path: Path) -> None:
     assert partition.meta["dataset"] == "Letters"
     assert partition.meta["classes"] == list("abcde")
     assert partition.meta["train_fraction"] == 0.75
-    np.testing.assert_array_equal(content["test_index"], partition.test_index)
+    for name in ("train_index", "train_offsets", "test_index", "test_offsets"):
+        np.testing.assert_array_equal(content[name], getattr(partition, name))
     assert [entry.name for entry in path.parent.iterdir()] == ["partition.npz"]
 
 

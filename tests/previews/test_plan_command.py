@@ -103,3 +103,13 @@ def test_what_cannot_be_planned_is_refused_in_a_line(
     with pytest.raises(SystemExit, match="2"):
         main(["plan", "--config", config, *words.split()])
     assert capsys.readouterr().err.startswith(f"lightfed: error: {line}")
+
+
+def test_the_partition_says_which_density_a_client_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["partition", "--config", str(CONFIGS / "devices" / "digits-dispfl.yaml")])
+    held = re.findall(r"^ *\d+ +MLP, density (\S+) ", capsys.readouterr().out, re.MULTILINE)
+    assert len(held) == 50  # the first of a hundred
+    assert set(held) == {"1", "0.5", "0.2"}  # all of them can train more than 0.03

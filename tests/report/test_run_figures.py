@@ -112,7 +112,7 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     run.environment |= {"parts": [1.0, 0.5], "groups": {"a": 2, "b": 2}}
     (heat,) = partition(run).charts  # type: ignore[union-attr]
     held = heat.data["x"].unique().tolist()
-    assert held == ["0 a, 1 of it", "1 a, 0.5 of it", "2 b, 1 of it", "3 b, 0.5 of it"]
+    assert held == ["0 a, density 1", "1 a, density 0.5", "2 b, density 1", "3 b, density 0.5"]
     run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes." in partition(run).caption  # type: ignore[union-attr]
 

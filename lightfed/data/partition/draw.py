@@ -66,7 +66,7 @@ class Partition:
     def table(self, *, rows: int = 50, groups: Sequence[str] = ()) -> str:
         """Sample counts per class and client as text; clients after `rows` are only counted.
 
-        `groups` are the names of the clients' groups, if they are shown.
+        `groups` say what each client holds, if they are shown.
         """
         import pandas as pd
 
