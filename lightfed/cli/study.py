@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         parts.append(part(case, held, table, claims, said))
         if not asked.markdown:
             answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
-            named = "-".join(filter(None, ["study", asked.name, case]))
+            named = file_name("study", f"{asked.name}-{case}")
             show(named, held, table, [study["title"], *said], answers)
         runs += [run for group in held.groups for run in group.runs]
     if asked.markdown:
