@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from lightfed.local.session import Report
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import NOT_FINITE, UserError
 
 
 @dataclass
@@ -67,7 +67,7 @@ def check(bad: Sequence[Report], sessions: int, t: int, *, allowed: int | None) 
     most = sessions - 1 if allowed is None else allowed
     if not bad or (not hopeless and len(bad) <= most):
         return
-    first = bad[0].error or f"its update is not finite, norm {bad[0].norm:g}"
+    first = bad[0].error or f"{NOT_FINITE}, norm {bad[0].norm:g}"
     found = f"{len(bad)} of {sessions} sessions of round {t} failed"
     found = f"{found} (client {bad[0].client}: {first})"
     if len(bad) == sessions and not any(report.error for report in bad):

@@ -193,8 +193,9 @@ def searched(held: Held, grid: Grid | None) -> list[str]:
     """How rates were searched, in words; nothing without a search."""
     if grid is None:
         return []
-    keys = " and ".join(grid.values)
-    return [f"{keys}: the same values for each method, on seed {grid.seed}, by {held.metric}"]
+    keys, listed = " and ".join(grid.values), text.seeds_text(grid.seeds)
+    named = f"seed{'s' * (len(grid.seeds) > 1)} {listed}"
+    return [f"{keys}: the same values for each method, on {named}, by {held.metric}"]
 
 
 def _row(name: str, a: Group, b: Group, values: Mapping[Run, float]) -> Row:
@@ -240,27 +241,33 @@ def _target(given: str | None) -> Target | None:
     return None if found is None else (found[1], float(found[3]))
 
 
-def grid_of(given: Sequence[str], seed: int) -> Grid | None:
+def grid_of(given: Sequence[str], on: Sequence[int]) -> Grid | None:
     """The grid of `key=value,value` words; None without any."""
     values = {}
     for word in given:
         key, _, listed = word.partition("=")
         values[key] = [value for value in listed.split(",") if value]
         require(len(values[key]) > 1, "--tune", word, "give two or more values: key=.01,.03,.1")
-    return Grid(values, seed) if values else None
+    return Grid(values, on) if values else None
 
 
-def seeds(words: str) -> list[int]:
-    """Seeds of `0-4` or `0,2,7-9`, as an argument."""
+def seed_list(words: str) -> list[int]:
+    """Seeds of `100`, `0-4` or `0,2,7-9`, as an argument."""
     found: list[int] = []
     for part in words.split(","):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if ends is None:
             raise argparse.ArgumentTypeError(f"{words!r} is not like 0-4 or 0,2,7-9")
         found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    if len({*found}) < 2:
-        raise argparse.ArgumentTypeError(f"{words!r} has fewer than two seeds: no interval")
     return [*dict.fromkeys(found)]
+
+
+def seeds(words: str) -> list[int]:
+    """Two or more of them."""
+    found = seed_list(words)
+    if len(found) < 2:
+        raise argparse.ArgumentTypeError(f"{words!r} has fewer than two seeds: no interval")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -281,7 +288,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", metavar="METRIC>=X", help=goal)
     alike = "values to search for each method alike, such as model.optimizer.lr=.01,.03,.1"
     add("--tune", action="extend", nargs="+", default=[], metavar="KEY=X,Y", help=alike)
-    add("--tune-seed", type=int, default=100, help="of the search (default: 100)")
+    of_search = "of the search: one, or several such as 100-102 (default: 100)"
+    add("--tune-seed", type=seed_list, default=[100], metavar="SEEDS", help=of_search)
     permitted = "a key in which A and B may differ, though it decides what is measured"
     add("--differ", action="extend", nargs="+", default=[], metavar="KEY", help=permitted)
     add("--json", action="store_true", help="print the comparison for a program")

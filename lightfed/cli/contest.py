@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from pandas import DataFrame
@@ -24,7 +25,7 @@ from lightfed.utils.errors import require
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
-FAILED = "failed"  # a run of the search
+FAILED = "failed"  # a point of the search: a run ended early, or without a finite value
 
 
 class Method(NamedTuple):
@@ -40,10 +41,10 @@ class Method(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The search that all methods get alike: values by key, on a seed that is not compared."""
+    """The search that all methods get alike: values by key, on seeds that are not compared."""
 
     values: Mapping[str, Sequence[str]]
-    seed: int
+    seeds: Sequence[int]
 
     @property
     def points(self) -> list[tuple[str, ...]]:
@@ -77,7 +78,7 @@ class Held(NamedTuple):
 
     Attributes:
         groups: the runs of each method, in order.
-        search: a row for each method: its value at every point of the grid, and what was chosen.
+        search: a row for each method: its mean at every point of the grid, and what was chosen.
         metric: of the search and the verdict.
         differ: permitted differences, in words.
     """
@@ -111,14 +112,15 @@ def hold(
         UserError: a command cannot run, or the terms are not equal.
     """
     names, points = [method.name for method in methods], [()] if grid is None else grid.points
-    outside = grid is None or grid.seed not in seeds
+    outside = grid is None or not {*grid.seeds} & {*seeds}
     require(outside, "--tune-seed", "a compared seed", "give another")
     tried = [Method(m.name, (*m.words, *point)) for m in methods for point in points]
     chosen = _checked([m.words for m in tried], [m.name for m in tried])
     permitted = check_terms(dict(zip(names, chosen[:: len(points)], strict=True)), differ)
     search = DataFrame()
     if grid is not None:
-        found = _run([wanted.at(grid.seed) for wanted in chosen], way, all_of_them=False)
+        every = [wanted.at(seed) for wanted in chosen for seed in grid.seeds]
+        found = _run(every, way, all_of_them=False)
         metric = metric or common_metric([run for run in found if run is not None])
         search, best = _best(names, grid, found, metric)
         chosen = [chosen[len(points) * i + at] for i, at in enumerate(best)]
@@ -161,17 +163,19 @@ def _best(
 ) -> tuple[DataFrame, list[int]]:
     """The search as a table, and which point each method gets: the first of equal ones.
 
-    A run that failed, such as of a rate that is too high, is None.
+    A point is worth its mean over the seeds of the search. One that failed on any of them, such as
+    a rate that is too high, is not chosen; that run is None.
     """
-    rows, best, points = [], [], grid.points
+    rows, best, points, of_each = [], [], grid.points, len(grid.seeds)
+    heads = [", ".join(word.partition("=")[2] for word in point) for point in points]
+    finals = [math.nan if run is None else run.final(metric) for run in runs]
+    means = [fmean(finals[i : i + of_each]) for i in range(0, len(finals), of_each)]
     for i, name in enumerate(names):
-        tried = runs[i * len(points) : (i + 1) * len(points)]
-        own = {at: run.final(metric) for at, run in enumerate(tried) if run is not None}
-        known = {at: value for at, value in own.items() if math.isfinite(value)}
+        own = means[i * len(points) : (i + 1) * len(points)]
+        known = {at: mean for at, mean in enumerate(own) if math.isfinite(mean)}
         require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
         at = best_of(known, metric)
-        heads = [", ".join(word.partition("=")[2] for word in point) for point in points]
-        shown = {heads[at]: text.metric_text(metric, value) for at, value in own.items()}
+        shown = {heads[at]: text.metric_text(metric, mean) for at, mean in known.items()}
         cells = dict.fromkeys(heads, FAILED) | shown
         edge = EDGE * grid.on_edge(at)
         rows.append({"search": name, **cells, "chosen": heads[at] + edge})
@@ -189,10 +193,15 @@ def _checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wa
 def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[Run | None]:
     """Run what is missing and read all; ends the process if a run fails, or after a signal.
 
-    A run that fails is None where not all of them are needed.
+    Where not all of them are needed, a run that fails is None, and is not tried again if it had
+    diverged.
     """
     unique = list({wanted.identity: wanted for wanted in runs}.values())
-    missing = [wanted for wanted in unique if wanted.finished() is None]
+    missing = [
+        wanted
+        for wanted in unique
+        if wanted.finished() is None and (all_of_them or not wanted.diverged.exists())
+    ]
     if missing:
         cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
         print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)

@@ -16,15 +16,14 @@ from pathlib import Path
 from signal import SIGINT
 from typing import NamedTuple
 
-from lightfed.cli.wanted import Wanted
-from lightfed.utils.errors import UserError
+from lightfed.cli.wanted import LOGS, Wanted
+from lightfed.utils.errors import NOT_FINITE, UserError
 from lightfed.utils.process import imports_begin, imports_end
 from lightfed.utils.signals import asked, listening
 
 _FORK = mp.get_context("fork")
 _POLL = 0.5  # seconds between two looks for a signal
 _OURS = "lightfed: "  # begins what the command says at its end
-LOGS = ".logs"  # beside the runs: output of runs that failed
 
 
 class Outcome(NamedTuple):
@@ -134,7 +133,10 @@ def _outcome(wanted: Wanted, process: BaseProcess, log: Path, seconds: float) ->
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
     if not status or ours:
-        log.unlink()
         said = ours[-1].removeprefix("error: ") if status else ""
+        if NOT_FINITE in said:
+            log.rename(wanted.diverged)
+        else:
+            log.unlink()
         return Outcome(wanted, status, seconds, said)
     return Outcome(wanted, status, seconds, f"{' '.join(lines[-1:])} (output: {log})")

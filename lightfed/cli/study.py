@@ -22,6 +22,7 @@ from lightfed.cli.compare import (
     gain_text,
     grid_of,
     searched,
+    seed_list,
     seeds,
     show,
     value_text,
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     study = read_study(asked.name)
     way = Way(asked.jobs, asked.slurm, study["seconds"])
     tune = [f"{key}={','.join(map(str, values))}" for key, values in study["tune"].items()]
-    grid = grid_of(tune, study["tune_seed"])
+    grid = grid_of(tune, seed_list(str(study["tune_seed"])))
     target, parts = next(iter(study["target"].items()), None), list[str]()
     runs: list[Run] = []
     for case in study["cases"]:

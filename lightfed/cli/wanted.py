@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lightfed.utils.errors import require
 from lightfed.utils.keys import digest, flat, identity
 
+LOGS = ".logs"  # beside the runs: output of runs that failed
 _MOMENT = "model.evaluate_at"
 
 
@@ -79,6 +80,11 @@ class Wanted(NamedTuple):
         """The folder of a finished run with these limits; None without one."""
         ended = (f for f, stated in self._folders() if _limits(stated) == self.limits)
         return next(ended, None)
+
+    @property
+    def diverged(self) -> Path:
+        """The file that says that the run cannot reach its end: the same bits would fail again."""
+        return self.root / LOGS / f"{self.name}-{digest({**self.options, **self.limits})}.diverged"
 
     def resumed(self) -> list[str]:
         """The words that go on with a stopped run, or begin a new one."""

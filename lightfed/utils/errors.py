@@ -36,6 +36,7 @@ _KEYS = {
     "Trainer": "trainer",
 }
 
+NOT_FINITE = "its update is not finite"  # in the line of a run that has diverged
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without space
 
 

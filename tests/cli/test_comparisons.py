@@ -125,14 +125,15 @@ def test_a_question_that_cannot_be_answered_is_refused(
 
 
 def test_a_point_is_on_the_edge_if_one_of_its_values_is() -> None:
-    grid = Grid({"a": ["1", "2", "3"], "b": ["1", "2", "3", "4"]}, 100)
+    grid = Grid({"a": ["1", "2", "3"], "b": ["1", "2", "3", "4"]}, [100])
     inner = [point for i, point in enumerate(grid.points) if not grid.on_edge(i)]
     assert inner == [("--a=2", "--b=2"), ("--a=2", "--b=3")]
 
 
 def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--seeds", "0-2", "--metric", "train_loss", "--set", "trainer.max_epochs=1"]
-    words += ["--tune", "model.optimizer.lr=1e-5,.3", "--set-b", "model.local_epochs=4"]
+    words += ["--tune", "model.optimizer.lr=1e-5,.3", "--tune-seed", "8-9"]
+    words += ["--set-b", "model.local_epochs=4"]
     with pytest.raises(SystemExit) as ended:
         main(["compare", "run.yaml", "run.yaml", *words, "--json"])
     assert ended.value.code == 0
@@ -147,7 +148,7 @@ def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[
     ratio = found["rows"]["FLOPs"]["b"] / found["rows"]["FLOPs"]["a"]
     assert ratio == pytest.approx(4.0)
     runs = sorted(p.parent.name for p in (folder / "runs").glob("*/metrics.csv"))
-    assert len(runs) == 2 * 2 + 2 * 3
+    assert len(runs) == 2 * 2 * 2 + 2 * 3
     with pytest.raises(SystemExit):  # nothing is missing: the same table, and a page
         main(["compare", "run.yaml", "run.yaml", *words, "--target", "train_loss<=2.5"])
     out = capsys.readouterr().out
@@ -177,6 +178,22 @@ def test_a_rate_that_fails_is_not_chosen_and_a_compared_run_that_fails_ends_it(
     with pytest.raises(SystemExit) as ended:
         main([*words, "--set-b", "model.optimizer.lr=1e30"])
     assert ended.value.code == 2
+
+
+def test_a_search_does_not_repeat_a_run_that_has_diverged(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, rate = "--trainer.max_epochs=1", "--model.optimizer.lr=1e30"
+    known = wanted_of("run.yaml", short, rate, "--model.seed=100").diverged
+    known.parent.mkdir(parents=True)
+    known.touch()
+    words = ["--seeds", "0-1", "--set", short.lstrip("-"), "--tune", "model.optimizer.lr=.1,1e30"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "run.yaml", "run.yaml", *words, "--json"])
+    assert ended.value.code == 0
+    out, errors = capsys.readouterr()
+    assert json.loads(out)["search"][0]["1e30"] == contest.FAILED
+    assert errors.startswith("1 of 2 runs are missing")
 
 
 def test_what_is_missing_is_submitted(

@@ -64,7 +64,10 @@ def repeat(folder: Path, times: int) -> None:
 
 @pytest.mark.parametrize(
     "times",
-    [pytest.param(1, marks=pytest.mark.matrix), pytest.param(20, marks=pytest.mark.slow)],
+    [
+        pytest.param(1, marks=pytest.mark.matrix),
+        pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ],
 )
 def test_repetitions_on_any_number_of_ranks_have_the_same_bits(times: int, tmp_path: Path) -> None:
     in_new_process(partial(repeat, tmp_path, times))

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from lightfed.cli import runner, sweep
+from lightfed.cli import sweep
 from lightfed.cli.command_line import main
 from lightfed.cli.runner import Outcome
-from lightfed.cli.wanted import Wanted
+from lightfed.cli.wanted import LOGS, Wanted
 from lightfed.utils.errors import UserError
 from tests.promises.refusals.mistakes import edited
 
@@ -185,7 +185,8 @@ def test_runs_of_a_sweep_have_the_bits_of_the_same_runs_alone(folder: Path) -> N
     assert not errors
     begins = [line.split(" ")[:2] for line in out.splitlines()]
     assert begins == [["1/3", "runs/run:"], ["2/3", "runs/run-2:"], ["3/3", "run:"]]
-    assert not list((folder / "runs" / runner.LOGS).iterdir())
+    (log,) = (folder / "runs" / LOGS).iterdir()
+    assert log.name == Wanted.of(failing.split()).diverged.name
     main([*lines[1].split(), "--trainer.name", "alone"])
     assert results(folder / "runs" / "run-2") == results(folder / "runs" / "alone")
     command = json.loads((folder / "runs" / "run-2" / "environment.json").read_text())["command"]
