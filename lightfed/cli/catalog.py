@@ -3,8 +3,14 @@
 A class is found if its module is in one of these rooms.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pkgutil import walk_packages
+from typing import Any
+
+from jsonargparse import _typehints
 
 _ROOMS = (
     "algorithms",
@@ -19,3 +25,25 @@ for room in _ROOMS:
     package = import_module(f"lightfed.{room}")
     for module in walk_packages(package.__path__, f"{package.__name__}."):
         import_module(module.name)
+
+
+@contextmanager
+def walked_once() -> Iterator[None]:
+    """Let jsonargparse (as of 4.53) walk the subclasses of a class once, not for every short name.
+
+    With those of `transformers` a walk takes a tenth of a second, and a configuration of three
+    client groups asks for hundreds. Modules that are imported meanwhile may have further classes.
+    """
+    walk, found = _typehints.get_all_subclass_paths, dict[Any, list[str]]()
+
+    def once(*args: Any, **options: Any) -> list[str]:
+        key = args, tuple(options.items()), len(sys.modules)
+        if key not in found:
+            found[key] = walk(*args, **options)
+        return found[key]
+
+    _typehints.get_all_subclass_paths = once
+    try:
+        yield
+    finally:
+        _typehints.get_all_subclass_paths = walk

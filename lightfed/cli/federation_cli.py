@@ -13,7 +13,7 @@ from jsonargparse import ArgumentError, Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
-import lightfed.cli.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
+from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments
 from lightfed.cli.errors import class_error, parser_error
 from lightfed.data.datamodule import FederatedDataModule
@@ -106,13 +106,14 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 super()._run_subcommand(subcommand)
 
     options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-    return FederationCLI(
-        Federation,
-        FederatedDataModule,
-        trainer_class=PreviewTrainer,
-        save_config_callback=None,
-        auto_configure_optimizers=False,
-        load_from_checkpoint_support=False,
-        parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),
-        args=arguments,
-    )
+    with walked_once():
+        return FederationCLI(
+            Federation,
+            FederatedDataModule,
+            trainer_class=PreviewTrainer,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),
+            args=arguments,
+        )

@@ -132,8 +132,7 @@ def test_a_point_is_on_the_edge_if_one_of_its_values_is() -> None:
 
 def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--seeds", "0-2", "--metric", "train_loss", "--set", "trainer.max_epochs=1"]
-    words += ["--tune", "model.optimizer.lr=1e-5,.3", "--tune-seed", "8-9"]
-    words += ["--set-b", "model.local_epochs=4"]
+    words += ["--tune", "model.optimizer.lr=1e-5,.3", "--set-b", "model.local_epochs=4"]
     with pytest.raises(SystemExit) as ended:
         main(["compare", "run.yaml", "run.yaml", *words, "--json"])
     assert ended.value.code == 0
@@ -148,7 +147,7 @@ def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[
     ratio = found["rows"]["FLOPs"]["b"] / found["rows"]["FLOPs"]["a"]
     assert ratio == pytest.approx(4.0)
     runs = sorted(p.parent.name for p in (folder / "runs").glob("*/metrics.csv"))
-    assert len(runs) == 2 * 2 * 2 + 2 * 3
+    assert len(runs) == 2 * 2 + 2 * 3
     with pytest.raises(SystemExit):  # nothing is missing: the same table, and a page
         main(["compare", "run.yaml", "run.yaml", *words, "--target", "train_loss<=2.5"])
     out = capsys.readouterr().out
@@ -189,11 +188,11 @@ def test_a_search_does_not_repeat_a_run_that_has_diverged(
     known.touch()
     words = ["--seeds", "0-1", "--set", short.lstrip("-"), "--tune", "model.optimizer.lr=.1,1e30"]
     with pytest.raises(SystemExit) as ended:
-        main(["compare", "run.yaml", "run.yaml", *words, "--json"])
+        main(["compare", "run.yaml", "run.yaml", *words, "--tune-seed", "100-101", "--json"])
     assert ended.value.code == 0
     out, errors = capsys.readouterr()
-    assert json.loads(out)["search"][0]["1e30"] == contest.FAILED
-    assert errors.startswith("1 of 2 runs are missing")
+    assert json.loads(out)["search"][0]["1e30"] == contest.FAILED  # one of two seeds is enough
+    assert errors.startswith("3 of 4 runs are missing")
 
 
 def test_what_is_missing_is_submitted(
@@ -320,14 +319,18 @@ def test_a_study_with_a_mistake_is_refused(
     assert refused.value.key == key
 
 
+@pytest.mark.parametrize(
+    "most", [pytest.param(3, id="few"), pytest.param(100, id="all", marks=pytest.mark.matrix)]
+)
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda p: p.stem)
-def test_the_methods_of_every_study_can_be_made(path: Path, folder: Path) -> None:
+def test_the_methods_of_every_study_can_be_made(path: Path, most: int, folder: Path) -> None:
     read = study.read_study(path.stem)
-    for case in read["cases"]:
-        found = check_here([method.words for method in study.methods_of(path.stem, read, case)])
+    for case in [*read["cases"]][: most - 2]:
+        methods = study.methods_of(path.stem, read, case)[:most]
+        found = check_here([method.words for method in methods])
         assert not [error for error in found if isinstance(error, UserError)]
         assert all(isinstance(one, Wanted) for one in found)
-        named = dict(zip(read["methods"], found, strict=True))
+        named = dict(zip([method.name for method in methods], found, strict=True))
         check_terms({n: w for n, w in named.items() if isinstance(w, Wanted)}, read["differ"])
 
 
