@@ -17,7 +17,7 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded
 from tests.algorithms.test_fedrep import follow, released
-from tests.small import fleet_of, random_data
+from tests.small import fleet_of, random_data, run_round
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
@@ -78,9 +78,14 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "key"),
-    [(FedBN, "model.clients"), (partial(FedPer, "net.other."), "model.algorithm.init_args.head")],
+    [
+        (FedBN, "model.clients"),
+        (partial(FedRep, "net.other."), "model.clients"),
+        (partial(FedPer, "net.other."), "model.algorithm.init_args.head"),
+    ],
 )
 def test_a_model_without_a_part_of_its_own_is_refused(algorithm: Any, key: str) -> None:
+    groups = [ClientGroup(2, partial(MLP, hidden=(4,)))]
     with pytest.raises(UserError) as error:
-        fleet_of([ClientGroup(2, partial(MLP, hidden=(4,)))], algorithm(), random_data([4, 4]))
+        run_round(fleet_of(groups, algorithm(), random_data([4, 4])), 0)
     assert error.value.key == key

@@ -75,13 +75,6 @@ def test_a_buffer_of_all_clients_without_delays_is_fedavg() -> None:
     torch.testing.assert_close(fleet(weighted, devices=same), fleet(FedAvg()))
 
 
-def test_a_buffer_of_one_takes_a_step_for_every_update() -> None:
-    one = FedBuff(1)
-    fleet(one)
-    assert int((one.version == 0).sum()) >= 1  # still under way
-    assert one.clock.now > 0
-
-
 @pytest.mark.parametrize("wrong", [{"beta": 1.0}, {"buffer": 4}])
 def test_wrong_arguments_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=rf"init_args\.{next(iter(wrong))}"):

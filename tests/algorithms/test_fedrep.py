@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +12,9 @@ from torch.optim import SGD, Optimizer
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
-from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, Phase
-from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Net, Recorded
-from tests.small import GOLDEN, fit, random_data, run_round
+from tests.algorithms.recorded import Recorded
+from tests.small import GOLDEN, run_round
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
@@ -68,14 +64,6 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedRep("net.fc3.", head_epochs=2, body_epochs=1, weights="samples")
     names = {"fc1": "base.0", "fc2": "base.2", "fc3": "head"}
     follow(algorithm, Recorded("fedrep", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
-
-
-def test_a_head_that_is_not_there(tmp_path: Path) -> None:
-    federation = Federation(
-        FedRep("net.head."), [ClientGroup(2, partial(Net, [4, 3]))], optimizer=partial(SGD, lr=0.1)
-    )
-    with pytest.raises(UserError, match=r"model.clients: a model without .* below net.head\."):
-        fit(federation, random_data([4, 4]), tmp_path)
 
 
 def test_the_length_of_a_phase() -> None:

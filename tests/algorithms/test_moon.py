@@ -75,21 +75,6 @@ def test_the_first_round_is_that_of_fedavg(mu: float) -> None:
     assert torch.allclose(second, next_average, atol=1e-5) == (mu == 0)
 
 
-def test_a_pool_has_the_last_models_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = MOON(pool=3)
-    fed = fleet(algorithm)
-    trained: list[Tensor] = []
-    for t, clients in enumerate([[0, 1], [0, 1], [1, 2], [0, 2]]):
-        monkeypatch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
-        run_round(fed, t)
-        if 0 in clients:
-            trained.append(fed.row(0).floats.clone())
-    first, second, third = trained
-    assert torch.equal(algorithm.local_penalty.previous[0], torch.stack([second, second, third]))
-    assert not torch.equal(first, second)
-    assert [len(algorithm.local_penalty.previous[k]) for k in range(3)] == [3, 3, 2]
-
-
 def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:
     """The session of the second round trains with dropout and batch statistics."""
 
