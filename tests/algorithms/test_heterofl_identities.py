@@ -24,7 +24,7 @@ CLASSES = 5
 RATES = (1.0, 0.5, 0.25, 0.125)
 
 quick = settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
