@@ -1,11 +1,8 @@
 """FedRep against recorded runs of its released code and PFLlib."""
 
-import json
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
-import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -13,10 +10,8 @@ from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.api.fleet import Fleet
 from lightfed.local.local_work import LocalWork, Phase
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import run_round
 
 
 def released(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
@@ -33,9 +28,6 @@ def follow(algorithm: FedRep | FedPer, run: Recorded, monkeypatch: pytest.Monkey
     fleet, rounds = run.fleet, run.about["rounds"]
     last = next((r for r in rounds if r.get("final_head_phase")), None)
     fleet.rounds = len(rounds) - (last is not None)
-    algorithm.model.floats.copy_(run.row("init"))
-    for client in range(fleet.clients):
-        fleet.row(client).floats.copy_(run.row("init"))
     body = fleet.one_layout("").floats.views
     for t, recorded in enumerate(rounds[: fleet.rounds]):
         active = sorted(recorded["active"])
@@ -53,7 +45,7 @@ def follow(algorithm: FedRep | FedPer, run: Recorded, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["mlp_uniform", "mlp_samples"])
 def test_the_released_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "fedrep" / f"{name}.json").read_text())
+    about = settings_of("fedrep", name)
     algorithm = FedRep(
         "net.fc3.", about["head_epochs"], about["body_epochs"], 10, about["model_average"], False
     )

@@ -1,6 +1,5 @@
 """MOON against recorded runs of its released code, its pool, as FedAvg, and refused."""
 
-import json
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,9 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, Line, fleet_of, random_data, run_round
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import Line, fleet_of, random_data, run_round
 
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 mlp = partial(MLP, hidden=(6,))
 
 
@@ -39,13 +37,12 @@ class Projected(nn.Module):
 
 @pytest.mark.parametrize("name", ["mlp_full", "mlp_sampled_buffer2"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "moon" / f"{name}.json").read_text())
+    about = settings_of("moon", name)
     algorithm = MOON(about["mu"], about["temperature"], about["model_buffer_size"])
     sizes = [about["model"][size] for size in ("input", "hidden", "projection", "classes")]
     group = ClientGroup(len(about["batches"]), partial(Projected, *sizes))
     names = {f"extractor.{layer}": layer for layer in ("fc1", "l1", "l2")} | {"head": "l3"}
     run = Recorded("moon", name, algorithm, [group], names=names)
-    algorithm.model.floats.copy_(run.row("init"))
     for t, clients in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         for client in clients:
