@@ -161,7 +161,7 @@ class SpiedFedKD(FedKD):
 def test_fedkds_updates_or_parameters_travel_as_singular_values(
     compress: Any, participants: int
 ) -> None:
-    rounds, start, end = 5, 0.6, 0.9
+    rounds, start, end = 4, 0.6, 0.9
     algorithm = SpiedFedKD(wide, (start, end), rounds=rounds, compress=compress)
     fed = fleet(algorithm, clients_per_round=participants)
     views = algorithm.model.layout.floats.views(algorithm.model.floats)

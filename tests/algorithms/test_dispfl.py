@@ -89,7 +89,7 @@ METHODS = [DisPFL, partial(DisPFL, regrow="gradient"), My1, My2]
     rate=st.floats(0.0, 1.0),
     erk=st.booleans(),
 )
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_number_of_weights_of_a_client_never_changes(
     method: Any, density: list[float], rate: float, erk: bool
 ) -> None:
