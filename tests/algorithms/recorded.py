@@ -19,7 +19,16 @@ from lightfed.data.batches import Plan
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
+from lightfed.state.rows import ModelLayout
 from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
+
+close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+
+
+def settings_of(folder: str, name: str) -> dict[str, Any]:
+    """What is recorded besides tensors."""
+    found: dict[str, Any] = json.loads((GOLDEN / folder / f"{name}.json").read_text())
+    return found
 
 
 class Net(nn.Module):
@@ -99,9 +108,8 @@ class Recorded:
         **work: int,
     ) -> None:
         self.names = names or {}
-        place = GOLDEN / folder / name
-        self.about = json.loads(place.with_suffix(".json").read_text())
-        self.tensors = load_file(place.with_suffix(".safetensors"))
+        self.about = settings_of(folder, name)
+        self.tensors = load_file(GOLDEN / folder / f"{name}.safetensors")
         count, model = len(self.about["batches"]), self.about["model"]
         if groups is None:
             net: Callable[[], nn.Module] = partial(Net, model.get("dims", []))
@@ -133,6 +141,18 @@ class Recorded:
             **(work or {"epochs": self.about.get("local_epochs", 1)}),
         )
         self.fleet.plan = RoundPlan(lr=self.lr)
+        model: Any = algorithm.get_submodule("model")
+        self._start(model.floats, model.layout)
+
+    def _start(self, server: Tensor, layout: ModelLayout) -> None:
+        """The server, and clients that keep all of its model, begin with the recorded values."""
+        if layout != self.fleet.groups[0].layout:
+            return
+        server.copy_(self.row("init"))
+        if self.fleet.algorithm.stateful or self.fleet.personal:
+            for client in range(self.fleet.clients):
+                if self.fleet.state(client).layout == layout:
+                    self.fleet.row(client).floats.copy_(server)
 
     def rounds(self, patch: pytest.MonkeyPatch, start: int = 0) -> Iterator[tuple[int, list[int]]]:
         """Run the recorded rounds: after each, its number and its participants.

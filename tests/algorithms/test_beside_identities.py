@@ -81,7 +81,7 @@ def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
 def test_a_gate_fixed_to_the_private_expert_is_standalone() -> None:
     mixed, alone = fleet(FixedMoE(small, 0.0), large, larger), fleet(Standalone(), large, larger)
     start = [tensors(mixed, k, "net.head.")[0].clone() for k in range(len(SIZES))]
-    for t in range(3):
+    for t in range(2):
         run_round(mixed, t)
         run_round(alone, t)
     for client in range(len(SIZES)):
@@ -103,7 +103,7 @@ def test_a_gate_fixed_to_the_shared_expert_below_one_frozen_head_is_fedavg(work:
     for name, value in ours.layout.floats.views(ours.floats).items():
         views[name.replace("net.shared.", "net.extractor.")].copy_(value)
     start = ours.floats.clone()
-    for t in range(3):
+    for t in range(2):
         run_round(mixed, t)
         run_round(plain, t)
     found = list(ours.layout.floats.views(ours.floats).values())
@@ -122,7 +122,7 @@ class Mixed(Standalone):
 def test_without_exchange_it_is_standalone_on_the_mixture() -> None:
     moe = fleet(PFedMoE(small, federate=False), large, larger, clients_per_round=3)
     alone = fleet(Mixed(), large, larger, clients_per_round=3)
-    for t in range(3):
+    for t in range(2):
         assert run_round(moe, t) == run_round(alone, t)
     assert not moe.ledger.totals[:, [moe.ledger.UP, moe.ledger.DOWN]].any()
     for client in range(len(SIZES)):
@@ -132,7 +132,7 @@ def test_without_exchange_it_is_standalone_on_the_mixture() -> None:
 def test_a_gate_of_one_half_is_fixed_and_has_nothing_to_learn() -> None:
     halved = fleet(PFedMoE(small, gate="half"), large, larger)
     fixed = fleet(FixedMoE(small, 0.5), large, larger)
-    for t in range(3):
+    for t in range(2):
         run_round(halved, t)
         run_round(fixed, t)
     assert not tensors(halved, 0, "net.gate.")
@@ -154,10 +154,10 @@ class Uncompressed(PersonalShared):
 def test_fedkd_with_all_its_energy_is_not_compressed(
     energy: float, bound: float | None, compress: Any
 ) -> None:
-    algorithm = FedKD(large, (energy, energy), rounds=3, compress=compress)
+    algorithm = FedKD(large, (energy, energy), rounds=2, compress=compress)
     squeezed = fleet(algorithm, large, larger)
     plain = fleet(Uncompressed(large, "uniform"), large, larger)
-    for t in range(3):
+    for t in range(2):
         run_round(squeezed, t)
         run_round(plain, t)
     assert isinstance(plain.algorithm, PersonalShared)
@@ -187,7 +187,7 @@ def test_fedproto_without_prototypes_in_its_loss_and_head_inference_is_standalon
 ) -> None:
     proto = fleet(FedProto(0.0, inference), large, larger)
     alone = fleet(Standalone(), large, larger)
-    for t in range(3):
+    for t in range(2):
         run_round(proto, t)
         run_round(alone, t)
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))

@@ -17,8 +17,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.delays import Constant
 from lightfed.simulation.devices import Devices
-from lightfed.utils.errors import UserError
-from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet, mlp
+from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet
 from tests.small import Line, data_of, fleet_of, run_round
 
 KEY = "model.algorithm.init_args"
@@ -109,21 +108,3 @@ def test_k_counts_steps_or_epochs_within_the_limit(unit: Any, limit: Any, steps:
     Counted.steps = 0
     run_round(fed, 0)
     assert Counted.steps == 2 * steps
-
-
-@pytest.mark.parametrize(
-    ("make", "settings", "line"),
-    [
-        (lambda: CloudFedAvg(3, 1, mu=-1.0), {}, f"{KEY}.mu: -1.0; give a proximal weight of 0 or"),
-        (lambda: CloudFedAvg(3, 1, mu=float("nan")), {}, f"{KEY}.mu: nan; give a proximal weight"),
-        (lambda: CloudFedAvg(0, 1), {}, f"{KEY}.servers: 0; give at least 1"),
-        (lambda: CloudFedAvg(4, 1), {}, f"{KEY}.servers: 4 servers for 6 clients; give a divisor"),
-        (lambda: CloudFedAvg(3, 3), {}, f"{KEY}.active: 3 of the 2 devices of a server; give at"),
-        (lambda: CloudFedAvg(3, 1), {"fraction": 0.5}, "model.fraction: given; leave it out: "),
-        (lambda: CloudFedAvg(3, 1), {"epochs": 3}, "model.local_epochs: given; leave it out: "),
-    ],
-)
-def test_what_is_refused(make: Any, settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as stated:
-        fleet(make(), model=mlp, **settings)
-    assert str(stated.value).startswith(line)

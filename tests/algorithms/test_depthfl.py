@@ -1,6 +1,5 @@
 """DepthFL against recorded runs of the first author's code, its bytes."""
 
-import json
 import re
 from functools import partial
 from itertools import pairwise
@@ -16,10 +15,9 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.depth import DepthConv, DepthNet
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, fleet_of, module_of, random_data, run_round
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import fleet_of, module_of, random_data, run_round
 
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 WIDTHS = (8, 16, 12, 10, 8)
 
 
@@ -36,7 +34,7 @@ def mlp(num_classes: int = 5, rate: float = 1.0, widths: tuple[int, ...] = WIDTH
     ["mlp_kd", "mlp_kd_feddyn", "mlp_fedavg_nokd", "mlp_inclusive", "conv_bn_kd_uncovered"],
 )
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "depthfl" / f"{name}.json").read_text())
+    about = settings_of("depthfl", name)
     how, net, most = about["fit_config"], about["model"], about["model"]["depth_max"]
     algorithm = DepthFL(how["alpha"] * how["feddyn"], how["kd"], not how["extended"])
     model: Any = partial(mlp, widths=(net["input"][0], *net["hidden"]))
@@ -49,7 +47,6 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names |= {f"heads.{i}{last}": f"head{i + 1}" for i in range(4)}
     run = Recorded("depthfl", name, algorithm, groups, names=names)
     monkeypatch.setattr(run.fleet, "clients", len(depths) - 1)  # the first is not one of them
-    algorithm.model.floats.copy_(run.row("init"))
     first = about["rounds"][0]["curr_round_counter"] - 1
     for t, _ in run.rounds(monkeypatch, first):
         close(algorithm.model.floats, run.row(f"r{t}/server"))

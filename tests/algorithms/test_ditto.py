@@ -1,6 +1,5 @@
 """Ditto against recorded runs of its released code and PFLlib, and without a pull."""
 
-import json
 from functools import partial
 
 import pytest
@@ -13,22 +12,17 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, fleet_of, random_data, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import fleet_of, random_data, run_round
 
 
 @pytest.mark.parametrize("name", ["mlp_full", "mlp_sampled", "mlp_epochs_samples"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "ditto" / f"{name}.json").read_text())
+    about = settings_of("ditto", name)
     weights = "samples" if about["model_average"] == "samples" else "uniform"
     algorithm = Ditto(about["lam"], weights, about.get("personal_epochs"))
     work = {"steps": about["local_iters"]} if "local_iters" in about else {}
     run = Recorded("ditto", name, algorithm, **work)
-    algorithm.model.floats.copy_(run.row("init"))
-    for client in range(run.fleet.clients):
-        run.fleet.row(client).floats.copy_(run.row("init"))
     for t, clients in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         for client in clients:

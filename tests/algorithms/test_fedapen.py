@@ -19,7 +19,6 @@ from lightfed.models.client_module import ClientModule
 from lightfed.models.composites import mutual
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.costs import Ledger
-from lightfed.utils.errors import UserError
 from tests.models.client_cases import descend
 from tests.small import fit, fleet_of, random_data, run_round
 
@@ -144,20 +143,3 @@ def test_the_share_is_in_clients_csv(tmp_path: Path) -> None:
     assert logged == pytest.approx(shares)
     assert len({0.5, *shares}) == 4
     assert "personal/private_share" in trainer.callback_metrics
-
-
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ({"hold_out": 0.0}, "hold_out: 0.0"),
-        ({"hold_out": 1.0}, "hold_out: 1.0"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], found: str) -> None:
-    with pytest.raises(UserError, match=f"init_args.{found}"):
-        FedAPEN(small, **settings)
-
-
-def test_a_hold_out_that_leaves_no_data_is_refused() -> None:
-    with pytest.raises(UserError, match=r"hold_out: 0.95 is all of what client 0 holds"):
-        fleet(FedAPEN(small, hold_out=0.95))

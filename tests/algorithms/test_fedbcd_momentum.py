@@ -8,7 +8,7 @@ import lightning.pytorch as L
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
@@ -196,10 +196,3 @@ def test_a_shared_buffer_needs_one_rank() -> None:
         ranks(2, "shared")
     assert refused.value.key == "model.algorithm.init_args.momentum"
     assert "trainer.devices: 1" in refused.value.fix
-
-
-def test_any_optimiser_hands_on() -> None:
-    algorithm = FedBCD(3, 1)
-    run_round(fed := fleet(algorithm, optimizer=partial(Adam, lr=0.01)), 0)
-    row = fed.groups[0].layout.parameter_size
-    assert {len(state) for state in fed.optimizers.values()} == {3 * row}  # m, v, step

@@ -62,14 +62,14 @@ BY_STEP = Devices(delay=Exponential(1.0), step_delay=Exponential(0.5))
 )  # fmt: skip
 @example((FedBCD(3, 1, wait=1, gamma=[0.3, 0.0, 0.7]), 3), Local(), 0, PLAIN)
 @example((FedBCDI(3, 1, 4, wait=2, gamma=[0.5, 0.2, 0.9], patience=2), 12), LOCALS[2], 1, BY_STEP)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=14, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_equations_of_the_paper(
     cloud: tuple[FedBCD, int], local: Local, seed: int, delays: Devices
 ) -> None:
     algorithm, devices = cloud
     oracle = Oracle(algorithm, devices, local, seed)
     fleet = federation(algorithm, devices, local, seed=seed, devices=delays)
-    for t in range(6):
+    for t in range(5):
         stated, found = oracle.round(t), run_round(fleet, t)
         for name, value in stated.items():
             assert found.get(name, 0.0) == pytest.approx(value, rel=1e-5, abs=2e-5), (t, name)

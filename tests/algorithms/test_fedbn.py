@@ -15,11 +15,9 @@ from lightfed.algorithms.fedrep import FedRep
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
+from tests.algorithms.recorded import Recorded, close
 from tests.algorithms.test_fedrep import follow, released
-from tests.small import fleet_of, random_data
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.small import fleet_of, random_data, run_round
 
 
 class Normed(nn.Module):
@@ -40,10 +38,7 @@ class Normed(nn.Module):
 def test_the_released_run_of_fedbn(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedBN()
     run = Recorded("fedbn", "conv_fedbn", algorithm, [ClientGroup(3, Normed)])
-    start, views = run.row("init"), run.fleet.one_layout("").floats.views
-    algorithm.model.floats.copy_(start)
-    for client in range(3):
-        run.fleet.row(client).floats.copy_(start)
+    views = run.fleet.one_layout("").floats.views
     for t, clients in run.rounds(monkeypatch):
         for name, expected in views(run.row(f"r{t}/server")).items():
             assert (name in run.fleet.personal) == ("bn" in name)
@@ -60,7 +55,6 @@ def test_the_released_run_of_fedbn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fedavg_averages_what_fedbn_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedAvg("uniform")
     run = Recorded("fedbn", "conv_fedavg_same_data", algorithm, [ClientGroup(3, Normed)])
-    algorithm.model.floats.copy_(run.row("init"))
     for t, _ in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
 
@@ -78,9 +72,14 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "key"),
-    [(FedBN, "model.clients"), (partial(FedPer, "net.other."), "model.algorithm.init_args.head")],
+    [
+        (FedBN, "model.clients"),
+        (partial(FedRep, "net.other."), "model.clients"),
+        (partial(FedPer, "net.other."), "model.algorithm.init_args.head"),
+    ],
 )
 def test_a_model_without_a_part_of_its_own_is_refused(algorithm: Any, key: str) -> None:
+    groups = [ClientGroup(2, partial(MLP, hidden=(4,)))]
     with pytest.raises(UserError) as error:
-        fleet_of([ClientGroup(2, partial(MLP, hidden=(4,)))], algorithm(), random_data([4, 4]))
+        run_round(fleet_of(groups, algorithm(), random_data([4, 4])), 0)
     assert error.value.key == key

@@ -1,6 +1,5 @@
 """FedDyn against recorded runs of its released code, without regularisation, and refused."""
 
-import json
 from functools import partial
 
 import pytest
@@ -12,17 +11,14 @@ from lightfed.algorithms.feddyn import FedDyn
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, fleet_of, random_data, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import fleet_of, random_data, run_round
 
 
 @pytest.mark.parametrize("name", ["mlp_full", "mlp_sampled"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = FedDyn(json.loads((GOLDEN / "feddyn" / f"{name}.json").read_text())["alpha"])
+    algorithm = FedDyn(settings_of("feddyn", name)["alpha"])
     run = Recorded("feddyn", name, algorithm)
-    algorithm.model.floats.copy_(run.row("init"))
     for t, clients in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         close(algorithm.model.floats - algorithm.h, run.row(f"r{t}/average"))

@@ -3,7 +3,6 @@
 The released code's rule for a proximal term with momentum is not offered, nor recorded here.
 """
 
-import json
 from functools import partial
 from typing import Any
 
@@ -19,16 +18,15 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, fleet_of, random_data, run_round
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import fleet_of, random_data, run_round
 
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 CASES = ["mlp_sgd", "mlp_momentum", "mlp_momentum_sampled", "mlp_prox", "mlp_server_momentum"]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "fednova" / f"{name}.json").read_text())
+    about = settings_of("fednova", name)
     algorithm = FedNova(about.get("proximal_mu", 0.0))
     run = Recorded("fednova", name, algorithm)
     if momentum := about.get("server_momentum_gmf"):
@@ -39,7 +37,6 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return {k: epochs[t][k] * fed.data.num_batches(k) for k in clients}
 
     monkeypatch.setattr(FedNova, "steps", steps)
-    algorithm.model.floats.copy_(run.row("init"))
     for t, clients in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         for client in clients:

@@ -1,26 +1,17 @@
 """FedRep against recorded runs of its released code and PFLlib."""
 
-import json
 from collections.abc import Iterable
-from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
-from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, Phase
-from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Net, Recorded
-from tests.small import GOLDEN, fit, random_data, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import run_round
 
 
 def released(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
@@ -37,9 +28,6 @@ def follow(algorithm: FedRep | FedPer, run: Recorded, monkeypatch: pytest.Monkey
     fleet, rounds = run.fleet, run.about["rounds"]
     last = next((r for r in rounds if r.get("final_head_phase")), None)
     fleet.rounds = len(rounds) - (last is not None)
-    algorithm.model.floats.copy_(run.row("init"))
-    for client in range(fleet.clients):
-        fleet.row(client).floats.copy_(run.row("init"))
     body = fleet.one_layout("").floats.views
     for t, recorded in enumerate(rounds[: fleet.rounds]):
         active = sorted(recorded["active"])
@@ -57,7 +45,7 @@ def follow(algorithm: FedRep | FedPer, run: Recorded, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["mlp_uniform", "mlp_samples"])
 def test_the_released_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "fedrep" / f"{name}.json").read_text())
+    about = settings_of("fedrep", name)
     algorithm = FedRep(
         "net.fc3.", about["head_epochs"], about["body_epochs"], 10, about["model_average"], False
     )
@@ -68,14 +56,6 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedRep("net.fc3.", head_epochs=2, body_epochs=1, weights="samples")
     names = {"fc1": "base.0", "fc2": "base.2", "fc3": "head"}
     follow(algorithm, Recorded("fedrep", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
-
-
-def test_a_head_that_is_not_there(tmp_path: Path) -> None:
-    federation = Federation(
-        FedRep("net.head."), [ClientGroup(2, partial(Net, [4, 3]))], optimizer=partial(SGD, lr=0.1)
-    )
-    with pytest.raises(UserError, match=r"model.clients: a model without .* below net.head\."):
-        fit(federation, random_data([4, 4]), tmp_path)
 
 
 def test_the_length_of_a_phase() -> None:

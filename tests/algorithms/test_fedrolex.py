@@ -22,11 +22,9 @@ from lightfed.models.networks.transformer import Transformer
 from lightfed.state.rows import Row
 from lightfed.utils.counts import rounded_up
 from tests.algorithms.dispfl_cases import Replayed
-from tests.algorithms.recorded import Recorded
+from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.local.packs import Windows
 from tests.small import GOLDEN, Given, fleet_of, random_data, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
 
 class Plain(nn.Module):
@@ -53,13 +51,11 @@ class Plain(nn.Module):
 
 def recorded_run(name: str, algorithm: FedRolex) -> Recorded:
     """The clients come after one that holds the whole model and never takes part."""
-    model = json.loads((GOLDEN / "fedrolex" / f"{name}.json").read_text())
+    model = settings_of("fedrolex", name)
     inputs, rates, net = model["model"]["input"][0], model["client_rate"], model["model"]
     factory = partial(Plain, net["kind"], inputs, net["hidden"], net["classes"])
     groups = [ClientGroup(1, factory, rate=rate) for rate in (1.0, *rates)]
-    run = Recorded("fedrolex", name, algorithm, groups)
-    algorithm.model.floats.copy_(run.row("init"))
-    return run
+    return Recorded("fedrolex", name, algorithm, groups)
 
 
 @pytest.mark.parametrize("name", ["mlp_count", "mlp_uncovered", "conv_labels_count"])

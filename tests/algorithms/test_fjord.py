@@ -1,6 +1,5 @@
 """FjORD against recorded runs of Flower's baseline, its bytes, and its refusals."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,10 +18,8 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.models.ordered_dropout import OrderedDropout
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Net, Recorded
-from tests.small import GOLDEN, fleet_of, module_of, random_data, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Net, Recorded, close, settings_of
+from tests.small import fleet_of, module_of, random_data, run_round
 
 
 def narrow(dims: Sequence[int], rate: float = 1.0) -> Net:
@@ -58,7 +55,7 @@ class Drawn(FjORD):
 
 @pytest.mark.parametrize("name", ["mlp", "mlp_kd", "mlp_momentum_uncovered", "conv_bn"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "fjord" / f"{name}.json").read_text())
+    about = settings_of("fjord", name)
     net, widths = about["model"], about["p_s"]
     make: Callable[..., nn.Module] = partial(narrow, net.get("dims"))
     if net["kind"] == "conv":

@@ -28,9 +28,9 @@ mlp = partial(MLP, hidden=(5,))
 moe = partial(PFedMoE, mlp, gate_units=4)
 
 
-def federation(algorithm: Algorithm, *, count: int = 3, **settings: Any) -> Federation:
+def federation(algorithm: Algorithm, **settings: Any) -> Federation:
     optimizer = partial(SGD, lr=0.1)
-    return Federation(algorithm, [ClientGroup(count, mlp)], optimizer=optimizer, **settings)
+    return Federation(algorithm, [ClientGroup(3, mlp)], optimizer=optimizer, **settings)
 
 
 def two_classes() -> FederatedDataModule:
@@ -47,9 +47,9 @@ def test_the_mean_weight_per_client_and_class_is_in_the_run_folder(
     store: Any, tmp_path: Path
 ) -> None:
     run, data = federation(moe(), store=store), two_classes()
-    fit(run, data, tmp_path, rounds=2)
+    fit(run, data, tmp_path)
     found = np.load(tmp_path / "run/gate.npz")
-    assert int(found["round"]) == 2
+    assert int(found["round"]) == 1
     assert found["general"].shape == found["personal"].shape == (3, CLASSES)
     fleet = run.fleet
     rows = (tmp_path / "run/clients.csv").read_text().splitlines()
@@ -83,25 +83,6 @@ def test_the_gate_of_a_client_that_has_left_the_rank_is_forgotten() -> None:
     assert fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()
 
 
-def ending_on_one(**settings: Any) -> FederatedDataModule:
-    data = random_data([8, 9, 8], batch_size=4)
-    for name, value in settings.items():
-        setattr(data, name, value)
-    return data
-
-
-def test_a_gate_is_given_no_batch_of_one(tmp_path: Path) -> None:
-    message = r"data\.last_batch: client 1 trains on a single sample, .*; set data\.last_batch"
-    with pytest.raises(UserError, match=message):
-        fit(federation(moe()), ending_on_one(), tmp_path)
-    fit(federation(moe()), ending_on_one(last_batch="join"), tmp_path)
-
-
-def test_such_a_batch_is_skipped(tmp_path: Path) -> None:
-    trainer = fit(federation(moe()), ending_on_one(last_batch="drop"), tmp_path)
-    assert trainer.callback_metrics["participants"] == 3
-
-
 class Normed(nn.Module):
     """A network that cannot train on a single sample."""
 
@@ -114,7 +95,8 @@ class Normed(nn.Module):
         return self.layers(x)
 
 
-def test_the_network_that_is_not_evaluated_counts_too(tmp_path: Path) -> None:
+def test_a_shared_network_is_given_no_batch_of_one_either(tmp_path: Path) -> None:
+    data = random_data([8, 9, 8], batch_size=4)
     with pytest.raises(UserError, match="client 1 trains on a single sample"):
-        fit(federation(FML(Normed)), ending_on_one(), tmp_path)
-    fit(federation(FML(mlp)), ending_on_one(), tmp_path)
+        fit(federation(FML(Normed)), data, tmp_path)
+    fit(federation(FML(mlp)), data, tmp_path)

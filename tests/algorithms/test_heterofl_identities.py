@@ -24,7 +24,7 @@ CLASSES = 5
 RATES = (1.0, 0.5, 0.25, 0.125)
 
 quick = settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -119,11 +119,17 @@ def test_what_is_sent_and_comes_back_unchanged_changes_nothing(federation: Feder
 @quick
 @given(federations())
 def test_one_client_gives_its_coverage_and_nothing_else(federation: Federation) -> None:
+    """W^e within W^d ... within W^a."""
     fed = federation.fleet()
     client = fed.clients - 1
     number(fed)
     before = server(fed).clone()
     send(fed)
+    order = sorted(range(fed.clients), key=lambda k: -federation.rates[k])
+    sets = [covered(fed, k) for k in order]
+    for wide, narrow, a, b in zip(sets, sets[1:], order, order[1:], strict=False):
+        assert narrow <= wide
+        assert (narrow == wide) == (federation.rates[a] == federation.rates[b])
     mine = covered(fed, client)
     fed.row(client).floats.mul_(-1.0)
     after = merge(fed, [client])
@@ -133,31 +139,3 @@ def test_one_client_gives_its_coverage_and_nothing_else(federation: Federation) 
     # Only rows of labels that the client does not hold are kept back.
     whole = len(federation.labels[client]) == CLASSES
     assert (changed == mine) if whole else (changed < mine)
-
-
-@quick
-@given(federations())
-def test_the_order_of_the_clients_does_not_matter(federation: Federation) -> None:
-    merged = []
-    for reverse in (False, True):
-        fed = federation.fleet()
-        number(fed)
-        send(fed)
-        for client in range(fed.clients):
-            fed.row(client).floats.mul_(1.0 + client / 3)
-        merged.append(merge(fed, sorted(range(fed.clients), reverse=reverse)))
-    assert torch.equal(*merged)
-
-
-@quick
-@given(federations())
-def test_narrow_clients_lie_within_wide_ones(federation: Federation) -> None:
-    """W^e within W^d ... within W^a."""
-    fed = federation.fleet()
-    number(fed)
-    send(fed)
-    order = sorted(range(fed.clients), key=lambda k: -federation.rates[k])
-    sets = [covered(fed, client) for client in order]
-    for wide, narrow, a, b in zip(sets, sets[1:], order, order[1:], strict=False):
-        assert narrow <= wide
-        assert (narrow == wide) == (federation.rates[a] == federation.rates[b])

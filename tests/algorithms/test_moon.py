@@ -1,6 +1,5 @@
 """MOON against recorded runs of its released code, its pool, as FedAvg, and refused."""
 
-import json
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,9 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, Line, fleet_of, random_data, run_round
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import Line, fleet_of, random_data, run_round
 
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 mlp = partial(MLP, hidden=(6,))
 
 
@@ -39,13 +37,12 @@ class Projected(nn.Module):
 
 @pytest.mark.parametrize("name", ["mlp_full", "mlp_sampled_buffer2"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "moon" / f"{name}.json").read_text())
+    about = settings_of("moon", name)
     algorithm = MOON(about["mu"], about["temperature"], about["model_buffer_size"])
     sizes = [about["model"][size] for size in ("input", "hidden", "projection", "classes")]
     group = ClientGroup(len(about["batches"]), partial(Projected, *sizes))
     names = {f"extractor.{layer}": layer for layer in ("fc1", "l1", "l2")} | {"head": "l3"}
     run = Recorded("moon", name, algorithm, [group], names=names)
-    algorithm.model.floats.copy_(run.row("init"))
     for t, clients in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         for client in clients:
@@ -73,21 +70,6 @@ def test_the_first_round_is_that_of_fedavg(mu: float) -> None:
     (first, second), (average, next_average) = found
     torch.testing.assert_close(first, average)
     assert torch.allclose(second, next_average, atol=1e-5) == (mu == 0)
-
-
-def test_a_pool_has_the_last_models_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = MOON(pool=3)
-    fed = fleet(algorithm)
-    trained: list[Tensor] = []
-    for t, clients in enumerate([[0, 1], [0, 1], [1, 2], [0, 2]]):
-        monkeypatch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
-        run_round(fed, t)
-        if 0 in clients:
-            trained.append(fed.row(0).floats.clone())
-    first, second, third = trained
-    assert torch.equal(algorithm.local_penalty.previous[0], torch.stack([second, second, third]))
-    assert not torch.equal(first, second)
-    assert [len(algorithm.local_penalty.previous[k]) for k in range(3)] == [3, 3, 2]
 
 
 def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:

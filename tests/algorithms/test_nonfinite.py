@@ -74,7 +74,7 @@ def test_the_others_train_as_if_the_broken_client_had_not_been_drawn(
     assert metrics["train_loss"] == others["train_loss"]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("value", [math.nan, 3e38])
 def test_a_run_with_a_broken_client_stays_finite_and_names_it(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,5 @@
 """pFedMe against recorded runs of its released code, by hand, and its refusals."""
 
-import json
 from functools import partial
 
 import pytest
@@ -10,20 +9,17 @@ from torch.optim import SGD
 from lightfed.algorithms.pfedme import PFedMe
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
-from tests.algorithms.recorded import Recorded
-from tests.small import GOLDEN, Line, data_of, fleet_of, run_round
-
-close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+from tests.algorithms.recorded import Recorded, close, settings_of
+from tests.small import Line, data_of, fleet_of, run_round
 
 
 @pytest.mark.parametrize("name", ["mlp_all", "mlp_beta_sampled"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((GOLDEN / "pfedme" / f"{name}.json").read_text())
+    about = settings_of("pfedme", name)
     inner = about["inner_optimizer"]
     algorithm = PFedMe(inner["lamda"], inner["K"], about["local_lr"], about["beta"])
     decaying = partial(SGD, weight_decay=inner["mu"])
     run = Recorded("pfedme", name, algorithm, optimizer=decaying, steps=about["local_rounds"])
-    algorithm.model.floats.copy_(run.row("init"))
     for t, _ in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         for client in range(run.fleet.clients):  # all train

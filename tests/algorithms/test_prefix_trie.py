@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.vgg import make_layers
 
-from lightfed.aggregation.group_mean import SharedTensors
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import Layer, layers_of
 from lightfed.local.client_group import ClientGroup
@@ -22,7 +21,6 @@ from lightfed.models.networks.cifar_resnet import CIFARResNet
 from lightfed.models.networks.vdcnn import VDCNN
 from lightfed.models.networks.vgg import VGG
 from lightfed.previews.layer_groups import groups_table, trie_table
-from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 
 FAMILIES: dict[str, Any] = json.loads((GOLDEN / "flexifed/families.json").read_text())
@@ -85,24 +83,6 @@ def test_the_trie_of_some_is_built_from_them_alone(
     models = {group: model(word) for group, word in enumerate(architectures)}
     chosen = {group: layers for group, layers in models.items() if group in some}
     assert Trie.build(models).among(some) == Trie.build(chosen)
-
-
-def test_common_base_and_clusters() -> None:
-    trie = trie_of("abc", "abdc", "abc", "ab")
-    assert trie.common() == [Node(0, (0, 1, 2, 3))]  # b is the last layer of one of them
-    assert trie.clusters() == [(3,), (0, 2), (1,)]
-    assert trie.whole((0, 2)) == [Node(0, (0, 2)), Node(1, (0, 2)), Node(2, (0, 2))]
-    assert trie.groups == (0, 1, 2, 3)
-
-
-def test_groups_hold_the_tensors_of_their_nodes() -> None:
-    trie = trie_of("abc", "abd")
-    assert trie.shared(trie.nodes) == [
-        SharedTensors({0: ("0.w", "1.w"), 1: ("0.w", "1.w")}),
-        SharedTensors({0: ("2.w",)}),
-        SharedTensors({1: ("2.w",)}),
-    ]
-    assert trie.shared([Node(-1, (0, 1))]) == [SharedTensors({0: ("2.w",), 1: ("2.w",)})]
 
 
 def test_heads_are_the_linear_layers_at_the_end_by_shape() -> None:
@@ -173,7 +153,7 @@ def entries(layers: Sequence[Layer]) -> int:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_families_have_the_recorded_layers_in_common(name: str) -> None:
+def test_families_share_the_recorded_layers(name: str) -> None:
     """Entries of the state, tensors of weights and parameters, of all and of every pair."""
     versions, trie = family_of(name)
     golden = FAMILIES[name]
@@ -188,11 +168,6 @@ def test_families_have_the_recorded_layers_in_common(name: str) -> None:
         assert entries(base) == expected["common_entries"]
         assert len(base) == expected["weight_tensors"]
         assert sum(layer.parameters for layer in base) == expected["params"]
-
-
-@pytest.mark.parametrize("name", VERSIONS)
-def test_entries_of_families_have_the_recorded_sharers(name: str) -> None:
-    versions, trie = family_of(name)
     for group, version in enumerate(versions):
         nodes = [node for node in trie.nodes if group in node.groups]
         found = [
@@ -200,8 +175,7 @@ def test_entries_of_families_have_the_recorded_sharers(name: str) -> None:
             for node in nodes
             for _ in trie.models[group][node.depth].tensors
         ]
-        recorded = FAMILIES[name]["max_common_sharers"][version]
-        assert found == [sharers for _, sharers in recorded]
+        assert found == [sharers for _, sharers in golden["max_common_sharers"][version]]
 
 
 # As text.
@@ -222,18 +196,22 @@ class Net(nn.Module):
         return self.rest(self.relu(self.first(x)))
 
 
-def test_the_table_says_who_shares_what() -> None:
+def test_the_table_says_who_shares_what_of_the_modules_as_they_train() -> None:
+    def prepare(module: Any, data: object) -> None:
+        module.net.rest.append(nn.Linear(2, 2))
+
     groups = [
         ClientGroup(3, partial(Net, 5), name="five"),
         ClientGroup(1, partial(Net, 6), name="six"),
         ClientGroup(2, partial(Net, 5), name="2"),
     ]
-    assert groups_table(groups, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
+    text = groups_table(groups, Images(), seed=0, prepare=prepare)  # type: ignore[arg-type]
+    assert text.splitlines() == [
         "6 clients of 3 groups, 2 architectures",
         "layers  clients  parameters  groups        first layer        last layer",
         "1             6          15  five, six, 2  Linear 3x4 + ReLU",
-        "  2-3         5          32  five, 2       Linear 5x3         Linear 2x5",
-        "  2-3         1          38  six           Linear 6x3         Linear 2x6",
+        "  2-4         5          38  five, 2       Linear 5x3         Linear 2x2",
+        "  2-4         1          44  six           Linear 6x3         Linear 2x2",
     ]
 
 
@@ -241,23 +219,3 @@ def test_the_table_is_indented_by_what_a_stretch_continues() -> None:
     text = trie_table(trie_of("aab", "aac", "ad", "b"), names="wxyz", counts=[1, 1, 1, 1])
     rows = [line[:8].rstrip() for line in text.splitlines()[2:]]
     assert rows == ["1", "  2", "    3", "    3", "  2", "1"]
-
-
-def test_the_table_names_the_group_that_cannot_be_read() -> None:
-    class Fixed(Net):
-        def __init__(self) -> None:
-            super().__init__(5)
-            self.bias = nn.Parameter(torch.zeros(2))
-
-    groups = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, Fixed)]
-    with pytest.raises(UserError, match=r"model\.clients\.1\.model: net has its own bias"):
-        groups_table(groups, Images(), seed=0)  # type: ignore[arg-type]
-
-
-def test_the_table_is_of_the_modules_as_the_algorithm_trains_them() -> None:
-    groups = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, partial(Net, 5))]
-
-    def double(module: Any, data: object) -> None:
-        module.net.rest.append(nn.Linear(2, 2))
-
-    assert "1-4" in groups_table(groups, Images(), seed=0, prepare=double)  # type: ignore[arg-type]

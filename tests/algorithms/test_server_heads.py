@@ -129,7 +129,7 @@ def test_the_prototypes_of_fedtgp_learn_with_a_margin() -> None:
 
 
 def test_a_session_of_fedtgp_is_one_of_fedproto() -> None:
-    taught, proto = fleet(FedTGP(weight=2.0)), fleet(FedProto(weight=2.0))
+    taught, proto = fleet(FedTGP(weight=2.0, epochs=1)), fleet(FedProto(weight=2.0))
     for t in range(2):
         run_round(taught, t)
         run_round(proto, t)
