@@ -61,6 +61,8 @@ class FedRep(Algorithm):
         self.body = [e.name for e in layout.floats if not e.name.startswith(self.head)]
         trained = [e.name for e in layout.floats.entries[: layout.parameters]]
         body = [name for name in trained if name in self.body]
+        found, fix = f"a model without {self.head}", f"it has {', '.join(trained)}"
+        require_argument(body != trained, "head", found, fix)
         phases = Phase([self.head], self.head_epochs), Phase(body, self.body_epochs)
         self.phases = phases if self.head_epochs else phases[:0]
         self.model = fed.new_model()  # with private heads only its body ever changes

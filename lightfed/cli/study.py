@@ -43,7 +43,7 @@ _KEYS = (
     "title common methods cases target tune tune_seed seeds metric columns claims theirs seconds"
     " differ"
 )
-_HOLDS = {"better": "holds", "worse": "the opposite is shown", "not shown": "is not shown"}
+_HOLDS = {"better": "holds", "worse": "the opposite is shown", "not shown": "not shown"}
 
 
 def main(argv: Sequence[str]) -> int:
