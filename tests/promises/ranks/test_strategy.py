@@ -137,11 +137,6 @@ def test_a_timeout_of_nothing_is_refused(minutes: float) -> None:
         FederatedStrategy(timeout=minutes)
 
 
-def test_the_timeout_is_that_of_the_process_group() -> None:
-    assert FederatedStrategy()._timeout == dist.constants.default_pg_timeout
-    assert FederatedStrategy(timeout=0.5)._timeout.total_seconds() == 30  # type: ignore[union-attr]
-
-
 def test_ranks_that_do_not_meet_are_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise dist.DistStoreError("Timed out: 1/2 clients joined.\nframe #0")
