@@ -11,32 +11,32 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lightfed.engine.evaluation import Evaluation
 from lightfed.runs import checkpoint
-from lightfed.testing.case import Case, read_digits
+from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
 from tests.promises.conformance.cases import CASES
 
 ROUNDS = 4
-NAMES = ("standalone", "heterofl", "fedavg_local_statistics")
+_packed = {"side_by_side": 3, "fraction": 1.0}
+RUNS = {
+    "standalone": CASES["standalone"],
+    "in packs": replace(CASES["heterofl"], federation=_packed),
+    "local statistics": CASES["fedavg_local_statistics"],
+}
 
 
-def start(
-    case: Case,
-    folder: Path,
-    ranks: int,
-    before: Callable[[], None] = lambda: None,
-    rounds: int = ROUNDS,
-) -> int:
+def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lambda: None) -> int:
     """Start, or resume, a job whose rank 0 leaves its digest in the folder; its process group."""
 
     def work(rank: int) -> None:
         before()
-        result = digest(*fit(case, folder, rounds=rounds, ckpt_path="last", ranks=ranks))
+        result = digest(*fit(RUNS[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
         if rank == 0:
             (folder / "digest.json").write_text(json.dumps(result))
 
@@ -104,16 +104,16 @@ def one_kill(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         if kind == 0:
-            group = start(CASES[name], folder, ranks)
+            group = start(name, folder, ranks)
             time.sleep(delay)
             os.killpg(group, signal.SIGKILL)
         elif kind == 1:
-            group = start(CASES[name], folder, ranks, lambda: kill_in_write(number, share))
+            group = start(name, folder, ranks, lambda: kill_in_write(number, share))
         else:
-            group = start(CASES[name], folder, ranks, lambda: kill_in_evaluation(number))
+            group = start(name, folder, ranks, lambda: kill_in_evaluation(number))
         died = not wait(group) and unfinished(folder)
         delay /= 2
-    ended = wait(start(CASES[name], folder, later))
+    ended = wait(start(name, folder, later))
     result = json.loads((folder / "digest.json").read_text()) if ended else {}
     # A job that died before its first checkpoint is started again, in a folder of its own.
     newest = max(folder.glob("run*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
@@ -126,15 +126,15 @@ def main(folder: Path, kills: int) -> None:
     results: dict[str, object] = {}
     for split in ("train", "test"):
         read_digits(split)
-    for name in NAMES:
+    for name in RUNS:
         started = time.monotonic()
         (folder / name).mkdir()
-        assert wait(start(CASES[name], folder / name, 1))
+        assert wait(start(name, folder / name, 1))
         seconds = time.monotonic() - started
         straight = json.loads((folder / name / "digest.json").read_text())
         results[name] = {"straight": straight, "kills": [], "seconds": seconds}
     for number in range(kills):
-        name = NAMES[number % len(NAMES)]
+        name = [*RUNS][number % len(RUNS)]
         place = folder / f"kill{number}"
         kill = one_kill(draw, name, place, results[name]["seconds"], number % 3)  # type: ignore[index]
         results[name]["kills"].append(kill)  # type: ignore[index]
