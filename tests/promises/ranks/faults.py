@@ -17,16 +17,19 @@ from typing import Any
 from lightning.pytorch import Callback
 from typing_extensions import override
 
+from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed import watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.models.networks.mlp import MLP
+from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import fit
 from lightfed.testing.ranks import kept_port
-from tests.promises.conformance.cases import CASES
 
 TIMEOUT = 6.0  # seconds, for the one that hangs
 GRACE = 2.0
 RANKS = 2
+CASE = Case(FedAvg, partial(MLP, hidden=(8,)), federation={"evaluate": ("global",)})
 FAULTS = ("dies", "hangs", "raises", "all raise", "twice", "fit end", "teardown", "exits")
 
 
@@ -71,7 +74,7 @@ def play(name: str, folder: Path) -> int:
     try:
         for run in ("a", "b") if name == "twice" else ("a",):
             fit(
-                CASES["fedavg"], folder / run, ranks=RANKS, callbacks=[Fault(name)],
+                CASE, folder / run, ranks=RANKS, callbacks=[Fault(name)],
                 strategy=FederatedStrategy(timeout=TIMEOUT / 60 if name == "hangs" else 1),
             )  # fmt: skip
     except Exception:
@@ -107,6 +110,8 @@ def said_in(folder: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     watch.GRACE = GRACE
+    for split in ("train", "test"):
+        read_digits(split)
     pids = {}
     for name in FAULTS:
         (folder / name).mkdir()

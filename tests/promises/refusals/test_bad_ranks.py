@@ -1,7 +1,9 @@
-"""With several ranks an error is still one line; all leave with status 2, and none hangs."""
+"""What several ranks say, and leave with, when one of them fails or all are refused; none hangs."""
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import lightfed.cli.federation_cli  # noqa: F401  (before ranks are forked)
 from lightfed.cli.command_line import USAGE_ERROR, main
 from lightfed.testing.ranks import in_new_process
 from tests.promises.ranks import faults
@@ -32,6 +35,8 @@ REFUSED = {
         "trainer.default_root_dir", "bad.yaml", "trainer.default_root_dir: bad.yaml/bad"
     ),
 }  # fmt: skip
+ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
+Faults = dict[str, dict[str, Any]]
 DIVERGES = Case("", "", {"model.lr_schedule": RATES, "trainer.max_epochs": 4})
 
 
@@ -47,7 +52,8 @@ def command(words: list[str], folder: Path) -> int:
 
 
 def play(folder: Path) -> None:
-    """Every command on two ranks; writes their statuses and what they said."""
+    """Every fault and command on two ranks; writes their statuses and what they said."""
+    faults.main(folder)
     pids = {}
     for name, case in (REFUSED | {"diverges": DIVERGES}).items():
         place = folder / name / "work"
@@ -62,9 +68,65 @@ def play(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("commands")
+    made = tmp_path_factory.mktemp("ranks")
     in_new_process(play, made)
     return made
+
+
+@pytest.fixture
+def struck(folder: Path) -> Faults:
+    return json.loads((folder / "faults.json").read_text())  # type: ignore[no-any-return]
+
+
+def line(said: str) -> str:
+    """The last line, without the number of the process."""
+    return re.sub(r" \(pid \d+\)", "", said.splitlines(keepends=True)[-1])
+
+
+def test_a_rank_that_dies_ends_the_other_during_a_long_session(struck: Faults) -> None:
+    assert struck["dies"]["statuses"] == [1, -signal.SIGKILL]
+    said = struck["dies"]["said"]
+    assert len(said[0].splitlines()) == 1
+    assert line(said[0]) == f"lightfed: error: rank 1 on n1 died{ENDS}"
+    assert said[1] == ""
+
+
+def test_a_rank_that_hangs_ends_the_run_at_the_timeout(struck: Faults) -> None:
+    """At the barrier after the sessions."""
+    assert struck["hangs"]["statuses"] == [1]
+    said = struck["hangs"]["said"]
+    what = "rank 0 on n0: the end of the sessions of round 1 failed ("
+    assert line(said[0]).startswith(f"lightfed: error: {what}")
+    assert "Traceback" not in said[0]
+
+
+@pytest.mark.parametrize("when", ["raises", "fit end", "teardown"])
+def test_an_exception_of_one_rank_is_seen_and_the_other_says_whose_it_is(
+    when: str, struck: Faults
+) -> None:
+    assert struck[when]["statuses"] == [1, 3]
+    assert struck[when]["finished"] is False
+    said = struck[when]["said"]
+    assert "\nZeroDivisionError: of rank 1\n" in said[1]
+    what = r"rank 1 on n1 ended with an error \((trainer.callbacks: )?ZeroDivisionError: of rank 1"
+    assert re.match(rf"lightfed: error: {what}.*{ENDS}", line(said[0]))
+    assert "Traceback" not in said[0]
+
+
+def test_an_exception_of_all_ranks_is_each_rank_s_own(struck: Faults) -> None:
+    assert struck["all raise"]["statuses"] == [3, 3]
+    for rank, said in enumerate(struck["all raise"]["said"]):
+        assert f"\nZeroDivisionError: of rank {rank}\nits traceback is in " in said
+        assert "lightfed: error" not in said
+
+
+def test_a_rank_that_exits_without_an_error_ends_the_run(struck: Faults) -> None:
+    assert struck["exits"]["statuses"] == [1, 0]
+    assert "SystemExit: 0" in line(struck["exits"]["said"][0])
+
+
+def test_runs_that_follow_each_other_in_a_process_end_well(struck: Faults) -> None:
+    assert struck["twice"] == {"statuses": [0, 0], "said": ["", ""], "finished": True}
 
 
 def said(folder: Path, name: str) -> Any:
