@@ -23,10 +23,9 @@ from lightfed.testing.ranks import start_job, wait
 from tests.promises.conformance.cases import CASES
 
 ROUNDS = 4
-_packed = {"side_by_side": 3, "fraction": 1.0}
 RUNS = {
-    "standalone": CASES["standalone"],
-    "in packs": replace(CASES["heterofl"], federation=_packed),
+    "in packs": replace(CASES["standalone"], federation={"side_by_side": 3, "fraction": 1.0}),
+    "heterofl": CASES["heterofl"],
     "local statistics": CASES["fedavg_local_statistics"],
 }
 

@@ -372,8 +372,6 @@ CLOUDS = [
     clouds("row 0 sums to 1.1", mixing=[[0.6, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
     clouds("nowhere.npy", mixing="nowhere.npy"),
     clouds("[0, 2]; give 1 <= low <= high", steps=[0, 2]),
-    Case("model.devices.delay.init_args.shape", "0; give a number above",
-         cloud_of() | {"model.devices": {"delay": of_class("Weibull", shape=0)}}),
     Case("model.devices.step_delay.init_args.shape", "-1; give a number above",
          cloud_of() | {"model.devices": {"delay": of_class("Weibull", shape=1),
                                          "step_delay": of_class("Weibull", shape=-1)}}),

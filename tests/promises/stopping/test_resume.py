@@ -89,17 +89,6 @@ def test_any_checkpoint_resumes_to_the_bits_rows_and_hooks_of_the_whole_run(
         assert resumed == straight[trained:]
 
 
-def test_a_checkpoint_asked_for_within_a_round_holds_the_finished_round(tmp_path: Path) -> None:
-    model = federation(fraction=1.0)
-    keep = ModelCheckpoint(**EVERY, every_n_train_steps=1)
-    fit(model, data(), tmp_path, rounds=3, callbacks=[keep])
-    paths = checkpoints_of(tmp_path)
-    # Lightning asks for none before the first update of the server.
-    assert sorted(paths) == [1, 2]
-    for asked, path in paths.items():
-        assert load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"] == asked + 1
-
-
 def _rounds_of(spy: Spy) -> list[list[str]]:
     """The hooks of training and validation, a list a round."""
     rounds: list[list[str]] = [[]]
