@@ -86,22 +86,6 @@ def test_a_shipped_configuration_is_that_of_its_string(data: str, split: str) ->
         assert yaml.safe_load(path.read_text()) == configuration(text)
 
 
-def test_the_embedded_data_have_rates_and_rounds_of_their_own() -> None:
-    config = configuration("Digits:1_100_0.1_non-iid-2_fix_b3-e4_gn_0_0")
-    assert config["trainer"]["max_epochs"] == 120
-    assert arguments_of(config["model"]["optimizer"])["lr"] == 0.03
-    assert arguments_of(config["model"]["lr_schedule"])["milestones"] == [80]
-    network = {"class_path": "Conv", "init_args": {"norm": "gn", "scaler": False}}
-    assert config["model"]["clients"] == [
-        {"count": 42, "level": "b", "model": network},
-        {"count": 58, "level": "e", "model": network},
-    ]
-    assert config["data"]["last_batch"] == "join"
-    prose = configuration("Prose:1_7_1_iid_fix_a1_gn_0_1")
-    assert prose["data"]["dataset"] == {"class_path": "Prose", "init_args": {"rows": 7}}
-    assert "norm" not in arguments_of(prose["model"]["clients"][0]["model"])
-
-
 @pytest.mark.parametrize(
     ("field", "words"),
     [

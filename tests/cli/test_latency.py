@@ -28,19 +28,22 @@ TABLE = ["latency", "--delay", "Exponential", "--delay.mean", "2"]
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_values(name: str) -> None:
     """They are accurate to 2e-10, by another quadrature."""
+    every: dict[int, float] = {}  # how long the last of so many servers takes
     for case, theirs in REFERENCE[name].items():
         servers, wait = (int(word[1:]) for word in case.split("_"))
         cloud = Cloud(DELAYS[name], servers, 1)
+        if servers not in every:
+            every[servers] = cloud.expected(servers)
         found = cloud.expected(wait)
         assert found == pytest.approx(theirs["E_B"], rel=1e-9)
-        ratio = found / cloud.expected(servers)
+        ratio = found / every[servers]
         assert ratio == pytest.approx(theirs["r"], rel=1e-9)
         bound = theirs["eq8_upper"]
         expected = math.nan if bound is None else bound
         assert cloud.asymptotic(wait) == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
-@settings(deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
 def test_uniform_clouds_in_closed_form(servers: int, devices: int, data: st.DataObject) -> None:
     """The largest of m uniform delays is a beta variable to the power 1 / m."""
@@ -59,7 +62,7 @@ def test_uniform_clouds_in_closed_form(servers: int, devices: int, data: st.Data
 
 @pytest.mark.parametrize(
     ("cloud", "waits"),
-    [(Cloud(Exponential(2.0), 10, 1), (1, 3, 7, 10)), (Cloud(Uniform(0.0, 1.0), 4, 3), (4,))],
+    [(Cloud(Exponential(2.0), 10, 1), (3, 10)), (Cloud(Uniform(0.0, 1.0), 4, 3), (4,))],
 )
 def test_a_run_is_what_the_analysis_says(cloud: Cloud, waits: tuple[int, ...]) -> None:
     """Of memoryless servers, and of servers that all wait for their slowest device."""

@@ -141,16 +141,6 @@ def test_a_class_s_own_error_has_the_key_of_its_argument(name: str) -> None:
     ("error", "key", "fragment"),
     [
         (
-            RuntimeError("Early stopping conditioned on metric `x`: use `a`"),
-            "trainer.callbacks",
-            "use `a`; ",
-        ),
-        (
-            MisconfigurationException("`ModelCheckpoint(monitor='x')` could not find: ['a']"),
-            "trainer.callbacks",
-            "['a']",
-        ),
-        (
             MisconfigurationException("You set `Trainer(precision=8)`,\nwhich is too little."),
             "trainer.precision",
             "`, which is too little; ",

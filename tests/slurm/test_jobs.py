@@ -160,19 +160,6 @@ def test_a_dead_rank_ends_the_job(workspace: Workspace) -> None:
     until(lambda: not any(map(alive, pids)), "the ranks have ended")
 
 
-def test_tasks_without_srun_are_refused(workspace: Workspace) -> None:
-    command = " ".join((".venv/bin/lightfed", *FIT, "--trainer.devices=2"))
-    job = workspace.cluster.submit(
-        *("--ntasks-per-node=2", "--output=no-srun.log", f"--wrap={command}"), cwd=workspace.root
-    )
-    facts = job.end()
-    log = (workspace.root / "no-srun.log").read_text()
-    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0"), log
-    assert len(log.splitlines()) == 1, log
-    assert log.startswith("lightfed: error: ")
-    assert "srun" in log
-
-
 def test_the_commands_of_the_documentation_are_accepted(workspace: Workspace) -> None:
     text = (workspace.root / "slurm" / "README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)

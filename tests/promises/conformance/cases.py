@@ -76,6 +76,7 @@ from lightfed.simulation.policy import Policy
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
 from tests.algorithms.low_rank import NAMES, Adapted
+from tests.promises.columns.cases import Tagger, tagged
 
 
 class DeepNet(NormNet):
@@ -352,8 +353,9 @@ CASES = {
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip
 
-# Arguments of any method on others: only `pytest -m matrix` runs them.
+# Arguments of any method on others, and data of another kind.
 COMBINATIONS = {
+    "fedavg_columns": Case(FedAvg, Tagger, data=tagged),
     "fedavg_contrast_momentum": Case(
         FedAvg,
         federation={

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
 from tests.promises.conformance.cases import CASES
 
-ROUNDS = 6
-NAMES = ("standalone", "heterofl", "fedavg_local_statistics")
+ROUNDS = 4
+RUNS = {
+    "in packs": replace(CASES["standalone"], federation={"side_by_side": 3, "fraction": 1.0}),
+    "heterofl": CASES["heterofl"],
+    "local statistics": CASES["fedavg_local_statistics"],
+}
 
 
 def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lambda: None) -> int:
@@ -30,7 +35,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 
     def work(rank: int) -> None:
         before()
-        result = digest(*fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
+        result = digest(*fit(RUNS[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
         if rank == 0:
             (folder / "digest.json").write_text(json.dumps(result))
 
@@ -120,7 +125,7 @@ def main(folder: Path, kills: int) -> None:
     results: dict[str, object] = {}
     for split in ("train", "test"):
         read_digits(split)
-    for name in NAMES:
+    for name in RUNS:
         started = time.monotonic()
         (folder / name).mkdir()
         assert wait(start(name, folder / name, 1))
@@ -128,7 +133,7 @@ def main(folder: Path, kills: int) -> None:
         straight = json.loads((folder / name / "digest.json").read_text())
         results[name] = {"straight": straight, "kills": [], "seconds": seconds}
     for number in range(kills):
-        name = NAMES[number % len(NAMES)]
+        name = [*RUNS][number % len(RUNS)]
         place = folder / f"kill{number}"
         kill = one_kill(draw, name, place, results[name]["seconds"], number % 3)  # type: ignore[index]
         results[name]["kills"].append(kill)  # type: ignore[index]

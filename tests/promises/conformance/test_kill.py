@@ -9,7 +9,7 @@ from lightfed.testing.ranks import in_new_process
 from tests.promises.conformance.killer import ROUNDS, main
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(10, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("number", [3, pytest.param(10, marks=pytest.mark.matrix)])
 def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(number: int, tmp_path: Path) -> None:
     in_new_process(main, tmp_path, number)
     results = json.loads((tmp_path / "kills.json").read_text())

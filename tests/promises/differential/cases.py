@@ -101,11 +101,8 @@ class Lars(optim.SGD):
 OPTIMIZERS = {
     "amsgrad": partial(ADAM, amsgrad=True, weight_decay=0.01),
     "groups": layerwise(optim.AdamW, 0.002, 0.05),
-    "groups_momentum": layerwise(optim.SGD, 0.1, 0.005, momentum=0.9),
     "rmsprop": partial(optim.RMSprop, lr=0.003, centered=True, momentum=0.5),
     "adagrad": partial(optim.Adagrad, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.3),
-    "nadam": partial(optim.NAdam, lr=0.01, weight_decay=0.02),
-    "rprop": partial(optim.Rprop, lr=0.01),
     "adafactor": partial(optim.Adafactor, lr=0.02),
     "lars": partial(Lars, lr=0.05, momentum=0.9),
 }
@@ -159,7 +156,6 @@ LAYERS = {
     "layer_norm": Case(lambda: mlp(nn.LayerNorm(H), nn.GELU())),
     "prelu": Case(lambda: mlp(nn.PReLU(H)), sizes=EQUAL),
     "dropout": Case(lambda: mlp(nn.Dropout(0.3), nn.ReLU()), sizes=EQUAL, draws=True),
-    "alpha_dropout": Case(lambda: mlp(nn.SELU(), nn.AlphaDropout(0.2)), draws=True),
     "functional_dropout": Case(
         lambda: Net(lambda m, x: m.o(F.dropout(m.a(x), 0.2, m.training).relu())), draws=True
     ),
@@ -382,7 +378,6 @@ def mixed(m: Any, x: Tensor, y: Tensor) -> Tensor:
 
 WEIGHTS = torch.linspace(0.2, 2, CLASSES)
 LOSSES: dict[str, Callable[..., Tensor]] = {
-    "smoothed": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1),
     "weighted": lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS),
     "ignoring": lambda m, x, y: F.cross_entropy(m(x), y, ignore_index=0, reduction="sum"),
     "contrastive": contrastive,
@@ -449,10 +444,8 @@ resnet = partial(tv.ResNet, tv.resnet.BasicBlock, [1, 1, 1, 1])
 VISION: dict[str, Callable[..., nn.Module]] = {
     "resnet": resnet,
     "resnet_gn": partial(resnet, norm_layer=partial(nn.GroupNorm, 8)),
-    "squeezenet": partial(tv.squeezenet1_1, dropout=0.0),
     "shufflenet": partial(tv.ShuffleNetV2, [2, 2, 2], [8, 16, 24, 32, 64]),
     "mobilenet": partial(tv.mobilenet_v3_small, dropout=0.0),
-    "densenet": partial(tv.DenseNet, 8, (2, 2), 8),
     "vit": partial(tv.VisionTransformer, 32, 8, 1, 2, 16, 32),
 }
 # The last layers have one pixel: statistics over smaller batches, or larger steps, make rounding

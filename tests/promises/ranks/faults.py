@@ -9,22 +9,27 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
 from typing_extensions import override
 
+from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed import watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.models.networks.mlp import MLP
+from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import fit
 from lightfed.testing.ranks import kept_port
-from tests.promises.conformance.cases import CASES
 
 TIMEOUT = 6.0  # seconds, for the one that hangs
 GRACE = 2.0
 RANKS = 2
+CASE = Case(FedAvg, partial(MLP, hidden=(8,)), federation={"evaluate": ("global",)})
 FAULTS = ("dies", "hangs", "raises", "all raise", "twice", "fit end", "teardown", "exits")
 
 
@@ -69,7 +74,7 @@ def play(name: str, folder: Path) -> int:
     try:
         for run in ("a", "b") if name == "twice" else ("a",):
             fit(
-                CASES["fedavg"], folder / run, ranks=RANKS, callbacks=[Fault(name)],
+                CASE, folder / run, ranks=RANKS, callbacks=[Fault(name)],
                 strategy=FederatedStrategy(timeout=TIMEOUT / 60 if name == "hangs" else 1),
             )  # fmt: skip
     except Exception:
@@ -82,7 +87,8 @@ def play(name: str, folder: Path) -> int:
     return status
 
 
-def start(name: str, folder: Path) -> list[int]:
+def start(folder: Path, play: Callable[[], int]) -> list[int]:
+    """Fork the ranks of a run, each of which leaves with what `play` gives; their processes."""
     keeper, pids = kept_port(), []
     port = str(keeper.getsockname()[1])
     for rank in range(RANKS):
@@ -91,27 +97,33 @@ def start(name: str, folder: Path) -> list[int]:
             os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(RANKS))
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, SLURMD_NODENAME=f"n{rank}")
             os.dup2(os.open(folder / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT), 2)
-            os._exit(play(name, folder))
+            os._exit(play())
         pids.append(pid)
     keeper.close()  # the ranks have it, too
     return pids
 
 
+def said_in(folder: Path) -> list[str]:
+    """What each rank of a run has written to stderr."""
+    return [(folder / f"stderr-{rank}").read_text() for rank in range(RANKS)]
+
+
 def main(folder: Path) -> None:
     watch.GRACE = GRACE
+    for split in ("train", "test"):
+        read_digits(split)
     pids = {}
     for name in FAULTS:
         (folder / name).mkdir()
-        pids[name] = start(name, folder / name)
+        pids[name] = start(folder / name, partial(play, name, folder / name))
     results = {}
     for name, both in pids.items():
         ends = both[:1] if name == "hangs" else both
         statuses = [os.waitpid(pid, 0)[1] for pid in ends]
         if name == "hangs":
             os.kill(both[1], signal.SIGKILL)
-        said = [(folder / name / f"stderr-{rank}").read_text() for rank in range(RANKS)]
         exits = [os.waitstatus_to_exitcode(status) for status in statuses]
         records = list((folder / name).glob("*/run/environment.json"))
         finished = any("finished" in json.loads(path.read_text()) for path in records)
-        results[name] = {"statuses": exits, "said": said, "finished": finished}
+        results[name] = {"statuses": exits, "said": said_in(folder / name), "finished": finished}
     (folder / "faults.json").write_text(json.dumps(results))

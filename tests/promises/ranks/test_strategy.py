@@ -1,9 +1,7 @@
-"""Ranks of a Trainer: how many on which device, and what is said when one of them fails."""
+"""Ranks of a Trainer: how many on which device, and where they meet."""
 
 import json
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
@@ -18,70 +16,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEn
 
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.testing.ranks import in_new_process, kept_port
+from lightfed.testing.ranks import kept_port
 from lightfed.utils.errors import UserError
-from tests.promises.ranks.faults import main
-
-ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
-Faults = dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    folder = tmp_path_factory.mktemp("faults")
-    in_new_process(main, folder)
-    return json.loads((folder / "faults.json").read_text())  # type: ignore[no-any-return]
-
-
-def line(said: str) -> str:
-    """The last line, without the number of the process."""
-    return re.sub(r" \(pid \d+\)", "", said.splitlines(keepends=True)[-1])
-
-
-def test_a_rank_that_dies_ends_the_other_during_a_long_session(faults: Faults) -> None:
-    assert faults["dies"]["statuses"] == [1, -signal.SIGKILL]
-    said = faults["dies"]["said"]
-    assert len(said[0].splitlines()) == 1
-    assert line(said[0]) == f"lightfed: error: rank 1 on n1 died{ENDS}"
-    assert said[1] == ""
-
-
-def test_a_rank_that_hangs_ends_the_run_at_the_timeout(faults: Faults) -> None:
-    """At the barrier after the sessions."""
-    assert faults["hangs"]["statuses"] == [1]
-    said = faults["hangs"]["said"]
-    what = "rank 0 on n0: the end of the sessions of round 1 failed ("
-    assert line(said[0]).startswith(f"lightfed: error: {what}")
-    assert "Traceback" not in said[0]
-
-
-@pytest.mark.parametrize("when", ["raises", "fit end", "teardown"])
-def test_an_exception_of_one_rank_is_seen_and_the_other_says_whose_it_is(
-    when: str, faults: Faults
-) -> None:
-    assert faults[when]["statuses"] == [1, 3]
-    assert faults[when]["finished"] is False
-    said = faults[when]["said"]
-    assert "\nZeroDivisionError: of rank 1\n" in said[1]
-    what = r"rank 1 on n1 ended with an error \((trainer.callbacks: )?ZeroDivisionError: of rank 1"
-    assert re.match(rf"lightfed: error: {what}.*{ENDS}", line(said[0]))
-    assert "Traceback" not in said[0]
-
-
-def test_an_exception_of_all_ranks_is_each_rank_s_own(faults: Faults) -> None:
-    assert faults["all raise"]["statuses"] == [3, 3]
-    for rank, said in enumerate(faults["all raise"]["said"]):
-        assert f"\nZeroDivisionError: of rank {rank}\nits traceback is in " in said
-        assert "lightfed: error" not in said
-
-
-def test_a_rank_that_exits_without_an_error_ends_the_run(faults: Faults) -> None:
-    assert faults["exits"]["statuses"] == [1, 0]
-    assert "SystemExit: 0" in line(faults["exits"]["said"][0])
-
-
-def test_runs_that_follow_each_other_in_a_process_end_well(faults: Faults) -> None:
-    assert faults["twice"] == {"statuses": [0, 0], "said": ["", ""], "finished": True}
 
 
 @pytest.fixture
@@ -135,11 +71,6 @@ def test_a_task_of_slurm_has_the_gpu_of_its_place_on_the_node(
 def test_a_timeout_of_nothing_is_refused(minutes: float) -> None:
     with pytest.raises(UserError, match=r"^trainer\.strategy\.init_args\.timeout: "):
         FederatedStrategy(timeout=minutes)
-
-
-def test_the_timeout_is_that_of_the_process_group() -> None:
-    assert FederatedStrategy()._timeout == dist.constants.default_pg_timeout
-    assert FederatedStrategy(timeout=0.5)._timeout.total_seconds() == 30  # type: ignore[union-attr]
 
 
 def test_ranks_that_do_not_meet_are_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,31 +1,159 @@
-"""With several ranks an error is still one line; all leave with status 2, and none hangs."""
+"""What several ranks say, and leave with, when one of them fails or all are refused; none hangs."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import lightfed.cli.federation_cli  # noqa: F401  (before ranks are forked)
 from lightfed.cli.command_line import USAGE_ERROR, main
-from lightfed.testing.ranks import kept_port
+from lightfed.testing.ranks import in_new_process
+from tests.promises.ranks import faults
 from tests.promises.refusals.mistakes import PARTITION, Case, edit
 
 TWO_RANKS = ["--trainer.devices", "2"]
 IMPOSSIBLE = edit(f"{PARTITION}.min_size", 1000, "")
-LONELY = edit("model.clients", [{"count": 1, "model": {"class_path": "Conv"}}], "")
 SECONDS = 120  # for what takes about ten
+RATES = {"class_path": "StepLR", "init_args": {"step_size": 2, "gamma": 1e30}}
+REFUSED = {
+    "by the parser": edit("model.fractoin", 0.5, "model.fractoin: no such key"),
+    "by every rank": edit(
+        "model.clients", [{"count": 1, "model": {"class_path": "Conv"}}],
+        "trainer.devices: 2 ranks for 1 clients; use at most one rank a client",
+    ),
+    # Only the first rank makes folders: the second one has to hear of it.
+    "by one rank": edit(
+        "trainer.default_root_dir", "bad.yaml", "trainer.default_root_dir: bad.yaml/bad"
+    ),
+}  # fmt: skip
+ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
+Faults = dict[str, dict[str, Any]]
+DIVERGES = Case("", "", {"model.lr_schedule": RATES, "trainer.max_epochs": 4})
 
-# Where Lightning would launch the ranks itself, and where a launcher such as torchrun has done so.
-LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
-LAUNCHER |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
+
+def command(words: list[str], folder: Path) -> int:
+    """The command `lightfed` in a folder; its status."""
+    os.chdir(folder)
+    sys.argv = ["lightfed", *words, *TWO_RANKS]
+    try:
+        main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
 
 
-def _environment(**variables: str) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    return inherited | {"OMP_NUM_THREADS": "1"} | variables
+def play(folder: Path) -> None:
+    """Every fault and command on two ranks; writes their statuses and what they said."""
+    faults.main(folder)
+    pids = {}
+    for name, case in (REFUSED | {"diverges": DIVERGES}).items():
+        place = folder / name / "work"
+        place.mkdir(parents=True)
+        pids[name] = faults.start(place.parent, partial(command, case.write(place), place))
+    found = {}
+    for name, both in pids.items():
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in both]
+        found[name] = {"statuses": statuses, "said": faults.said_in(folder / name)}
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ranks")
+    in_new_process(play, made)
+    return made
+
+
+@pytest.fixture
+def struck(folder: Path) -> Faults:
+    return json.loads((folder / "faults.json").read_text())  # type: ignore[no-any-return]
+
+
+def line(said: str) -> str:
+    """The last line, without the number of the process."""
+    return re.sub(r" \(pid \d+\)", "", said.splitlines(keepends=True)[-1])
+
+
+def test_a_rank_that_dies_ends_the_other_during_a_long_session(struck: Faults) -> None:
+    assert struck["dies"]["statuses"] == [1, -signal.SIGKILL]
+    said = struck["dies"]["said"]
+    assert len(said[0].splitlines()) == 1
+    assert line(said[0]) == f"lightfed: error: rank 1 on n1 died{ENDS}"
+    assert said[1] == ""
+
+
+def test_a_rank_that_hangs_ends_the_run_at_the_timeout(struck: Faults) -> None:
+    """At the barrier after the sessions."""
+    assert struck["hangs"]["statuses"] == [1]
+    said = struck["hangs"]["said"]
+    what = "rank 0 on n0: the end of the sessions of round 1 failed ("
+    assert line(said[0]).startswith(f"lightfed: error: {what}")
+    assert "Traceback" not in said[0]
+
+
+@pytest.mark.parametrize("when", ["raises", "fit end", "teardown"])
+def test_an_exception_of_one_rank_is_seen_and_the_other_says_whose_it_is(
+    when: str, struck: Faults
+) -> None:
+    assert struck[when]["statuses"] == [1, 3]
+    assert struck[when]["finished"] is False
+    said = struck[when]["said"]
+    assert "\nZeroDivisionError: of rank 1\n" in said[1]
+    what = r"rank 1 on n1 ended with an error \((trainer.callbacks: )?ZeroDivisionError: of rank 1"
+    assert re.match(rf"lightfed: error: {what}.*{ENDS}", line(said[0]))
+    assert "Traceback" not in said[0]
+
+
+def test_an_exception_of_all_ranks_is_each_rank_s_own(struck: Faults) -> None:
+    assert struck["all raise"]["statuses"] == [3, 3]
+    for rank, said in enumerate(struck["all raise"]["said"]):
+        assert f"\nZeroDivisionError: of rank {rank}\nits traceback is in " in said
+        assert "lightfed: error" not in said
+
+
+def test_a_rank_that_exits_without_an_error_ends_the_run(struck: Faults) -> None:
+    assert struck["exits"]["statuses"] == [1, 0]
+    assert "SystemExit: 0" in line(struck["exits"]["said"][0])
+
+
+def test_runs_that_follow_each_other_in_a_process_end_well(struck: Faults) -> None:
+    assert struck["twice"] == {"statuses": [0, 0], "said": ["", ""], "finished": True}
+
+
+def said(folder: Path, name: str) -> Any:
+    """What both ranks of a command said; all of them left with the status of a user's mistake."""
+    found = json.loads((folder / "found.json").read_text())[name]
+    assert found["statuses"] == [USAGE_ERROR, USAGE_ERROR], found["said"]
+    return found["said"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ranks_of_a_launcher_leave_with_the_same_status(name: str, folder: Path) -> None:
+    first, second = said(folder, name)
+    assert len(first.splitlines()) == 1, first
+    assert first.startswith(f"lightfed: error: {REFUSED[name].fragment}")
+    assert second == ""
+    assert [path.name for path in (folder / name / "work").iterdir()] == ["bad.yaml"]
+
+
+def test_a_run_that_diverges_ends_all_ranks_and_leaves_what_it_has(folder: Path) -> None:
+    first, second = said(folder, "diverges")
+    (line,) = [line for line in first.splitlines() if line.startswith("lightfed: error")]
+    assert line.startswith("lightfed: error: model.optimizer: 3 of 3 sessions of round 2 failed")
+    assert "learning rate" in line
+    assert "lightfed: error" not in second
+    run = folder / "diverges" / "work" / "runs" / "bad"
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 1
 
 
 def gone(group: int) -> bool:
@@ -41,11 +169,16 @@ def gone(group: int) -> bool:
 
 
 @pytest.mark.matrix
-def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
+def test_ranks_that_lightning_launches_leave_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("MASTER_", "LOCAL_", "NODE_"))]:
+        monkeypatch.delenv(name)  # Lightning leaves them even after a run of one rank
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     words = [sys.executable, "-m", "lightfed", *IMPOSSIBLE.write(tmp_path), *TWO_RANKS]
     process = subprocess.Popen(
-        words, cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == USAGE_ERROR, errors
@@ -53,63 +186,6 @@ def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
     assert errors.startswith(f"lightfed: error: {PARTITION}.min_size: 1000 samples for each")
     assert gone(process.pid)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("case", "line"),
-    [
-        (edit("model.fractoin", 0.5, ""), "model.fractoin: no such key"),
-        (LONELY, "trainer.devices: 2 ranks for 1 clients; use at most one rank a client"),
-        # Only the first rank makes folders: the second one has to hear of it.
-        (
-            edit("trainer.default_root_dir", "bad.yaml", ""),
-            "trainer.default_root_dir: bad.yaml/bad",
-        ),
-    ],
-    ids=["by the parser", "by every rank", "by one rank"],
-)
-def test_ranks_of_a_launcher_leave_with_the_same_status(
-    case: Case, line: str, tmp_path: Path
-) -> None:
-    errors, statuses = _ranks(case.write(tmp_path), tmp_path)
-    assert statuses == [USAGE_ERROR, USAGE_ERROR], errors
-    assert len(errors[0].splitlines()) == 1, errors
-    assert errors[0].startswith(f"lightfed: error: {line}")
-    assert errors[1] == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
-
-
-def _ranks(words: list[str], folder: Path) -> tuple[list[str], list[int]]:
-    """What two ranks of a launcher print to stderr, and their statuses."""
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "two-ranks"}
-    with kept_port() as keeper:
-        shared["MASTER_PORT"] = str(keeper.getsockname()[1])
-        command = [sys.executable, "-m", "lightfed", *words, *TWO_RANKS]
-        processes = [
-            subprocess.Popen(
-                command, cwd=folder, env=_environment(RANK=rank, LOCAL_RANK=rank, **shared),
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            )
-            for rank in "01"
-        ]  # fmt: skip
-        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
-    return errors, [process.returncode for process in processes]
-
-
-def test_a_run_that_diverges_ends_all_ranks_and_leaves_what_it_has(tmp_path: Path) -> None:
-    schedule = {"class_path": "StepLR", "init_args": {"step_size": 2, "gamma": 1e30}}
-    edits = {"model.lr_schedule": schedule, "trainer.max_epochs": 4}
-    errors, statuses = _ranks(Case("", "", edits).write(tmp_path), tmp_path)
-    assert statuses == [USAGE_ERROR, USAGE_ERROR], errors
-    said = [line for line in errors[0].splitlines() if line.startswith("lightfed: error")]
-    assert len(said) == 1, errors
-    assert said[0].startswith("lightfed: error: model.optimizer: 3 of 3 sessions of round 2 failed")
-    assert "learning rate" in said[0]
-    assert "lightfed: error" not in errors[1]
-    run = tmp_path / "runs" / "bad"
-    assert len((run / "metrics.csv").read_text().splitlines()) == 3
-    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 1
 
 
 @pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"])

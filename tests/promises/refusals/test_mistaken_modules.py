@@ -49,7 +49,6 @@ def fails(parameters: Any) -> Any:
 
 MISTAKES = {
     "None": (lambda: Net(lambda y: None), "its forward returns a NoneType"),
-    "a tuple": (lambda: Net(lambda y: (y, y)), "its forward returns a tuple"),
     "raises": (lambda: Net(lambda y: y[:, 9]), "cannot take samples"),
     "no parameters": (nn.Identity, "no parameters|shape"),
     "no optimiser": (lambda: Own(fails), "configure_optimizers of Own: KeyError"),
@@ -105,8 +104,3 @@ def test_callbacks_of_a_single_loop_are_refused() -> None:
     callback = GradientAccumulationScheduler({0: 2})
     with pytest.raises(UserError, match=r"^trainer\.callbacks: GradientAccumulationScheduler"):
         FederatedTrainer(callbacks=callback, accelerator="cpu", logger=False)
-
-
-def test_steps_beside_epochs_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^model\.local_steps"):
-        Federation(Standalone(), [ClientGroup(1, Line)], local_epochs=2, local_steps=3)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.runs import checkpoint, saving
+from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import CLIENTS, Writing, load
-from lightfed.runs.saving import BACKGROUND, Checkpoints
 from lightfed.state.client_state import by_client
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
@@ -27,43 +27,6 @@ from tests.promises.stopping.test_suspend import SignalAt
 from tests.small import CPU, fit
 
 LAST = Path("run") / "checkpoints" / "last.ckpt"
-
-
-class Job:
-    """In place of what writes a checkpoint: a job that is all of its content."""
-
-    def __init__(self, content: dict[str, Any], path: Path, ranks: Ranks) -> None:
-        self.content = content
-
-    def detach(self, ranks: Ranks) -> bool:
-        return True
-
-    def write(self, ranks: Ranks) -> None:
-        self.content["job"]()
-
-
-def test_a_job_that_raises_is_heard_of_once_and_the_next_one_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(saving, "Writing", Job)
-    checkpoints, order = Checkpoints(), list[str]()
-
-    def save(job: Callable[[], None]) -> None:
-        checkpoints.save({"job": job}, LAST, Ranks(CPU), BACKGROUND)
-
-    def fails() -> None:
-        time.sleep(0.02)
-        order.append("first")
-        raise KeyError("why")
-
-    save(fails)
-    assert not checkpoints.failed
-    with pytest.raises(KeyError, match="why"):
-        save(lambda: order.append("never"))
-    save(lambda: order.append("second"))
-    checkpoints.finish()
-    checkpoints.finish()
-    assert order == ["first", "second"]
 
 
 def test_what_is_written_is_what_was_there_when_the_copy_was_made(tmp_path: Path) -> None:
@@ -160,30 +123,32 @@ def full_from(count: int, write: Callable[[Path, Any], None]) -> Callable[[Path,
     return refuse
 
 
-@pytest.mark.parametrize("after", ["the next checkpoint", "the next round", "the end"])
+@pytest.mark.parametrize(
+    ("after", "rounds", "every", "trained"),
+    [("the next checkpoint", 9, 1, 2), ("the next round", 9, 2, 3), ("the end", 2, 2, 2)],
+)
 def test_a_disk_that_is_full_in_the_background_ends_the_run_in_one_line(
-    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    after: str,
+    rounds: int,
+    every: int,
+    trained: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoint, "write_atomically", full_from(2, checkpoint.write_atomically))
 
     def until_it_failed(trainer: FederatedTrainer) -> None:
-        while after == "the next round" and trainer.current_epoch == 2 and not failed(trainer):
+        checkpoints = trainer.strategy.checkpoints
+        while after == "the next round" and trainer.current_epoch == 2 and not checkpoints.failed:
             time.sleep(0.001)
 
-    def failed(trainer: FederatedTrainer) -> bool:
-        return trainer.strategy.checkpoints.failed
-
-    rounds, every = {"the next checkpoint": (9, 1), "the next round": (9, 2), "the end": (2, 2)}[
-        after
-    ]
     spy = Spy(on_train_epoch_start=until_it_failed)
     flags = {"checkpoint_every": every, "callbacks": [spy]}
     with pytest.raises(DiskError, match=r"last\.ckpt is complete$") as caught:
         fit(federation(), data(), tmp_path, rounds=rounds, **flags)
     assert "No space left on device" in caught.value.found
     assert load(tmp_path / LAST)["global_step"] == 0
-    trained = spy.calls.count("on_train_epoch_start")
-    assert trained <= {"the next checkpoint": 2, "the next round": 3, "the end": 2}[after]
+    assert spy.calls.count("on_train_epoch_start") <= trained
 
 
 def test_a_signal_in_a_round_whose_start_is_not_on_disk_leaves_its_end(tmp_path: Path) -> None:
@@ -230,18 +195,14 @@ def test_a_kill_in_the_background_loses_what_was_being_written(
 
 
 @pytest.mark.parametrize(
-    ("flags", "key"),
+    "flags",
     [
-        ({"checkpoint_every": 0}, "checkpoint_every"),
-        ({"checkpoint_every": 2, "enable_checkpointing": False}, "checkpoint_every"),
-        ({"checkpoint_every": 2, "callbacks": "keeps"}, "checkpoint_every"),
+        {"checkpoint_every": 0},
+        {"checkpoint_every": 2, "enable_checkpointing": False},
+        {"checkpoint_every": 2, "callbacks": ModelCheckpoint(save_last=True)},
     ],
 )
-def test_intervals_without_effect_are_refused(flags: dict[str, Any], key: str) -> None:
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    if flags.get("callbacks"):
-        flags = {**flags, "callbacks": ModelCheckpoint(save_last=True)}
+def test_intervals_without_effect_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         FederatedTrainer(accelerator="cpu", **flags)
-    assert caught.value.key == f"trainer.{key}"
+    assert caught.value.key == "trainer.checkpoint_every"

@@ -11,10 +11,8 @@ from tests.promises.stopping.checkpoints import tags_of, together, value_of, wri
 
 SPOILS: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
-    "cut at 0.3": lambda content: content[: int(0.3 * len(content))],
     "cut at 0.9": lambda content: content[: int(0.9 * len(content))],
     "cut by a byte": lambda content: content[:-1],
-    "zeros at the end": lambda content: content[:-512] + bytes(512),
     "zeros within": lambda content: content[:512] + bytes(1024) + content[1536:],
     "another file": lambda content: b"epoch: 3\n" * 100,
 }

@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_made_is_reported_by_all(tmp_path: Path) -> None
     assert "cannot be written" in errors[0].found
 
 
-@pytest.mark.parametrize("size", [0, 100, 5_000, 40_000, 70_000, 139_000, 150_000])
+@pytest.mark.parametrize("size", [0, 5_000, 70_000, 150_000])
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_file_system_that_is_full_at_any_byte(stateful: bool, size: int, tmp_path: Path) -> None:
     """torch's own writer meets the kernel's refusal, in a shard or in the main file."""

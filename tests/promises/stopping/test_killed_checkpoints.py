@@ -80,11 +80,10 @@ def state_after(folder: Path) -> float:
     return value
 
 
-@pytest.mark.parametrize("before", [1, 2])
-def test_at_whatever_access_to_a_file_the_writer_dies(before: int, tmp_path: Path) -> None:
-    """Of two ranks; `before` checkpoints are there, the newest of them full of `before`."""
-    for value in range(1, before + 1):
-        write(tmp_path / "start" / "last.ckpt", float(value), ranks=3)
+def test_at_whatever_access_to_a_file_the_writer_dies(tmp_path: Path) -> None:
+    """Of two ranks; a checkpoint full of 2 is there, in the place of one full of 1."""
+    for value in (1.0, 2.0):
+        write(tmp_path / "start" / "last.ckpt", value, ranks=3)
     found: list[float] = []
     while True:
         number = len(found) + 1
@@ -97,7 +96,7 @@ def test_at_whatever_access_to_a_file_the_writer_dies(before: int, tmp_path: Pat
             break
         found.append(state_after(folder))
     assert found == sorted(found)  # the old one, and from some access on the new one
-    assert found.count(before) >= 12
+    assert found.count(2.0) >= 12
     assert found.count(5.0) >= 1
 
 

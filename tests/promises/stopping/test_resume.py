@@ -1,6 +1,7 @@
 """A run resumed from any moment has the bits, rows and hooks of one that never stopped."""
 
 import csv
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
-from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
@@ -20,7 +20,7 @@ from lightfed.utils.errors import UserError
 from tests.engine.spy import Spy, data, federation, lr_schedule, state_of
 from tests.small import fit
 
-ROUNDS = 5
+ROUNDS = 4
 ALGORITHMS: dict[str, Callable[[], Any]] = {
     "fedavg": FedAvg,
     "local_statistics": partial(FedAvg, buffers="local"),
@@ -63,66 +63,30 @@ RESUMED = [(name, "mid_round") for name in ALGORITHMS]
 RESUMED += [(min(ALGORITHMS), moment) for moment in MOMENTS if moment != "mid_round"]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "asked", "flags"),
-    [(ALGORITHMS[name], *MOMENTS[moment]) for name, moment in RESUMED],
-    ids=["-".join(pair) for pair in RESUMED],
-)
-def test_any_checkpoint_resumes_to_the_same_bits(
-    asked: dict[str, Any], flags: dict[str, Any], algorithm: Callable[[], Any], tmp_path: Path
+@pytest.mark.parametrize(("name", "moment"), RESUMED)
+def test_any_checkpoint_resumes_to_the_bits_rows_and_hooks_of_the_whole_run(
+    name: str, moment: str, tmp_path: Path
 ) -> None:
-    whole = federation(algorithm=algorithm())
-    keep = ModelCheckpoint(**EVERY, **asked)
-    trainer = fit(whole, data(), tmp_path, rounds=ROUNDS, callbacks=[keep], **flags)
-    expected = state_of(whole), trainer.callback_metrics
+    """Hooks of every round that it trains, in order: start, waves, validation, end."""
+    algorithm, (asked, flags) = ALGORITHMS[name], MOMENTS[moment]
+
+    def run(*callbacks: Callback, **more: Any) -> tuple[Any, ...]:
+        model, spy = federation(algorithm=algorithm()), Spy()
+        trainer = fit(
+            model, data(), tmp_path, rounds=ROUNDS, callbacks=[*callbacks, spy], **flags, **more
+        )
+        tables = text_of(tmp_path, "clients.csv"), metrics_of(tmp_path)
+        return (state_of(model), trainer.callback_metrics, *tables), _rounds_of(spy)
+
+    expected, straight = run(ModelCheckpoint(**EVERY, **asked))
     paths = checkpoints_of(tmp_path)
     assert len(paths) >= 2
-    for path in (paths[min(paths)], paths[max(k for k in paths if k < ROUNDS - 1)]):
-        again = federation(algorithm=algorithm())
-        trainer = fit(again, data(), tmp_path, rounds=ROUNDS, ckpt_path=path, **flags)
-        assert (state_of(again), trainer.callback_metrics) == expected
-
-
-@pytest.mark.parametrize(("asked", "flags"), MOMENTS.values(), ids=MOMENTS)
-def test_the_files_of_a_resumed_run_are_those_of_one_that_never_stopped(
-    asked: dict[str, Any], flags: dict[str, Any], tmp_path: Path
-) -> None:
-    keep = ModelCheckpoint(**EVERY, **asked)
-    fit(federation(), data(), tmp_path, rounds=ROUNDS, callbacks=[keep], **flags)
-    rows, clients = metrics_of(tmp_path), text_of(tmp_path, "clients.csv")
-    paths = checkpoints_of(tmp_path)
-    fit(federation(), data(), tmp_path, rounds=ROUNDS, ckpt_path=paths[min(paths)], **flags)
-    assert text_of(tmp_path, "clients.csv") == clients
-    assert metrics_of(tmp_path) == rows
-
-
-def test_a_checkpoint_asked_for_within_a_round_holds_the_finished_round(tmp_path: Path) -> None:
-    model = federation(fraction=1.0)
-    keep = ModelCheckpoint(**EVERY, every_n_train_steps=1)
-    fit(model, data(), tmp_path, rounds=3, callbacks=[keep])
-    paths = checkpoints_of(tmp_path)
-    # Lightning asks for none before the first update of the server.
-    assert sorted(paths) == [1, 2]
-    for asked, path in paths.items():
-        assert load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"] == asked + 1
-
-
-@pytest.mark.parametrize(("asked", "flags"), MOMENTS.values(), ids=MOMENTS)
-def test_a_resumed_run_fires_the_hooks_of_its_rounds(
-    asked: dict[str, Any], flags: dict[str, Any], tmp_path: Path
-) -> None:
-    """Of every round that it trains, in order: start, waves, validation, end."""
-    spy = Spy()
-    callbacks: list[Callback] = [ModelCheckpoint(**EVERY, **asked), spy]
-    fit(federation(), data(), tmp_path, rounds=ROUNDS, callbacks=callbacks, **flags)
-    straight = _rounds_of(spy)
-    paths = checkpoints_of(tmp_path)
-    path = paths[min(paths)]
-    trained = load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"]
-    spy = Spy()
-    fit(federation(), data(), tmp_path, rounds=ROUNDS, ckpt_path=path, callbacks=[spy], **flags)
-    resumed = [calls for calls in _rounds_of(spy) if "on_train_batch_start" in calls]
-    assert resumed == straight[trained:]
+    for path in (paths[max(k for k in paths if k < ROUNDS - 1)], paths[min(paths)]):
+        trained = load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"]
+        found, rounds = run(ckpt_path=path)
+        assert found == expected
+        resumed = [calls for calls in rounds if "on_train_batch_start" in calls]
+        assert resumed == straight[trained:]
 
 
 def _rounds_of(spy: Spy) -> list[list[str]]:
@@ -160,54 +124,32 @@ def test_a_run_limited_by_steps_resumes_its_count(tmp_path: Path) -> None:
         assert metrics_of(tmp_path) == metrics_of(tmp_path / "whole")
 
 
-def test_last_goes_on_with_the_run_of_that_name(tmp_path: Path) -> None:
-    whole, again = federation(), federation()
-    fit(whole, data(), tmp_path / "whole", rounds=3)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The state and the folder of a run of three rounds."""
+    model, folder = federation(), tmp_path_factory.mktemp("whole")
+    fit(model, data(), folder, rounds=3)
+    return state_of(model), folder
+
+
+def test_last_goes_on_with_the_run_of_that_name(whole: tuple[Any, Path], tmp_path: Path) -> None:
+    again = federation()
     fit(federation(), data(), tmp_path, rounds=1)
     trainer = fit(again, data(), tmp_path, rounds=3, ckpt_path="last")
     assert trainer.run_logger is not None
     assert trainer.run_logger.folder == tmp_path / "run"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "whole"]
-    assert state_of(again) == state_of(whole)
-    assert metrics_of(tmp_path) == metrics_of(tmp_path / "whole")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert state_of(again) == whole[0]
+    assert metrics_of(tmp_path) == metrics_of(whole[1])
 
 
-class Killed(Exception):
-    """What ends a run in the middle of a round."""
-
-
-class Kill(Callback):
-    @override
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if (trainer.current_epoch, batch_idx) == (3, 1):
-            raise Killed
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_a_run_killed_within_a_round_goes_on_from_the_one_before(
-    algorithm: Callable[[], Any], tmp_path: Path
-) -> None:
-    whole, again = federation(algorithm=algorithm()), federation(algorithm=algorithm())
-    fit(whole, data(), tmp_path / "whole", rounds=ROUNDS)
-    with pytest.raises(Killed):
-        fit(federation(algorithm=algorithm()), data(), tmp_path, rounds=ROUNDS, callbacks=[Kill()])
-    assert [row["round"] for row in metrics_of(tmp_path)] == ["1", "2", "3"]
-    fit(again, data(), tmp_path, rounds=ROUNDS, ckpt_path="last")
-    assert state_of(again) == state_of(whole)
-    assert metrics_of(tmp_path) == metrics_of(tmp_path / "whole")
-    assert text_of(tmp_path, "clients.csv") == text_of(tmp_path / "whole", "clients.csv")
-
-
-def test_a_linked_last_checkpoint_resumes(tmp_path: Path) -> None:
-    whole, again = federation(), federation()
-    fit(whole, data(), tmp_path / "whole", rounds=3)
+def test_a_linked_last_checkpoint_resumes(whole: tuple[Any, Path], tmp_path: Path) -> None:
+    again = federation()
     keep = ModelCheckpoint(save_last="link", save_top_k=1, monitor="global/accuracy", mode="max")
     fit(federation(), data(), tmp_path, rounds=2, callbacks=[keep])
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_symlink()
     fit(again, data(), tmp_path, rounds=3, ckpt_path="last")
-    assert state_of(again) == state_of(whole)
+    assert state_of(again) == whole[0]
 
 
 @pytest.mark.parametrize("schedule", [None, lr_schedule])
@@ -250,11 +192,11 @@ def test_the_server_of_a_checkpoint_is_what_validate_tests(tmp_path: Path) -> No
     ids=["binary", "no header", "text"],
 )
 def test_a_damaged_table_is_named(
-    name: str, damage: Callable[[bytes], bytes], tmp_path: Path
+    name: str, damage: Callable[[bytes], bytes], whole: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    fit(federation(), data(), tmp_path, rounds=2)
+    shutil.copytree(whole[1] / "run", tmp_path / "run")
     path = tmp_path / "run" / name
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError) as refused:
-        fit(federation(), data(), tmp_path, rounds=3, ckpt_path="last")
+        fit(federation(), data(), tmp_path, rounds=4, ckpt_path="last")
     assert refused.value.key == str(path)

@@ -1,0 +1,81 @@
+"""Every case has the same bits on any number of ranks, also stopped and resumed on another one.
+
+The default tier has a case for each kind of state that may depend on ranks or get lost, on 1 and 2
+ranks. `pytest -m matrix` has all of them on 1, 2 and 4 ranks; there clients train one after the
+other, and in packs of two sizes wherever they can.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightfed.local.packing import SideBySide
+from lightfed.testing.case import Case
+from lightfed.testing.conformance import Digests, check, digests_of
+from lightfed.testing.worker import Plan
+from tests.promises.conformance.cases import CASES, COMBINATIONS
+
+EVERY = CASES | COMBINATIONS
+KINDS = {
+    "devices_dropout_partial": "who is there, and parts of sessions",
+    "devices_late_host": "sessions that come a round late, and rows on the host",
+    "dispfl_statistics": "masks, and rows of neighbours",
+    "fedavg_columns": "batches in dicts",
+    "fedavg_kept_adam": "optimizers of clients",
+    "fedavg_local_statistics": "statistics of clients",
+    "fedbcdi_async": "clouds, drawn seconds, and their patience",
+    "fedbuff": "updates under way",
+    "feddyn_norms": "vectors of the server and of clients, and parts of rows",
+    "fedkd": "a second network of each client",
+    "fednova_momentum": "what the server's optimizer keeps",
+    "fedrep": "two phases of a session",
+    "fedrolex_random": "drawn windows of rows",
+    "fedtgp": "prototypes, and a network that the server trains",
+    "flexifed_clustered": "layers that clusters share",
+    "flora": "a base that adapters are added to",
+    "heterofl_drawn_statistics": "statistics that are drawn for a test",
+    "metric_objects": "metrics that are objects",
+    "moon": "earlier models of clients",
+    "standalone": "rows of clients",
+}
+
+
+def plan_of(
+    cases: Mapping[str, Case], worlds: tuple[int, ...], side_by_side: SideBySide = "auto"
+) -> Plan:
+    """Stopped on the most of the ranks and resumed on the fewest but one, or the reverse."""
+    few, many = worlds[-2:]
+    packed = {
+        name: replace(case, federation={"side_by_side": side_by_side} | dict(case.federation))
+        for name, case in cases.items()
+    }
+    return Plan(packed, worlds, ((many, few), (few, many)))
+
+
+PLAN = plan_of({name: EVERY[name] for name in KINDS}, (1, 2))
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
+    return digests_of(PLAN, tmp_path_factory.mktemp("kinds"))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_state_has_the_bits_of_one_rank(name: str, digests: Digests) -> None:
+    check(PLAN, name, digests)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("side_by_side", ["off", 3, 32])
+@pytest.mark.parametrize("stateful", [True, False])
+def test_every_case_on_every_number_of_ranks(
+    stateful: bool, side_by_side: SideBySide, tmp_path: Path
+) -> None:
+    cases = {name: case for name, case in EVERY.items() if case.algorithm().stateful == stateful}
+    plan = plan_of(cases, (1, 2, 4), side_by_side)
+    digests = digests_of(plan, tmp_path)
+    for name in plan.cases:
+        check(plan, name, digests)
