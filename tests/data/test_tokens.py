@@ -12,14 +12,13 @@ import torch
 from torch.optim import Adam
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.text import tokenizer_of
-from lightfed.data.partition.schemes import Dirichlet, Iid, Partitioner
+from lightfed.data.partition.schemes import Dirichlet, Partitioner
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
-from tests.data import tables
+from tests.data import kit, tables
 from tests.small import fit
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -51,14 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(root: Path, partition: Partitioner | None = None, **given: Any) -> Any:
-    given = {
-        "path": str(root / "rows.jsonl"),
-        "tokenizer": str(root / "tiny"),
-        "test": 0.25,
-    } | given
-    data = FederatedDataModule(Hub(**given), partition or Iid())
-    data.prepare(clients=2, seed=0, device=torch.device("cpu"))
-    return data
+    paths = {"path": str(root / "rows.jsonl"), "tokenizer": str(root / "tiny")}
+    return kit.prepared(Hub(**paths | {"test": 0.25} | given), partition)
 
 
 def samples(data: Any) -> dict[str, torch.Tensor]:
@@ -93,10 +86,7 @@ def test_token_ids_are_labels_without_classes(folder: Path) -> None:
 
 
 def refused(folder: Path, key: str, **given: Any) -> str:
-    with pytest.raises(UserError) as error:
-        prepared(folder, **{"text": "text"} | given)
-    assert error.value.key == f"data.dataset.init_args.{key}"
-    return error.value.line
+    return kit.refused(key, prepared, folder, **{"text": "text"} | given)
 
 
 def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> None:

@@ -22,7 +22,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import ClientGroup, group_names
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.peft_client import PeftClient
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
@@ -213,16 +213,6 @@ def test_a_configuration_names_a_function_that_makes_the_base() -> None:
     given = {"base": f"{__name__}.made", "rank": 2, "task": "causal", "lora": LORA["gpt2"]}
     net = parser.instantiate(parser.parse_object({"model": given})).model.net
     assert isinstance(net, peft.PeftModelForCausalLM)
-
-
-def test_a_rank_names_a_group() -> None:
-    groups = [ClientGroup(1, client("bert", rank)) for rank in (4, 2, 4, None)]
-    assert group_names(groups) == [
-        "PeftClient-r4",
-        "PeftClient-r2",
-        "PeftClient-r4-2",
-        "PeftClient",
-    ]
 
 
 @pytest.mark.matrix
