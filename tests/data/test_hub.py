@@ -168,7 +168,7 @@ def test_leafs_lines_are_texts_of_their_writers(tmp_path: Path) -> None:
 
 
 def refused(key: str, path: object, **given: Any) -> str:
-    return kit.refused(key, Hub(str(path), **given).fetch)
+    return kit.refused(key, lambda: Hub(str(path), **given).fetch())
 
 
 def test_columns_and_splits_that_are_not_there_are_named(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     root = tables.shades(tmp_path / "shades")
     bad = root / "test" / "cat" / "2.png"
     whole = bad.read_bytes()
-    for damaged in (whole[:60], b"", b"no image", whole[:40] + b"x" * 400):
+    for damaged in (whole[:45], b"", b"no image", whole[:40] + b"x" * 400):
         bad.write_bytes(damaged)
         line = refused("image", root)
         assert "test: sample 2" in line

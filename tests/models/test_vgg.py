@@ -30,7 +30,7 @@ def test_its_features_are_those_of_torchvision() -> None:
     assert torch.equal(model.features(x), theirs(x))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=6)
 @given(width=st.floats(0.01, 0.2), hidden=st.integers(1, 9), depth=st.sampled_from(DEPTHS))
 def test_channels_are_scaled_and_rounded_up(width: float, hidden: int, depth: Depth) -> None:
     with torch.device("meta"):
