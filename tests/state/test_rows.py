@@ -1,6 +1,7 @@
 """Rows and live modules: values flow both ways, and a bound module trains as any other."""
 
 import copy
+from itertools import chain
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_many_rows_are_bound_right_and_freed_ones_do_not_come_back() -> None:
     """More rows than views are kept for; and the allocator hands freed addresses out again."""
     live = live_of(nn.Linear(2, 1))
     rows = [row_of(live.layout, seed) for seed in range(300)]
-    for row in [*rows, *rows, *(row_of(live.layout, seed) for seed in range(50))]:
+    for row in chain(rows, rows, (row_of(live.layout, seed) for seed in range(50))):
         live.bind(row)
         weight = live.module.get_parameter("weight").detach()
         assert torch.equal(weight, live.layout.floats.views(row.floats)["weight"])

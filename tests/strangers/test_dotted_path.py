@@ -15,6 +15,7 @@ from lightfed.models.networks.mlp import MLP
 from tests.small import fleet_of, random_data, run_round
 from tests.strangers import ditto, fedrolex
 
+QUIET = {"enable_progress_bar": False, "enable_page": False}
 CONV: dict[str, Any] = {"class_path": "Conv", "init_args": {"hidden": [4]}}
 
 
@@ -31,7 +32,7 @@ def test_an_algorithm_outside_the_package(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = {
-        "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu"} | QUIET,
         "model": {
             "algorithm": {"class_path": f"tests.strangers.{algorithm}", "init_args": arguments},
             "clients": [{"count": 2, "level": level, "model": CONV} for level in levels],
