@@ -18,7 +18,7 @@ from lightfed.state.rows import ModelLayout
 from tests.small import GOLDEN
 
 RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
-HETEROFL = {
+HETEROFL: dict[str, Any] = {
     "conv_mnist_10classes": Conv,
     "resnet_cifar10_blocks_2222_released_code": PreActResNet,
     "resnet_cifar10_blocks_1112_as_in_paper_table": partial(PreActResNet, blocks=(1, 1, 1, 2)),
