@@ -84,11 +84,11 @@ class Net(lf.ClientModule):
 
 
 def test_a_report_pools_seeds_of_equal_data_alone(tmp_path: Path) -> None:
-    for number, (seed, noise) in enumerate([(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25)]):
+    for seed, noise in enumerate([0.5, 0.5, 0.25]):
         made = lf.Federation(
             lf.FedAvg(), [lf.ClientGroup(2, Net)], optimizer=SGD_HALF, seed=seed, export=[]
         )
-        fit(made, lf.FederatedDataModule(noisy(noise), lf.Iid()), tmp_path / str(number))
-    rows = grouped([read(tmp_path / str(number) / "run") for number in range(4)])
-    assert [[run.seed for run in row.runs] for row in rows] == [[0, 1], [2, 3]]
+        fit(made, lf.FederatedDataModule(noisy(noise), lf.Iid()), tmp_path / str(seed))
+    rows = grouped([read(tmp_path / str(seed) / "run") for seed in range(3)])
+    assert [[run.seed for run in row.runs] for row in rows] == [[0, 1], [2]]
     assert all("dataset digest" in row.condition for row in rows)

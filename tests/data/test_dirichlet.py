@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -19,41 +20,25 @@ from tests.data.rules import (
 )
 
 
-@settings(deadline=None, max_examples=25)
+@pytest.mark.parametrize("family", [Quantity, Dirichlet, partial(Dirichlet, balance=True)])
+@settings(max_examples=20)
 @given(label_sets(), st.integers(1, 12), concentrations, st.integers(1, 9))
-def test_quantity(drawn: tuple[np.ndarray, int], clients: int, beta: float, min_size: int) -> None:
-    labels, num_classes = drawn
-    scheme = Quantity(beta, min_size=min_size)
-    possible = clients * min_size <= len(labels)
-    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
-    if parts:
-        assert_exact_cover(parts, labels, clients)
-        assert sizes(parts).min() >= min_size
-
-
-@settings(deadline=None, max_examples=30)
-@given(label_sets(), st.integers(1, 12), concentrations, st.integers(1, 9), st.booleans())
-def test_dirichlet(
-    drawn: tuple[np.ndarray, int], clients: int, alpha: float, min_size: int, balance: bool
+def test_no_client_has_fewer_samples_than_the_least(
+    family: Callable[..., Partitioner],
+    drawn: tuple[np.ndarray, int],
+    clients: int,
+    concentration: float,
+    min_size: int,
 ) -> None:
+    """Of the largest least size none are left to spare, so that who gives away must keep enough."""
     labels, num_classes = drawn
-    scheme = Dirichlet(alpha, min_size=min_size, balance=balance)
-    possible = clients * min_size <= len(labels)
-    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
-    if parts:
-        assert_exact_cover(parts, labels, clients)
-        assert sizes(parts).min() >= min_size
-
-
-@settings(deadline=None, max_examples=30)
-@given(label_sets(), st.integers(1, 12), concentrations)
-def test_dirichlet_client(drawn: tuple[np.ndarray, int], clients: int, alpha: float) -> None:
-    labels, num_classes = drawn
-    scheme = DirichletClient(alpha)
-    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=clients <= len(labels))
-    if parts:
-        assert_exact_cover(parts, labels, clients)
-        assert np.ptp(sizes(parts)) <= 1
+    for least in (min_size, max(1, len(labels) // clients)):
+        scheme = family(concentration, min_size=least)
+        possible = clients * least <= len(labels)
+        parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
+        if parts:
+            assert_exact_cover(parts, labels, clients)
+            assert sizes(parts).min() >= least
 
 
 @pytest.mark.parametrize("family", [Dirichlet, DirichletClient])
@@ -98,22 +83,6 @@ def test_exhausted_classes_are_masked() -> None:
     parts = split(DirichletClient(1e-6), labels, 50, num_classes=10)
     assert_exact_cover(parts, labels, 50)
     assert np.ptp(sizes(parts)) <= 1
-
-
-@settings(deadline=None, max_examples=25)
-@given(label_sets(), st.integers(1, 12), st.sampled_from([0.1, 1.0, 10.0]))
-def test_the_largest_possible_min_size_is_met(
-    drawn: tuple[np.ndarray, int], clients: int, alpha: float
-) -> None:
-    """A client that gives samples away must keep enough; here none are left to spare."""
-    labels, num_classes = drawn
-    min_size = max(1, len(labels) // clients)
-    scheme = Dirichlet(alpha, min_size=min_size)
-    possible = clients <= len(labels)
-    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
-    if parts:
-        assert_exact_cover(parts, labels, clients)
-        assert sizes(parts).min() >= min_size
 
 
 @pytest.mark.parametrize("seed", range(5))

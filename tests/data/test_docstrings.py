@@ -11,6 +11,7 @@ from lightfed.data.datasets import text as module
 from lightfed.data.datasets.text import Docstrings, docstrings, encode, source_folders
 from lightfed.utils.errors import UserError
 from tests.data import tables
+from tests.data.kit import refused
 
 
 def text(name: str, number: int) -> str:
@@ -43,7 +44,21 @@ def test_classes_are_balanced_and_splits_apart(sources: dict[str, Path]) -> None
     assert test.y.bincount().tolist() == [2] * 4
     assert (train.x.dtype, train.y.dtype) == (torch.uint8, torch.int64)
     assert len(rows(torch.cat((train.x, test.x)))) == 40
-    assert not rows(train.x) & rows(test.x)
+    # Without a number the smallest package sets it, here of 20 functions.
+    assert Docstrings().load("train").y.bincount().tolist() == [16] * 4
+    assert Docstrings().per_class == 1200
+
+
+def test_a_text_is_there_once_in_its_first_class(sources: dict[str, Path]) -> None:
+    same = "same " * 20
+    for name in ("stdlib", "torch"):
+        path = sources[name] / "a.py"
+        path.write_text(f'"""{same}"""\n' + path.read_text())
+    dataset = Docstrings()
+    both = [dataset.load("train"), dataset.load("test")]
+    x, y = torch.cat([split.x for split in both]), torch.cat([split.y for split in both])
+    found = (x == torch.from_numpy(encode([same], x.shape[1]))).all(1)
+    assert y[found].tolist() == [0]
 
 
 def test_labels_belong_to_the_texts(sources: dict[str, Path]) -> None:
@@ -65,12 +80,6 @@ def test_a_tokenizer_makes_columns_of_the_texts(sources: dict[str, Path], tmp_pa
     assert torch.equal(columns["input_ids"][:, 1], 3 + plain.y)
     assert torch.equal(columns["labels"], plain.y)
     assert torch.equal(train.y, plain.y)
-
-
-def test_the_smallest_package_sets_the_number(sources: dict[str, Path]) -> None:
-    dataset = Docstrings()
-    assert dataset.load("train").y.bincount().tolist() == [16] * 4
-    assert dataset.load("test").y.bincount().tolist() == [4] * 4
 
 
 def test_samples_depend_on_the_sources_alone(sources: dict[str, Path]) -> None:
@@ -120,15 +129,6 @@ def test_what_counts_as_a_docstring(tmp_path: Path) -> None:
     assert list(docstrings(tmp_path)) == [*long[:3], f"sub {long[5]}"]
 
 
-def test_duplicate_texts_are_removed(sources: dict[str, Path]) -> None:
-    for name in ("stdlib", "torch"):
-        path = sources[name] / "b.py"
-        path.write_text(f'"""{"same " * 20}"""\ndef f():\n    """{"same " * 20}"""\n')
-    texts, labels = Docstrings()._found
-    assert texts.count("same " * 20) == 1
-    assert labels[texts.index("same " * 20)] == 0
-
-
 def test_the_real_sources_are_found() -> None:
     folders = source_folders()
     assert list(folders) == list(Docstrings.classes)
@@ -140,16 +140,10 @@ def test_the_real_sources_are_found() -> None:
     assert min(map(len, found)) >= 80
 
 
-def test_packages_without_sources_are_refused(
+def test_too_few_texts_are_refused(
     sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refused("per_class", Docstrings, per_class=4)
     monkeypatch.setattr(module, "source_folders", lambda: {n: [] for n in sources})
-    with pytest.raises(UserError, match=r"data\.dataset: not all of stdlib, torch") as error:
+    with pytest.raises(UserError, match=r"data\.dataset: not all of stdlib, torch"):
         Docstrings().load("test")
-    assert "AGNews" in error.value.fix
-
-
-def test_a_class_has_at_least_five_texts() -> None:
-    assert Docstrings().per_class == 1200
-    with pytest.raises(UserError, match=r"data\.dataset\.init_args\.per_class: 4 texts"):
-        Docstrings(per_class=4)

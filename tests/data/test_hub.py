@@ -13,10 +13,10 @@ from PIL import Image
 
 from lightfed.data.datasets.dataset import Transform, moments
 from lightfed.data.datasets.hub import Hub
+from lightfed.data.partition.schemes import Natural
 from lightfed.utils.errors import UserError
-from tests.data import tables
-
-CPU = torch.device("cpu")
+from tests.data import kit, tables
+from tests.data.kit import prepared
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_moments_are_those_of_the_channels() -> None:
     assert moments(torch.tensor([[1.0], [torch.nan], [torch.inf]]))[1] == (1.0,)
 
 
-def test_a_folder_of_images_is_decoded_once(tmp_path: Path, cache: Path) -> None:
+def test_a_folder_of_images_is_decoded_once_unless_it_changes(tmp_path: Path, cache: Path) -> None:
     root = tables.shades(tmp_path / "shades")
     data = Hub(str(root), crop_padding=1, flip=True)
     loaded = data.load("train")
@@ -92,6 +92,11 @@ def test_a_folder_of_images_is_decoded_once(tmp_path: Path, cache: Path) -> None
     again = Hub(str(root))
     assert torch.equal(again.load("train").x, loaded.x)
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("output.pkl")} == times
+    changed = (root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / "9.png")
+    assert Hub(str(root)).load("train").x[:3, 0, 0, 0].tolist() == [16, 32, 0]
+    Image.new("RGB", (8, 8), (7, 7, 7)).save(changed)
+    os.utime(changed, (1, 1))
+    assert Hub(str(root)).load("train").x[:3, 0, 0, 0].tolist() == [16, 32, 7]
 
 
 def test_images_are_resized_and_may_be_grey(tmp_path: Path) -> None:
@@ -149,23 +154,21 @@ def test_images_may_be_in_the_table(tmp_path: Path) -> None:
     assert data.input_shape == (3, 8, 8)
 
 
-def test_leafs_lines_are_texts(tmp_path: Path) -> None:
+def test_leafs_lines_are_texts_of_their_writers(tmp_path: Path) -> None:
     """Shakespeare: the letter after a line is its class, and may be any sign."""
     lines: list[object] = ["to be or not", "o be or not "]
-    users = {"ROMEO": (lines, [" ", "t"]), "JULIET": (lines, ["t", "?"])}
+    users = {"ROMEO": (lines, [" ", "t"]), "JULIET": (lines[:1], ["?"])}
     root = tables.leaf(tmp_path / "plays", train=users, test={"ROMEO": (lines, ["t", " "])})  # type: ignore[arg-type, dict-item]
     data = Hub(str(root), text="x", group="user", length=12)
     assert data.classes == (" ", "?", "t")
     assert data.load("test").y.tolist() == [2, 0]
-    assert data.load("train").groups.tolist() == [1, 1, 0, 0]  # type: ignore[union-attr]
+    assert data.load("train").groups.tolist() == [1, 1, 0]  # type: ignore[union-attr]
+    clients = prepared(data, Natural())
+    assert [clients.num_samples(client) for client in range(2)] == [1, 2]
 
 
 def refused(key: str, path: object, **given: Any) -> str:
-    with pytest.raises(UserError) as error:
-        Hub(str(path), **given).fetch()
-    assert error.value.key == f"data.dataset.init_args.{key}"
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return kit.refused(key, lambda: Hub(str(path), **given).fetch())
 
 
 def test_columns_and_splits_that_are_not_there_are_named(tmp_path: Path) -> None:
@@ -218,8 +221,15 @@ def test_the_name_of_a_configuration_is_passed_on(
 
 def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     root = tables.shades(tmp_path / "shades")
-    (root / "test" / "cat" / "2.png").write_bytes(b"no image")
-    assert "test: sample 2" in refused("image", root)
+    bad = root / "test" / "cat" / "2.png"
+    whole = bad.read_bytes()
+    for damaged in (whole[:45], b"", b"no image"):
+        bad.write_bytes(damaged)
+        line = refused("image", root)
+        assert "test: sample 2" in line
+        assert f"{bad} cannot be used" in line
+    Image.new("RGB", (7, 8)).save(bad)
+    assert "its shape is (3, 8, 7)" in refused("image", root)
     path = tmp_path / "points.csv"
     path.write_text("a,label,half\n1,x,0.5\n2,,1.0\n3,x,1.0\n4,x,1.0\n")
     assert "train: sample 1 has None" in refused("label", path, test=0.25, features="a")
@@ -227,7 +237,7 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     path.write_text("a,label\n1,x\n2,x\n3,y\n4,x\n")
     both = {"features": "a", "train": "train[:2]", "test": "train[2:]"}
     assert "test: sample 0 has 'y'" in refused("label", path, **both)
-    (root / "test" / "cat" / "2.png").unlink()
+    bad.unlink()
     for grey in (root / "train").rglob("*.png"):
         Image.new("L", (8, 8)).save(grey)
     with pytest.raises(UserError, match=r"test: sample 0 .* cannot be used: it has colours"):

@@ -12,19 +12,20 @@ from lightfed.data.partition.draw import (
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.floats(0.1, 0.9))
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.just(1e-9) | st.floats(0.1, 0.9))
 def test_hold_out_keeps_something_on_both_sides(sizes: list[int], fraction: float) -> None:
+    """Also of a fraction below the jitter that decides ties, and of a class that nobody owns."""
     labels = np.random.default_rng(sum(sizes)).integers(4, size=sum(sizes))
     owned = flatten(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
     train, test = hold_out(
-        owned, labels, fraction=fraction, num_classes=4, rng=np.random.default_rng(1)
+        owned, labels, fraction=fraction, num_classes=5, rng=np.random.default_rng(1)
     )
     kept = np.diff(train[1])
     np.testing.assert_array_equal(kept + np.diff(test[1]), sizes)
     assert (kept >= 1).all()
     assert (np.diff(test[1])[np.array(sizes) > 1] >= 1).all()
-    both = class_counts(train, labels, 4) + class_counts(test, labels, 4)
-    np.testing.assert_array_equal(both, class_counts(owned, labels, 4))
+    both = class_counts(train, labels, 5) + class_counts(test, labels, 5)
+    np.testing.assert_array_equal(both, class_counts(owned, labels, 5))
     np.testing.assert_array_equal(np.sort(np.concatenate((train[0], test[0]))), owned[0])
 
 
@@ -45,12 +46,8 @@ def test_matched_counts_are_rounded_up_exactly() -> None:
     np.testing.assert_array_equal(counts, [[10, 90], [10, 90], [0, 100]])
     scarce = matched_counts(held, np.array([4, 296]))
     np.testing.assert_array_equal(scarce, [[4, 90], [4, 90], [0, 100]])
-
-
-def test_matched_counts_do_not_overflow() -> None:
-    held = np.array([[2_000_000_000, 1]], dtype=np.int32)
-    counts = matched_counts(held, np.array([1_000_000, 1_000_000]))
-    np.testing.assert_array_equal(counts, [[1_000_000, 1]])
+    huge = matched_counts(np.array([[2_000_000_000, 1]], np.int32), np.array([10**6, 10**6]))
+    np.testing.assert_array_equal(huge, [[10**6, 1]])
 
 
 def test_shared_test_samples_are_drawn_from_everywhere() -> None:
@@ -65,16 +62,3 @@ def test_shared_test_samples_are_drawn_from_everywhere() -> None:
     uses = np.bincount(index, minlength=80)
     assert np.abs(uses[:30] - 200).max() < 60  # five standard deviations
     assert np.abs(uses[30:] - 240).max() < 60
-
-
-def test_hold_out_of_nearly_everything_keeps_one() -> None:
-    """A fraction below the jitter that decides ties must not raise a class that nobody owns."""
-    labels = np.tile([0, 1, 3], 40)
-    owned = flatten(np.split(np.arange(120), 40))
-    train, test = hold_out(
-        owned, labels, fraction=1e-9, num_classes=5, rng=np.random.default_rng(0)
-    )
-    np.testing.assert_array_equal(np.diff(train[1]), 1)
-    np.testing.assert_array_equal(np.diff(test[1]), 2)
-    assert len(train[0]) == 40
-    assert len(test[0]) == 80

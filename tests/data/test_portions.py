@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.utils.errors import UserError
-from tests.small import CPU, Given, Tensors
+from tests.data import kit
+from tests.small import Given, Tensors
 
 HOLD_OUT = "model.algorithm.init_args.hold_out"
 
@@ -22,13 +23,8 @@ def prepared(*sizes: int, seed: int = 0, **settings: Any) -> FederatedDataModule
     x, y = torch.arange(float(count))[:, None], torch.arange(count) % 2
     bounds = np.cumsum([0, *sizes])
     parts = [range(a, b) for a, b in pairwise(bounds)]
-    data = FederatedDataModule(
-        Tensors(x, y, classes=2, test=(x, y)),
-        Given(*parts),
-        **settings,
-    )
-    data.prepare(clients=len(sizes), seed=seed, device=CPU)
-    return data
+    dataset = Tensors(x, y, classes=2, test=(x, y))
+    return kit.prepared(dataset, Given(*parts), clients=len(sizes), seed=seed, **settings)
 
 
 def trained(data: FederatedDataModule, client: int, t: int = 0, order: int = 0) -> list[int]:
@@ -137,8 +133,3 @@ def test_the_first_client_of_each_size_stands_for_the_others() -> None:
     assert data.first_of_each_size(slice(2, 6)) == [2, 3, 4]
     data.reserve(0.2)  # seven, six and six are trained on
     assert data.first_of_each_size(slice(None)) == [0, 1]
-
-
-def test_without_hold_out_and_chunks_a_portion_is_a_view() -> None:
-    data = prepared(9, 9)
-    assert np.shares_memory(data.epoch_samples(0, 5), data.partition_.train_index)

@@ -62,48 +62,30 @@ def drawn(
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("float_limit", [0, 1 << 20])
 @pytest.mark.parametrize(("padding", "flip"), [(0, False), (4, True), (2, False), (0, True)])
-def test_batches_are_what_the_definition_says(
-    dtype: torch.dtype, channels_last: bool, float_limit: int, padding: int, flip: bool
-) -> None:
+def test_batches_are_what_the_definition_says(dtype: torch.dtype, padding: int, flip: bool) -> None:
     samples = images(20, dtype=dtype)
     transform = replace(COLOUR, crop_padding=padding, flip=flip)
-    split = ResidentSplit(
-        samples,
-        transform,
-        device=CPU,
-        channels_last=channels_last,
-        train=True,
-        float_limit=float_limit,
-    )
+    split = ResidentSplit(samples, transform, device=CPU, train=True)
     index = torch.tensor([3, 19, 3, 0, 11, 7, 8, 1])
     x, y = split.batch(index, seeded(5))
     assert torch.equal(y, samples.y[index])
     assert x.dtype == torch.float32
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert x.is_contiguous(memory_format=layout)
     for i, (top, left, mirrored) in enumerate(drawn(len(index), transform, seeded(5))):
         raw = samples.x[index[i]]
         expected = slow_augment(raw, transform, top=top, left=left, mirrored=mirrored)
-        torch.testing.assert_close(
-            x[i].contiguous(), slow_normalise(expected, transform), rtol=1e-5, atol=1e-6
-        )
+        torch.testing.assert_close(x[i], slow_normalise(expected, transform), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
-def test_without_a_generator_nothing_is_augmented(
-    channels_last: bool, transform: Transform
-) -> None:
+def test_without_a_generator_nothing_is_augmented(transform: Transform) -> None:
     samples = images(12)
-    split = ResidentSplit(samples, transform, device=CPU, channels_last=channels_last, train=True)
+    split = ResidentSplit(samples, transform, device=CPU, train=True)
     evaluated = ResidentSplit(samples, transform, device=CPU, train=False)
     index = torch.tensor([5, 0, 11])
     x, _ = split.batch(index)
     expected = torch.stack([slow_normalise(samples.x[i], COLOUR) for i in index])
-    torch.testing.assert_close(x.contiguous(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(evaluated.batch(index, seeded(0))[0], x)
     spanned, y = split.span(4, 9)
     assert torch.equal(spanned, split.batch(torch.arange(4, 9))[0])
@@ -112,18 +94,6 @@ def test_without_a_generator_nothing_is_augmented(
     for changed in (spanned, y):  # as a model may
         changed.fill_(9)
     assert all(map(torch.equal, split.span(4, 9), before))
-
-
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
-def test_the_stored_form_does_not_change_the_bits(transform: Transform) -> None:
-    samples = images(30)
-    kept = [
-        ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True, float_limit=n)
-        for last in (False, True)
-        for n in (0, 1 << 20)
-    ]
-    batches = [split.batch(torch.arange(30), seeded(3))[0] for split in kept]
-    assert all(torch.equal(x, batches[0]) for x in batches[1:])
 
 
 def test_every_crop_and_both_orientations_occur() -> None:
@@ -173,31 +143,6 @@ def test_last_batch_and_limit() -> None:
     assert sizes(20, limit=0) == []
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
-def test_gathering_in_parts_changes_nothing(
-    channels_last: bool, transform: Transform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samples = images(50)
-    last = channels_last
-    at_once = ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True)
-    monkeypatch.setattr("lightfed.data.batches._GATHER_BYTES", {"cpu": 4 * 3 * 9 * 7 * 16})
-    in_parts = ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True)
-    index = torch.arange(50).flip(0)
-    epochs = [
-        list(epoch_of(split, index, batch_size=7, generator=seeded(1), order=seeded(2)))
-        for split in (at_once, in_parts)
-    ]
-    assert [len(y) for _, y in epochs[1]] == [7] * 7 + [1]
-    for (x, y), (x_parts, y_parts) in zip(*epochs, strict=True):
-        assert torch.equal(x, x_parts)
-        assert torch.equal(y, y_parts)
-        if channels_last:
-            assert x_parts.is_contiguous(memory_format=torch.channels_last)
-    storages = {x.untyped_storage().data_ptr() for x, _ in epochs[1]}
-    assert len(storages) > 1
-
-
 def test_augmentation_does_not_depend_on_the_batch_size() -> None:
     split = ResidentSplit(images(50), AUGMENTED, device=CPU, train=True)
 
@@ -227,70 +172,66 @@ def test_batches_do_not_share_memory_with_the_split() -> None:
         assert torch.equal(samples.x, before)
 
 
-def test_float_samples_of_the_caller_do_not_change() -> None:
-    x = torch.randn(40, 5, generator=seeded(0))
-    samples = Samples(x=x.clone(), y=torch.zeros(40, dtype=torch.int64))
-    for float_limit in (0, 1 << 20):
-        split = ResidentSplit(
-            samples,
-            Transform((1.0,), (2.0,)),
-            device=CPU,
-            train=True,
-            channels_last=True,
-            float_limit=float_limit,
-        )
-        torch.testing.assert_close(split.batch(torch.arange(40))[0], (x - 1) / 2)
-        torch.testing.assert_close(split.span(3, 9)[0], (x[3:9] - 1) / 2)
-        assert torch.equal(samples.x, x)
-        assert len(split) == 40
+# How a split may be kept and its batches gathered: where, in which order, when normalised.
+KEPT = [
+    {"channels_last": last, "held": held, "float_limit": limit, "gathered": gathered}
+    for last in (False, True)
+    for held, limit in ((True, 1 << 20), (True, 0), (False, 0))
+    for gathered in (1 << 20, 4 * 3 * 9 * 7 * 16)
+]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
-def test_a_gpu_gives_the_batches_of_the_cpu(channels_last: bool, transform: Transform) -> None:
-    samples = images(50)
-    last = channels_last
-    for limit in (0, 1 << 20):
-        splits = [
-            ResidentSplit(
-                samples,
-                transform,
-                device=torch.device(name),
-                channels_last=last,
-                train=True,
-                float_limit=limit,
-            )
-            for name in ("cpu", "cuda")
-        ]
-        ours, theirs = (
-            list(
-                epoch_of(
-                    split, torch.arange(50), batch_size=8, generator=seeded(1), order=seeded(2)
-                )
-            )
-            for split in splits
-        )
-        for (x, y), (x_gpu, y_gpu) in zip(ours, theirs, strict=True):
-            assert x_gpu.is_cuda
-            torch.testing.assert_close(x_gpu.cpu(), x, rtol=1e-6, atol=1e-6)
-            assert torch.equal(y_gpu.cpu(), y)
+def epoch_and_tests(
+    samples: Samples, transform: Transform, device: str, *, gathered: int, **kept: Any
+) -> list[Batch]:
+    """A shuffled and augmented epoch, and two batches that are tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightfed.data.batches._GATHER_BYTES", {"cpu": gathered, "cuda": gathered})
+        split = ResidentSplit(samples, transform, device=torch.device(device), train=True, **kept)
+    how: dict[str, Any] = {"generator": seeded(1), "order": seeded(2)}
+    epoch = list(epoch_of(split, np.arange(len(samples.y)), batch_size=7, **how))
+    storages = {x.untyped_storage().data_ptr() for x, _ in epoch}
+    assert len(storages) == (1 if gathered == 1 << 20 else 4)
+    return [*epoch, split.span(3, 9), split.batch(torch.arange(5))]
 
 
 @pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED], ids=["plain", "crop", "erased"])
-@pytest.mark.parametrize("last", [False, True])
-def test_a_split_on_the_host_has_the_same_batches(transform: Transform, last: bool) -> None:
-    def batches(held: bool) -> list[Tensor]:
-        split = ResidentSplit(
-            images(50), transform, device=CPU, channels_last=last, train=True, held=held
-        )
-        how = {"generator": seeded(2), "order": seeded(3)}
-        epoch = epoch_of(split, np.arange(50), batch_size=8, **how)
-        return [*(x for x, _ in epoch), split.span(3, 9)[0], split.batch(torch.arange(5))[0]]
+def test_how_a_split_is_kept_and_gathered_does_not_change_the_bits(transform: Transform) -> None:
+    samples = images(50)
+    first = epoch_and_tests(samples, transform, "cpu", **KEPT[0])
+    assert [len(y) for _, y in first] == [7] * 7 + [1, 6, 5]
+    for kept in KEPT:
+        layout = torch.channels_last if kept["channels_last"] else torch.contiguous_format
+        found = epoch_and_tests(samples, transform, "cpu", **kept)
+        for (x, y), (expected, labels) in zip(found, first, strict=True):
+            assert torch.equal(x, expected)
+            assert torch.equal(y, labels)
+            assert x.is_contiguous(memory_format=layout)
 
-    for one, other in zip(batches(held=True), batches(held=False), strict=True):
-        assert torch.equal(one, other)
-        assert one.stride() == other.stride()
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kept", KEPT, ids=str)
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED], ids=["plain", "crop", "erased"])
+def test_a_gpu_gives_the_batches_of_the_cpu(transform: Transform, kept: dict[str, Any]) -> None:
+    ours, theirs = (
+        epoch_and_tests(images(50), transform, device, **kept) for device in ("cpu", "cuda")
+    )
+    for (x, y), (x_gpu, y_gpu) in zip(ours, theirs, strict=True):
+        assert x_gpu.is_cuda
+        torch.testing.assert_close(x_gpu.cpu(), x, rtol=1e-6, atol=1e-6)
+        assert torch.equal(y_gpu.cpu(), y)
+
+
+@pytest.mark.parametrize("float_limit", [0, 1 << 20])
+def test_float_samples_of_the_caller_do_not_change(float_limit: int) -> None:
+    x = torch.randn(40, 5, generator=seeded(0))
+    samples = Samples(x=x.clone(), y=torch.zeros(40, dtype=torch.int64))
+    kept: dict[str, Any] = {"device": CPU, "channels_last": True, "float_limit": float_limit}
+    split = ResidentSplit(samples, Transform((1.0,), (2.0,)), train=True, **kept)
+    torch.testing.assert_close(split.batch(torch.arange(40))[0], (x - 1) / 2)
+    torch.testing.assert_close(split.span(3, 9)[0], (x[3:9] - 1) / 2)
+    assert torch.equal(samples.x, x)
+    assert len(split) == 40
 
 
 def test_auto_takes_the_device_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,17 +32,19 @@ from tests.data.rules import (
 )
 
 
-@settings(deadline=None, max_examples=25)
-@given(label_sets(), st.integers(1, 12))
-def test_iid(drawn: tuple[np.ndarray, int], clients: int) -> None:
+@settings(max_examples=25)
+@given(
+    label_sets(), st.integers(1, 12), st.just(Iid()) | st.builds(DirichletClient, concentrations)
+)
+def test_equal_clients(drawn: tuple[np.ndarray, int], clients: int, scheme: Partitioner) -> None:
     labels, num_classes = drawn
-    parts = split_or_refuse(Iid(), labels, clients, num_classes, possible=clients <= len(labels))
+    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=clients <= len(labels))
     if parts:
         assert_exact_cover(parts, labels, clients)
         assert np.ptp(sizes(parts)) <= 1
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4))
 def test_shards(drawn: tuple[np.ndarray, int], clients: int, per_client: int) -> None:
     labels, num_classes = drawn
@@ -56,7 +58,7 @@ def test_shards(drawn: tuple[np.ndarray, int], clients: int, per_client: int) ->
         assert borders <= clients * (per_client - 1) + len(np.unique(labels)) - 1
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.integers(0, 8), st.integers(1, 3))
 def test_parts_of_missing_clients(
     drawn: tuple[np.ndarray, int], clients: int, absent: int, per_client: int
@@ -76,7 +78,7 @@ def test_parts_of_missing_clients(
             assert all(map(np.array_equal, found, everyone))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4), st.none() | concentrations)
 def test_classes(
     drawn: tuple[np.ndarray, int], clients: int, per_client: int, alpha: float | None
@@ -104,7 +106,7 @@ def test_classes(
                 assert np.ptp([count for count in counts if count]) <= 1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 3))
 def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_client: int) -> None:
     labels, num_classes = drawn
@@ -131,7 +133,7 @@ def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_clien
         assert len(everything) == len(labels)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 40))
 def test_diversity(drawn: tuple[np.ndarray, int], clients: int, classes: int, samples: int) -> None:
     labels, num_classes = drawn
@@ -147,7 +149,7 @@ def test_diversity(drawn: tuple[np.ndarray, int], clients: int, classes: int, sa
         assert max(len(held) for held in classes_of(parts, labels)) <= classes
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 15), st.integers(1, 15), st.integers(0, 99))
 def test_natural(owners: int, clients: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -190,7 +192,6 @@ def test_the_seed_alone_decides(scheme: Partitioner) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 10_000))
 def test_largest_remainder_is_exact_and_close(shares: list[float], total: int) -> None:
     weights = np.array(shares) + 1e-3

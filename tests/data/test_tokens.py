@@ -12,14 +12,13 @@ import torch
 from torch.optim import Adam
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.text import tokenizer_of
-from lightfed.data.partition.schemes import Dirichlet, Iid, Partitioner
+from lightfed.data.partition.schemes import Dirichlet, Partitioner
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
-from tests.data import tables
+from tests.data import kit, tables
 from tests.small import fit
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -51,14 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(root: Path, partition: Partitioner | None = None, **given: Any) -> Any:
-    given = {
-        "path": str(root / "rows.jsonl"),
-        "tokenizer": str(root / "tiny"),
-        "test": 0.25,
-    } | given
-    data = FederatedDataModule(Hub(**given), partition or Iid())
-    data.prepare(clients=2, seed=0, device=torch.device("cpu"))
-    return data
+    paths = {"path": str(root / "rows.jsonl"), "tokenizer": str(root / "tiny")}
+    return kit.prepared(Hub(**paths | {"test": 0.25} | given), partition)
 
 
 def samples(data: Any) -> dict[str, torch.Tensor]:
@@ -93,10 +86,7 @@ def test_token_ids_are_labels_without_classes(folder: Path) -> None:
 
 
 def refused(folder: Path, key: str, **given: Any) -> str:
-    with pytest.raises(UserError) as error:
-        prepared(folder, **{"text": "text"} | given)
-    assert error.value.key == f"data.dataset.init_args.{key}"
-    return error.value.line
+    return kit.refused(key, prepared, folder, **{"text": "text"} | given)
 
 
 def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> None:
@@ -136,13 +126,13 @@ class Classifier(L.LightningModule):
         self.log("loss", self.model(**batch).loss)
 
 
-def federation(model: Any) -> Federation:
-    return Federation(FedAvg(), [ClientGroup(2, model)], optimizer=partial(Adam, lr=0.02))
+def federation(model: Any, lr: float = 0.02) -> Federation:
+    return Federation(FedAvg(), [ClientGroup(2, model)], optimizer=partial(Adam, lr=lr))
 
 
 def test_a_model_of_transformers_learns(folder: Path, tmp_path: Path) -> None:
     data = prepared(folder, text="text")
-    trainer = fit(federation(Classifier), data, tmp_path, rounds=12)
+    trainer = fit(federation(Classifier, 0.05), data, tmp_path, rounds=6)
     assert trainer.callback_metrics["global/loss"] < 0.3  # of two classes, at first 0.69
 
 
@@ -163,7 +153,7 @@ def test_a_causal_model_of_transformers_learns(folder: Path, tmp_path: Path) -> 
     rows = [{"text": " ".join((["a", "bee", "cat"] * 2)[n % 3 : 4])} for n in range(24)]
     table.write_text("\n".join(map(json.dumps, rows)))
     data = prepared(folder, path=str(table))
-    trainer = fit(federation(Writer), data, tmp_path, rounds=50)
+    trainer = fit(federation(Writer, 0.1), data, tmp_path, rounds=18)
     assert trainer.callback_metrics["global/loss"] < 0.5  # of eight words, at first 2.1
 
 

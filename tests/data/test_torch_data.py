@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
@@ -20,14 +19,14 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 from lightfed.data.batches import ResidentConverted, resident
-from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Samples, Transform, moments
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.transforms import Functions, transformed
-from lightfed.data.partition.schemes import Dirichlet, Iid, Natural
-from lightfed.utils.errors import UserError
+from lightfed.data.partition.schemes import Dirichlet, Natural
+from tests.data import kit
+from tests.data.kit import prepared
+from tests.small import CPU
 
-CPU = torch.device("cpu")
 IMAGES = {"image_size": (3, 10, 8), "num_classes": 3}
 FIXED = v2.Compose([v2.Resize(6), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [2])])
 RANDOM = v2.Compose([v2.RandomCrop(6), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32)])
@@ -36,12 +35,6 @@ RANDOM = v2.Compose([v2.RandomCrop(6), v2.RandomHorizontalFlip(), v2.ToDtype(tor
 def pairs(count: int, *, seed: int = 0) -> TensorDataset:
     x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(x, torch.arange(count) % 2)
-
-
-def prepared(dataset: FromTorch, partition: Any = None, **given: Any) -> FederatedDataModule:
-    data = FederatedDataModule(dataset, partition or Iid(), **given)
-    data.prepare(clients=2, seed=0, device=CPU)
-    return data
 
 
 def test_tensors_stay_as_they_are() -> None:
@@ -184,11 +177,7 @@ def test_what_is_drawn_from_global_random_state_is_the_same_in_every_process() -
 
 
 def refused(key: str, *given: Any, **named: Any) -> str:
-    with pytest.raises(UserError) as error:
-        prepared(FromTorch(*given, **named))
-    assert error.value.key == f"data.dataset.init_args.{key}"
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return kit.refused(key, lambda: prepared(FromTorch(*given, **named)))
 
 
 def test_what_is_no_data_set_is_refused() -> None:

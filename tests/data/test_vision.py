@@ -1,6 +1,8 @@
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
@@ -9,9 +11,20 @@ import torch
 import torch.nn.functional as F
 
 from lightfed.data.datasets.dataset import Dataset, Transform
+from lightfed.data.datasets.hub import CINIC10
 from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from lightfed.utils.errors import UserError
 from tests.data import tiny
+from tests.data.kit import refused
+
+# What writes the official files, a part of their place, and the number of classes.
+OFFICIAL: dict[Any, tuple[Any, str, int]] = {
+    CIFAR10: (tiny.cifar10, "cifar-10-batches-py", 10),
+    CIFAR100: (tiny.cifar100, "cifar-100-python", 100),
+    MNIST: (tiny.mnist, "MNIST/raw", 10),
+    FashionMNIST: (partial(tiny.mnist, name="FashionMNIST"), "FashionMNIST/raw", 10),
+    CINIC10: (partial(tiny.cinic10, per_class=1), "train", 10),
+}
 
 
 def assert_holds(dataset: Dataset, written: tiny.Written) -> None:
@@ -41,19 +54,13 @@ def test_digits_are_all_there_once() -> None:
     assert torch.equal((train.x * 16).round(), train.x * 16)
 
 
-def test_digits_split_is_stratified_and_fixed() -> None:
-    train, test = Digits().load("train"), Digits().load("test")
+def test_digits_split_is_stratified_and_has_its_constants() -> None:
+    train, test, transform = Digits().load("train"), Digits().load("test"), Digits().transform
     sizes = torch.bincount(train.y) + torch.bincount(test.y)
     assert ((torch.bincount(train.y) - 0.8 * sizes).abs() <= 1).all()
-    again = Digits().load("test")
-    assert torch.equal(again.x, test.x)
-    assert torch.equal(again.y, test.y)
-
-
-def test_digits_constants_are_those_of_the_training_split() -> None:
-    x, transform = Digits().load("train").x, Digits().transform
-    assert transform.mean == (round(x.mean().item(), 4),)
-    assert transform.std == (round(x.std().item(), 4),)
+    assert torch.equal(Digits().load("test").x, test.x)
+    assert transform.mean == (round(train.x.mean().item(), 4),)
+    assert transform.std == (round(train.x.std().item(), 4),)
 
 
 def test_digits_can_be_enlarged() -> None:
@@ -66,66 +73,42 @@ def test_digits_can_be_enlarged() -> None:
         Digits(image_size=0)
 
 
-def test_cifar10_reads_the_official_layout(tmp_path: Path) -> None:
-    written = tiny.cifar10(tmp_path)
-    assert_holds(CIFAR10(str(tmp_path), verify_checksums=False), written)
+@pytest.mark.parametrize("kind", OFFICIAL)
+def test_the_official_layout_is_read(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write, place, classes = OFFICIAL[kind]
+    root = tmp_path / "root"
+    line = refused("root", kind(str(root)).load, "train")
+    assert str(root / place) in line
+    assert ("download: true" in line) == (kind is not CINIC10)
+    written = write(root)
+    given = {} if kind is CINIC10 else {"verify_checksums": False}
+    dataset = kind(str(root), **given)
+    assert dataset.num_classes == len(set(dataset.classes)) == classes
+    assert_holds(dataset, written)
 
 
-def test_cifar100_reads_the_official_layout(tmp_path: Path) -> None:
-    written = tiny.cifar100(tmp_path)
-    assert_holds(CIFAR100(str(tmp_path), verify_checksums=False), written)
+def test_folders_of_other_classes_are_refused(tmp_path: Path) -> None:
+    tiny.cinic10(tmp_path, per_class=1)
+    (tmp_path / "train" / "deer").rename(tmp_path / "train" / "eagle")
+    assert "cat, dog, eagle" in refused("root", CINIC10(str(tmp_path)).load, "train")
 
 
-@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
-def test_both_mnists_read_the_official_layout(kind: type[MNIST], tmp_path: Path) -> None:
-    written = tiny.mnist(tmp_path, name=kind.__name__)
-    assert_holds(kind(str(tmp_path), verify_checksums=False), written)
-
-
-def test_foreign_files_are_refused_by_their_checksum(tmp_path: Path) -> None:
+def test_foreign_and_damaged_files_are_refused(tmp_path: Path) -> None:
     tiny.cifar10(tmp_path)
-    with pytest.raises(UserError, match="cannot be read") as error:
-        CIFAR10(str(tmp_path)).load("train")
-    assert error.value.key == "data.dataset.init_args.root"
-    assert "verify_checksums: false" in error.value.fix
-
-
-def test_mnist_with_missing_images_is_refused(tmp_path: Path) -> None:
     tiny.mnist(tmp_path)
-    with pytest.raises(UserError, match="120 images; officially 60000"):
-        MNIST(str(tmp_path)).load("train")
-
-
-@pytest.mark.parametrize(
-    ("dataset", "folder"),
-    [
-        (CIFAR10, "cifar-10-batches-py"),
-        (CIFAR100, "cifar-100-python"),
-        (MNIST, "MNIST/raw"),
-        (FashionMNIST, "FashionMNIST/raw"),
-    ],
-)
-def test_a_missing_folder_is_named(dataset: type[CIFAR10], folder: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        dataset(str(tmp_path)).load("train")
-    assert error.value.key == "data.dataset.init_args.root"
-    assert str(tmp_path / folder) in error.value.found
-    assert "download: true" in error.value.fix
-    assert "\n" not in str(error.value)
-
-
-def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    tiny.cifar10(tmp_path)
-    path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be read") as error:
-        CIFAR10(str(tmp_path), verify_checksums=False).load("train")
-    assert "\n" not in str(error.value)
-    tiny.mnist(tmp_path)
-    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be read"):
-        MNIST(str(tmp_path), verify_checksums=False).load("train")
+    assert "verify_checksums: false" in refused("root", CIFAR10(str(tmp_path)).load, "train")
+    line = refused("root", MNIST(str(tmp_path)).load, "train")
+    assert "120 images; officially 60000" in line
+    for kind, name in (
+        (CIFAR10, "cifar-10-batches-py/data_batch_2"),
+        (MNIST, "MNIST/raw/train-images-idx3-ubyte"),
+    ):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1000])
+        dataset = kind(str(tmp_path), verify_checksums=False)
+        assert "cannot be read" in refused("root", dataset.load, "train")
 
 
 def test_download_unpacks_a_local_archive(tmp_path: Path) -> None:
@@ -144,11 +127,9 @@ def test_a_failed_download_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         raise URLError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", unreachable)
-    for dataset in (CIFAR10(str(tmp_path), download=True), MNIST(str(tmp_path), download=True)):
-        with pytest.raises(UserError, match="cannot be read") as error:
-            dataset.fetch()
-        assert error.value.key == "data.dataset.init_args.download"
-        assert "no route to host" in error.value.found
+    for kind in (CIFAR10, MNIST):
+        line = refused("download", kind(str(tmp_path), download=True).fetch)
+        assert "no route to host" in line
 
 
 def test_nothing_is_downloaded_by_default(tmp_path: Path) -> None:
@@ -173,17 +154,16 @@ def test_presets_are_the_constants_of_the_papers() -> None:
     cifar100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     assert CIFAR100("x", preset="pfedmoe").transform == Transform(*cifar100, **others)
     assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
+    cinic = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
+    assert CINIC10("x").transform == Transform(*cinic, crop_padding=4, flip=True)
+    assert CINIC10("x", augment=False).transform == Transform(*cinic)
     with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
         CIFAR100("x", preset="fedbcd")
 
 
 def test_class_names_are_the_published_ones() -> None:
-    assert CIFAR10.classes[0] == "airplane"
-    assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100
+    assert (CIFAR10.classes[0], FashionMNIST.classes[0]) == ("airplane", "T-shirt/top")
     assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
-    assert FashionMNIST.classes[0] == "T-shirt/top"
-    sizes = [d("x").num_classes for d in (MNIST, FashionMNIST, CIFAR10, CIFAR100)]
-    assert sizes == [10, 10, 10, 100]
 
 
 def test_the_network_is_out_of_reach() -> None:

@@ -1,4 +1,4 @@
-"""Small networks and descent for the clients of pFedMoE and what it is compared with."""
+"""Small networks and descent for clients of several networks, and what tests of models share."""
 
 from collections.abc import Mapping
 
@@ -11,6 +11,10 @@ from lightfed.models.composites.split import SplitNetwork
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
 def labels(count: int, classes: int) -> Tensor:

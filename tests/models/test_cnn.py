@@ -1,49 +1,14 @@
-"""Convolutional networks: parameter counts of the papers, widths, and where things are."""
+"""Convolutional networks: widths, and where scalers and norms are."""
 
-import json
-from functools import partial
 from math import ceil
 
 import pytest
 import torch
 from torch import nn
 
-from lightfed.models.networks.cnn import Conv, SimpleCNN, make_norm
+from lightfed.models.networks.cnn import Conv, make_norm
 from lightfed.models.networks.layers import Scaler
-from lightfed.state.rows import ModelLayout
-from tests.small import GOLDEN
-
-RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
-
-
-def numel(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize("level", RATES)
-def test_conv_has_the_parameters_of_the_released_code(level: str) -> None:
-    counts = json.loads((GOLDEN / "heterofl/param_counts.json").read_text())["conv_mnist_10classes"]
-    model = Conv(rate=RATES[level])
-    assert numel(model) == counts[level]
-    assert ModelLayout.of(model).parameter_numel == counts[level]
-
-
-def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-
-@pytest.mark.parametrize("make", [partial(Conv, norm="bn"), partial(Conv, norm="none"), SimpleCNN])
-@pytest.mark.parametrize("rate", [0.5, 0.3, 0.0625])
-def test_a_narrow_model_is_a_leading_slice_of_the_full_one(
-    make: partial[nn.Module], rate: float
-) -> None:
-    full, narrow = (shapes(make(5, (1, 16, 16), rate=r)) for r in (1.0, rate))
-    assert list(full) == list(narrow)
-    for name, wide in full.items():
-        assert len(wide) == len(narrow[name])
-        assert all(n <= w for n, w in zip(narrow[name], wide, strict=True)), name
-    last = list(full)[-1]
-    assert narrow[last] == full[last] == (5,)  # every model has all classes
+from tests.models.client_cases import random, shapes
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.07])
@@ -68,7 +33,7 @@ def test_conv_scales_by_its_rate() -> None:
     with torch.no_grad():
         for block in (0, 5):
             model.blocks[block].bias.zero_()  # type: ignore[operator]
-    x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    x = random(2, 1, 8, 8)
     plain = Conv(3, (1, 8, 8), hidden=(4, 8), norm="none", rate=0.5, scaler=False)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model.train()(x), 4.0 * plain.train()(x))
@@ -80,7 +45,7 @@ def test_norms_are_groups_of_channels(norm: str, groups: int) -> None:
     layer = make_norm(norm, 8)  # type: ignore[arg-type]
     assert isinstance(layer, nn.GroupNorm)
     assert (layer.num_groups, layer.num_channels) == (groups, 8)
-    x = torch.randn(2, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+    x = random(2, 8, 3, 3)
     grouped = layer(x).view(2, groups, -1)
     assert grouped.mean(-1).abs().max() < 1e-5
     assert (grouped.var(-1, unbiased=False) - 1).abs().max() < 1e-3

@@ -41,31 +41,25 @@ def load(module: nn.Module, vectors: dict[str, Tensor], folder: str) -> None:
     module.load_state_dict(recorded(vectors, folder))
 
 
-def train(client: nn.Module, case: str, **rates: float) -> None:
+def test_fedkd_in_htfllibs_form_and_what_it_uploads() -> None:
+    case = "fedkd_e.95"
     about = ABOUT[case]
-    lr = about.get("lr", about.get("lr_private"))
-    x, y = HTFLLIB["x"], HTFLLIB["y"]
-    # No gradient of these runs is as long as the recorded clipping.
-    descend(client, x, y, batch=about["batch"], lr=lr, epochs=about["epochs"], rates=rates)
-
-
-def fedkd(case: str, **form: Any) -> FedKD:
-    client = FedKD(network(6), network(4), **form)
-    for part, name in (("private", "private"), ("shared", "shared"), ("projection", "Wh")):
-        load(client.get_submodule(part), HTFLLIB, f"{case}/{name}_before")
-    train(client, case, shared=ABOUT[case]["lr_shared"], projection=ABOUT[case]["lr_Wh"])
-    return client
-
-
-@pytest.mark.parametrize("case", ["fedkd_e.95"])
-def test_fedkd_in_htfllibs_form_and_what_it_uploads(case: str) -> None:
-    client = fedkd(case, form="htfllib")
-    for part, name in (("private", "private"), ("shared", "shared"), ("projection", "Wh")):
-        check(client.get_submodule(part), HTFLLIB, f"{case}/{name}_after")
+    client = FedKD(network(6), network(4), form="htfllib")
+    parts = {"private": client.private, "shared": client.shared, "Wh": client.projection}
+    for name, part in parts.items():
+        load(part, HTFLLIB, f"{case}/{name}_before")
+    rates = {"shared": about["lr_shared"], "projection": about["lr_Wh"]}
+    # No gradient of this run is as long as the recorded clipping.
+    descend(
+        client, HTFLLIB["x"], HTFLLIB["y"], batch=about["batch"], lr=about["lr_private"],
+        epochs=about["epochs"], rates=rates,
+    )  # fmt: skip
+    for name, part in parts.items():
+        check(part, HTFLLIB, f"{case}/{name}_after")
     shared = client.shared.state_dict()
-    packages = compress(shared, ABOUT[case]["energy"])
+    packages = compress(shared, about["energy"])
     expected = recorded(HTFLLIB, f"{case}/uploaded_recovered")
-    kept = ABOUT[case]["kept_ranks"]
+    kept = about["kept_ranks"]
     for name, package in packages.items():
         tensor = package.tensor()
         if kept[name.replace("extractor.", "base.")] == 0:  # sent as nothing, by the known fault
@@ -76,10 +70,8 @@ def test_fedkd_in_htfllibs_form_and_what_it_uploads(case: str) -> None:
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=5e-6)
     sizes = {n: p.bytes for n, p in packages.items()}
     biases = 4 * (4 + 5 + 4)
-    if case == "fedkd_e.6":
-        assert sum(sizes.values()) == 4 * (2 * (4 + 7 + 1) + (5 + 4 + 1) + (4 + 5 + 1)) + biases
-    else:  # factors of rank 3 would be larger than the matrices
-        assert sum(sizes.values()) == 4 * (28 + 20 + 20) + biases
+    # Factors of rank 3 would be larger than the matrices.
+    assert sum(sizes.values()) == 4 * (28 + 20 + 20) + biases
     assert sizes["head.bias"] == 16
 
 
@@ -105,11 +97,10 @@ def trained(client: FML | FedAPEN, case: str, lr: float) -> None:
         check(client.get_submodule(part), APEN, f"{case}/{part}_after")
 
 
-@pytest.mark.parametrize("case", ["equal"])
-def test_fedapen_trains_with_its_share_and_learns_the_next_one(case: str) -> None:
-    about = ABOUT_APEN[case]
+def test_fedapen_trains_with_its_share_and_learns_the_next_one() -> None:
+    about = ABOUT_APEN["equal"]
     client = FedAPEN(Net(6), Net(3))
-    trained(client, case, about["lr"])
+    trained(client, "equal", about["lr"])
     client.share.fill_(about["lambda_before"])
     held_out = list(zip(APEN["xv"].chunk(2), APEN["yv"].chunk(2), strict=True))
     assert len(held_out) == about["val_batches"]

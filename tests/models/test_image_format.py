@@ -21,6 +21,7 @@ from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.vgg import VGG
 from lightfed.utils.errors import UserError
+from tests.models.client_cases import random
 from tests.small import data_of, fit
 
 
@@ -32,12 +33,12 @@ from tests.small import data_of, fit
         (Conv(hidden=(32, 64), norm="gn"), True),
         (Conv(hidden=(28, 64), norm="gn"), False),
         (Conv(hidden=(64,), norm="in"), False),
-        (ResNet18GN(), False),
+        (ResNet18GN(width=8, groups=4), False),
         (nn.Sequential(nn.Conv2d(3, 64, 3), nn.InstanceNorm2d(64)), False),
         (SimpleCNN(channels=(2, 4)), True),
         (nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.BatchNorm1d(4)), True),
         (MLP(), True),
-        (VGG(depth=11), True),
+        (VGG(depth=11, width=0.125, hidden=8), True),
         (nn.Sequential(nn.Conv2d(3, 64, 3), nn.Dropout(), nn.Flatten(), nn.Linear(64, 2)), False),
         (nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Dropout(), nn.Linear(64, 2)), True),
         (nn.Conv2d(7, 64, 1, stride=(1, 2)), False),
@@ -50,6 +51,19 @@ def test_networks_that_are_slow_or_crash_or_drop_pixels_do_not_suit(
     network: nn.Module, suits: bool
 ) -> None:
     assert suits_channels_last(network) == suits
+
+
+def trained(
+    model: Any, folder: Path, *, planes: int = 3, channels_last: Any = "auto"
+) -> Federation:
+    """A round of two clients with six images each."""
+    images, y = random(12, planes, 16, 16), torch.arange(12) % 2
+    data = data_of(images, y, [range(6), range(6, 12)], channels_last=channels_last)
+    federation = Federation(
+        FedAvg(), [ClientGroup(2, model)], optimizer=partial(SGD, lr=0.1), side_by_side="off"
+    )
+    fit(federation, data, folder)
+    return federation
 
 
 class Watched(Conv):
@@ -66,21 +80,15 @@ class Watched(Conv):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("planes", [1, 3])
 @pytest.mark.parametrize(
-    ("given", "width", "last"),
-    [("auto", 8, True), ("auto", 4, False), (True, 4, True), (False, 8, False)],
+    ("planes", "given", "width", "last"),
+    [(3, "auto", 8, True), (1, "auto", 4, False), (3, True, 4, True), (1, False, 8, False)],
 )
 def test_clients_get_the_format_that_suits_them_unless_one_is_configured(
     planes: int, given: Any, width: int, last: bool, tmp_path: Path
 ) -> None:
-    images = torch.randn(12, planes, 16, 16, generator=torch.Generator().manual_seed(0))
-    data = data_of(images, torch.arange(12) % 2, [range(6), range(6, 12)], channels_last=given)
     found: set[bool] = set()
-    clients = [ClientGroup(2, partial(Watched, found, (width, 8)))]
-    optimizer = partial(SGD, lr=0.1)
-    federation = Federation(FedAvg(), clients, optimizer=optimizer, side_by_side="off")
-    fit(federation, data, tmp_path)
+    trained(partial(Watched, found, (width, 8)), tmp_path, planes=planes, channels_last=given)
     assert found == {last}
 
 
@@ -119,25 +127,13 @@ class UserShortcut(L.LightningModule):
         self.log("loss", self.training_step(batch, batch_idx))
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("given", ["auto", True])
-def test_a_convolution_that_may_crash_gets_torchs_own_format(
-    own: bool, given: Any, tmp_path: Path
-) -> None:
-    images = torch.randn(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    data = data_of(images, torch.arange(12) % 2, [range(6), range(6, 12)], channels_last=given)
-    model: Any = UserShortcut if own else Shortcut
-    optimizer = partial(SGD, lr=0.1)
-    federation = Federation(
-        FedAvg(), [ClientGroup(2, model)], optimizer=optimizer, side_by_side="off"
-    )
-    if given is True:
-        with pytest.raises(UserError, match=r"data\.channels_last: .*net\.strided"):
-            fit(federation, data, tmp_path)
-        return
-    fit(federation, data, tmp_path)
+@pytest.mark.parametrize("model", [Shortcut, UserShortcut])
+def test_a_convolution_that_may_crash_gets_torchs_own_format(model: Any, tmp_path: Path) -> None:
+    federation = trained(model, tmp_path)
     module: Any = federation.fleet.groups[0].module
     assert module.net.formats == {True}
+    with pytest.raises(UserError, match=r"data\.channels_last: .*net\.strided"):
+        trained(model, tmp_path, channels_last=True)
 
 
 def test_its_values_stay() -> None:

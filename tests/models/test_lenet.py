@@ -8,22 +8,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from lightfed.models.networks.lenet import LeNet, MoECNN, Variant
 from lightfed.state.rows import ModelLayout
+from tests.models.client_cases import random
 from tests.small import GOLDEN
 
 VARIANTS = get_args(Variant)
 CNNS = json.loads((GOLDEN / "pfedmoe/moe.json").read_text())["cnns"]
-
-
-def numel(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -36,21 +28,14 @@ def test_pfedmoes_have_the_papers_sizes(variant: Variant) -> None:
         counts["params_c100"],
     ]
     for model in models:
-        assert numel(model.extractor) == counts["extractor_params"]
+        own = sum(p.numel() for p in model.extractor.parameters())
+        assert own == counts["extractor_params"]
         assert model.feature_dim == model.head.in_features == counts["fc2"]
     shapes = [list(p.shape) for name, p in models[0].named_parameters() if "weight" in name]
     first, second, units = counts["conv1"], counts["conv2"], counts["fc1"]
     flat = second * 5 * 5
     convs = [[first, 3, 5, 5], [second, first, 5, 5]]
     assert shapes == [*convs, [units, flat], [500, units], [10, 500]]
-
-
-def test_the_default_is_dispfls_cnn() -> None:
-    with torch.device("meta"):
-        model = LeNet()
-    shapes = [tuple(p.shape) for p in model.parameters() if p.dim() > 1]
-    assert shapes == [(64, 3, 5, 5), (64, 64, 5, 5), (384, 1600), (192, 384), (10, 192)]
-    assert ModelLayout.of(model).parameter_numel == 797_962
 
 
 @torch.no_grad()

@@ -9,13 +9,7 @@ from lightfed.algorithms.fml import FML as FMLAlgorithm
 from lightfed.models.composites.mutual import FML, FedAPEN, FedKD, Form
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.models.client_cases import (
-    drawn,
-    gradients,
-    labels,
-    network,
-    random,
-)
+from tests.models.client_cases import drawn, gradients, labels, network, random
 
 X, Y = random(8, 7, seed=3), labels(8, 4)
 CLIENTS = {

@@ -22,7 +22,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import ClientGroup, group_names
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.peft_client import PeftClient
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
@@ -82,12 +82,12 @@ def client(kind: str, rank: int | None, **given: Any) -> Callable[[], PeftClient
 
 
 def trained(rule: Any, folder: Path, kind: str, *ranks: int | None, **given: Any) -> Federation:
-    """Two rounds of two clients of each rank; the run is `folder`/run."""
+    """A round of two clients of each rank; the run is `folder`/run."""
     root = Federation(
         rule, [ClientGroup(2, client(kind, rank, **given)) for rank in ranks],
         optimizer=partial(SGD, lr=0.5), export=("clients",),
     )  # fmt: skip
-    fit(root, data(kind, 2 * len(ranks)), folder, rounds=2)
+    fit(root, data(kind, 2 * len(ranks)), folder)
     return root
 
 
@@ -113,8 +113,7 @@ def logits(net: Any, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rule", "kind"),
-    [("RankMean", "bert"), ("RankMean", "gpt2"), ("FFALoRA", "bert"), ("FedExLoRA", "gpt2")],
+    ("rule", "kind"), [("RankMean", "bert"), ("FFALoRA", "bert"), ("FedExLoRA", "gpt2")]
 )
 def test_plain_peft_gives_the_logits_of_the_run(
     rule: str, kind: str, bases: dict[str, str], tmp_path: Path
@@ -151,8 +150,8 @@ def test_a_base_that_lightfed_has_trained_is_a_folder_of_transformers(tmp_path: 
 
 def test_bert_learns_and_reports_its_accuracy(tmp_path: Path) -> None:
     groups = [ClientGroup(2, client("bert", rank)) for rank in (2, 4)]
-    root = Federation(lf.RankMean(), groups, optimizer=partial(Adam, lr=0.05), local_epochs=5)
-    found = fit(root, data("bert"), tmp_path, rounds=4).callback_metrics
+    root = Federation(lf.RankMean(), groups, optimizer=partial(Adam, lr=0.05), local_epochs=6)
+    found = fit(root, data("bert"), tmp_path, rounds=2).callback_metrics
     assert found["global/accuracy"] > 0.6  # of three classes
     assert found["global/loss"] < 0.9
 
@@ -213,16 +212,6 @@ def test_a_configuration_names_a_function_that_makes_the_base() -> None:
     given = {"base": f"{__name__}.made", "rank": 2, "task": "causal", "lora": LORA["gpt2"]}
     net = parser.instantiate(parser.parse_object({"model": given})).model.net
     assert isinstance(net, peft.PeftModelForCausalLM)
-
-
-def test_a_rank_names_a_group() -> None:
-    groups = [ClientGroup(1, client("bert", rank)) for rank in (4, 2, 4, None)]
-    assert group_names(groups) == [
-        "PeftClient-r4",
-        "PeftClient-r2",
-        "PeftClient-r4-2",
-        "PeftClient",
-    ]
 
 
 @pytest.mark.matrix

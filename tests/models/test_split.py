@@ -1,5 +1,7 @@
 """Networks as extractor and head."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -72,54 +74,33 @@ def test_a_network_that_names_its_parts_keeps_them() -> None:
     assert parts.feature_dim == 5
 
 
-class Wrong(nn.Module):
-    """A network that cannot be split, in the way that a test names."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.first = nn.Linear(7, 7)
-        self.fc = nn.Linear(7, 4) if how == "softmax" else nn.Linear(7, 7)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        match self.how:
-            case "softmax":
-                return self.fc(hidden).softmax(1)
-            case _:
-                return self.fc(hidden[:, None])
-
-
 @pytest.mark.parametrize(
-    ("how", "found"),
+    ("layers", "x", "found"),
     [
-        ("softmax", r"Wrong: no linear layer of it gives the logits; use another"),
-        ("matrix", r"the extractor Wrong gives \(2, 1, 7\)"),
+        ([nn.Linear(7, 4), nn.Softmax(1)], (2, 7), "Sequential: no linear layer of it gives"),
+        ([nn.Conv2d(1, 4, 2), nn.Flatten()], (2, 1, 2, 2), "Sequential: no linear layer of it"),
+        ([nn.Unflatten(1, (1, 7)), nn.Linear(7, 4)], (2, 7), "the extractor Sequential gives (2,"),
     ],
 )
-def test_a_network_that_cannot_be_split_is_refused(how: str, found: str) -> None:
-    net = Wrong(how)
-    with pytest.raises(UserError, match=rf"^model: {found}"):
-        split(net, torch.ones(2, 7))
+def test_a_network_that_cannot_be_split_is_refused(
+    layers: list[nn.Module], x: tuple[int, ...], found: str
+) -> None:
+    net = nn.Sequential(*layers)
+    with pytest.raises(UserError, match=rf"^model: {re.escape(found)}"):
+        split(net, torch.ones(x))
     assert not any(part._forward_hooks for part in net.modules())
 
 
-def test_a_network_without_a_linear_layer_is_refused() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten())
-    with pytest.raises(UserError, match=r"^model: Sequential: no linear layer of it gives the"):
-        split(net, torch.zeros(2, 1, 2, 2))
-
-
-def test_features_must_be_vectors() -> None:
-    net = nn.Conv2d(1, 4, 2)
-    with pytest.raises(
-        UserError, match=r"extractor Conv2d gives \(2, 4, 1, 1\) for \(2, 1, 2, 2\)"
-    ):
-        feature_dim(net, torch.zeros(2, 1, 2, 2))
-    net = nn.Conv2d(1, 4, 2)
-    with pytest.raises(UserError, match=r"extractor LSTM gives tuple for \(2, 3, 5\)"):
-        feature_dim(nn.LSTM(5, 4), torch.zeros(2, 3, 5))
+@pytest.mark.parametrize(
+    ("net", "x", "found"),
+    [
+        (nn.Conv2d(1, 4, 2), (2, 1, 2, 2), "extractor Conv2d gives (2, 4, 1, 1) for (2, 1, 2, 2)"),
+        (nn.LSTM(5, 4), (2, 3, 5), "extractor LSTM gives tuple for (2, 3, 5)"),
+    ],
+)
+def test_features_must_be_vectors(net: nn.Module, x: tuple[int, ...], found: str) -> None:
+    with pytest.raises(UserError, match=re.escape(found)):
+        feature_dim(net, torch.zeros(x))
 
 
 def test_looking_at_a_network_changes_nothing() -> None:

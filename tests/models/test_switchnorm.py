@@ -95,11 +95,3 @@ def test_one_sided_weights_are_layer_and_batch_normalisation() -> None:
             plain = F.batch_norm(x, None, None, training=True, eps=eps)
         expected = plain * ((count - 1) / count) ** 0.5 * shifted["weight"] + shifted["bias"]
         torch.testing.assert_close(norm(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_one_sample_is_refused_in_training_alone() -> None:
-    norm = SwitchNorm1d(4)
-    with pytest.raises(ValueError, match=r"a batch of 1 in training has no variance: \(1, 4\)"):
-        norm(random(1, 4))
-    assert norm.num_batches_tracked == 0
-    assert norm.eval()(random(1, 4)).isfinite().all()

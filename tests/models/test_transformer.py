@@ -1,4 +1,4 @@
-"""The masked language model: its size, its arithmetic, what it masks, how its heads nest."""
+"""The masked language model: its arithmetic, what it masks, how its heads nest."""
 
 import json
 from math import ceil, sqrt
@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightfed.models.networks.transformer import Transformer
-from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
+from tests.models.client_cases import shapes
 from tests.small import GOLDEN
 
 RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
@@ -28,19 +28,6 @@ def small(**given: Any) -> Transformer:
 def windows(count: int = 3, length: int = WINDOW) -> Tensor:
     rng = torch.Generator().manual_seed(0)
     return torch.randint(VOCABULARY, (count, length), generator=rng)
-
-
-def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-
-@pytest.mark.parametrize("level", RATES)
-def test_it_has_the_parameters_of_the_released_code(level: str) -> None:
-    counts = json.loads((GOLDEN / "heterofl/param_counts.json").read_text())
-    with torch.device("meta"):
-        model = Transformer(rate=RATES[level])
-    found = ModelLayout.of(model).parameter_numel
-    assert found == counts["transformer_wikitext2_33278_tokens_bptt64"][level]
 
 
 def expected_logits(model: Transformer, tokens: Tensor, divisor: float) -> Tensor:
