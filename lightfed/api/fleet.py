@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -41,7 +42,7 @@ from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import ModelLayout, Moment, Row, Rows
-from lightfed.state.server_model import ServerModel, part_of, with_prefix
+from lightfed.state.server_model import ServerModel, part_of
 from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
@@ -291,7 +292,9 @@ class Fleet:
         Raises:
             UserError: a group lacks one of them, or has it in another shape.
         """
-        names = with_prefix(self.groups[0].layout, prefix)
+        layout = self.groups[0].layout
+        entries = [*layout.floats, *layout.integers]
+        names = [entry.name for entry in entries if entry.name.startswith(prefix)]
         return self.new_common([names] * len(self.groups))
 
     def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:
@@ -420,7 +423,8 @@ class Fleet:
         training, shares = self.training, dict[int, float]()
         if self.clock is not None:
             shares = self.clock.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
-        plans = training.plans.of(steps, phases, repeat, shares)
+        given = training.plans
+        plans = replace(given, steps=steps or {}, phases=phases, repeat=repeat, shares=shares)
         if shares and self.clock is not None and self.clock.policy.partial == "lose":
             self._lose(shares, plans, t)
             clients = [k for k in clients if k not in shares]

@@ -90,7 +90,7 @@ class Places:
     def _cut(self, clients: Sequence[int]) -> None:
         """Put stateless clients into packs, by the configured lengths of their sessions."""
         packs: list[list[int]] = []
-        plans = SessionPlans(self._data, self._work, seed=self._seed, timings=self.ranks.timings)
+        plans = SessionPlans(self._data, self._work, self._seed, self.ranks.timings)
         for members in split(clients, self.groups.__getitem__):
             packing = self._states[self.groups[members[0]]].packing
             if packing.most == 1:
