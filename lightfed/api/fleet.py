@@ -353,7 +353,6 @@ class Fleet:
         model: ServerModel,
         clients: Sequence[int],
         *,
-        buffers: bool = True,
         tensors: Collection[str] | None = None,
         size: int | Sequence[int] | None = None,
     ) -> None:
@@ -365,12 +364,11 @@ class Fleet:
         Args:
             model: of the server.
             clients: receivers.
-            buffers: send BatchNorm statistics and other buffers too.
             tensors: names of the tensors to send; all by default.
             size: bytes on the wire, for all or by client, if the model is sent in another form.
         """
         self._open(clients)
-        parts = self._parts(buffers, tensors)
+        parts = self._parts(True, tensors)
         covered = self._covered(model, clients, parts)
         self.ledger.sent_down(clients, covered if size is None else size)
         mine = self.mine(clients)
@@ -514,7 +512,6 @@ class Fleet:
         *,
         into: ServerModel,
         weights: Weights | Mapping[int, float] = "samples",
-        buffers: bool = True,
         tensors: Collection[str] | None = None,
         sent: Collection[int] | None = None,
         sizes: Mapping[int, int] | None = None,
@@ -526,15 +523,15 @@ class Fleet:
             into: the server model that is replaced by the mean.
             weights: n_k, or 1 for all, or a weight of 0 or more per client, of any unit; fractions
                 are rounded to 2^-16 of the largest.
-            buffers: merge buffers too; integer ones become the largest of the clients'.
-            tensors: names of the tensors to merge; all by default.
+            tensors: names of the tensors to merge; all by default. Integer buffers become the
+                largest of the clients'.
             sent: clients that send their rows; the server holds the others'. All by default.
             sizes: bytes on the wire by client, if rows are sent in another form.
 
         Returns:
             the clients in the mean; updates of the others were not finite.
         """
-        parts = self._parts(buffers, tensors)
+        parts = self._parts(True, tensors)
         self.deliver([*self._inbox])
         senders = self._outcomes.sending(clients if sent is None else sorted(sent))
         covered = self._covered(into, senders, parts)
