@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 from lightfed.utils import __version__
-from lightfed.utils.process import end_scripts_in_one_line
 
 _NAMES = {
     "aggregation.server_optimizers": "FedAdagrad FedAdam FedYogi",
@@ -107,6 +106,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-end_scripts_in_one_line()

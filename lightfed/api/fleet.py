@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -41,7 +42,7 @@ from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import ModelLayout, Moment, Row, Rows
-from lightfed.state.server_model import ServerModel, part_of, with_prefix
+from lightfed.state.server_model import ServerModel, part_of
 from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
@@ -291,7 +292,9 @@ class Fleet:
         Raises:
             UserError: a group lacks one of them, or has it in another shape.
         """
-        names = with_prefix(self.groups[0].layout, prefix)
+        layout = self.groups[0].layout
+        entries = [*layout.floats, *layout.integers]
+        names = [entry.name for entry in entries if entry.name.startswith(prefix)]
         return self.new_common([names] * len(self.groups))
 
     def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:
@@ -350,7 +353,6 @@ class Fleet:
         model: ServerModel,
         clients: Sequence[int],
         *,
-        buffers: bool = True,
         tensors: Collection[str] | None = None,
         size: int | Sequence[int] | None = None,
     ) -> None:
@@ -362,12 +364,11 @@ class Fleet:
         Args:
             model: of the server.
             clients: receivers.
-            buffers: send BatchNorm statistics and other buffers too.
             tensors: names of the tensors to send; all by default.
             size: bytes on the wire, for all or by client, if the model is sent in another form.
         """
         self._open(clients)
-        parts = self._parts(buffers, tensors)
+        parts = self._parts(True, tensors)
         covered = self._covered(model, clients, parts)
         self.ledger.sent_down(clients, covered if size is None else size)
         mine = self.mine(clients)
@@ -420,7 +421,8 @@ class Fleet:
         training, shares = self.training, dict[int, float]()
         if self.clock is not None:
             shares = self.clock.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
-        plans = training.plans.of(steps, phases, repeat, shares)
+        given = training.plans
+        plans = replace(given, steps=steps or {}, phases=phases, repeat=repeat, shares=shares)
         if shares and self.clock is not None and self.clock.policy.partial == "lose":
             self._lose(shares, plans, t)
             clients = [k for k in clients if k not in shares]
@@ -510,7 +512,6 @@ class Fleet:
         *,
         into: ServerModel,
         weights: Weights | Mapping[int, float] = "samples",
-        buffers: bool = True,
         tensors: Collection[str] | None = None,
         sent: Collection[int] | None = None,
         sizes: Mapping[int, int] | None = None,
@@ -522,15 +523,15 @@ class Fleet:
             into: the server model that is replaced by the mean.
             weights: n_k, or 1 for all, or a weight of 0 or more per client, of any unit; fractions
                 are rounded to 2^-16 of the largest.
-            buffers: merge buffers too; integer ones become the largest of the clients'.
-            tensors: names of the tensors to merge; all by default.
+            tensors: names of the tensors to merge; all by default. Integer buffers become the
+                largest of the clients'.
             sent: clients that send their rows; the server holds the others'. All by default.
             sizes: bytes on the wire by client, if rows are sent in another form.
 
         Returns:
             the clients in the mean; updates of the others were not finite.
         """
-        parts = self._parts(buffers, tensors)
+        parts = self._parts(True, tensors)
         self.deliver([*self._inbox])
         senders = self._outcomes.sending(clients if sent is None else sorted(sent))
         covered = self._covered(into, senders, parts)

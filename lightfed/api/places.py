@@ -90,7 +90,7 @@ class Places:
     def _cut(self, clients: Sequence[int]) -> None:
         """Put stateless clients into packs, by the configured lengths of their sessions."""
         packs: list[list[int]] = []
-        plans = SessionPlans(self._data, self._work, seed=self._seed, timings=self.ranks.timings)
+        plans = SessionPlans(self._data, self._work, self._seed, self.ranks.timings)
         for members in split(clients, self.groups.__getitem__):
             packing = self._states[self.groups[members[0]]].packing
             if packing.most == 1:
@@ -102,12 +102,10 @@ class Places:
                 packs += cut(alike, packing.most)
         self.packs = {client: number for number, pack in enumerate(packs) for client in pack}
 
-    def loads(
-        self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None
-    ) -> dict[int, float]:
+    def loads(self, clients: Iterable[int]) -> dict[int, float]:
         """`costs` of the packs that clients are in."""
         loads: dict[int, float] = {}
-        for client, cost in self.costs(clients, steps).items():
+        for client, cost in self.costs(clients).items():
             pack = self.packs[client]
             loads[pack] = loads.get(pack, 0.0) + cost
         return loads

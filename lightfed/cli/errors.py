@@ -17,7 +17,7 @@ from textwrap import shorten
 from typing import Any, get_args, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.utils.errors import UserError
@@ -107,18 +107,16 @@ def run_error(error: Exception) -> UserError | None:
     twice = re.match(r"Received both `precision=", message)  # a ValueError
     if not isinstance(error, MisconfigurationException) and not twice:
         return None
-    flag = re.search(r"\bTrainer\((\w+)|`(\w+)` parameter|\b(plugin)s?\b", message)
+    message = message.replace("`Timer(duration", "`Trainer(max_time")
+    places = r"\bTrainer\((\w+)|`(\w+)` (?:parameter|must)|\bfor (\w+), it has|\b(plugin)s?\b"
+    flag = re.search(places, message)
     fix = "give more" if message.startswith("You restored") else _HELP
-    name = f"trainer.{flag[1] or flag[2] or 'plugins'}" if flag else "trainer"
+    name = f"trainer.{flag[1] or flag[2] or flag[3] or 'plugins'}" if flag else "trainer"
     return UserError(name, message, fix)
 
 
-def class_error(error: Exception, config: Namespace) -> UserError | None:
-    """The UserError of one of our classes, found among jsonargparse's errors; None without one.
-
-    A delay does not know which argument of another class it is, so its key is that of the value at
-    fault in `config`.
-    """
+def class_error(error: Exception) -> UserError | None:
+    """The UserError of one of our classes, found among jsonargparse's errors; None without one."""
     needed = re.search(r"(Requirement '.*?' not met).*`(pip install .*?)`", str(error))
     if needed:  # by a logger or callback of Lightning
         return UserError("trainer", needed[1], needed[2])
@@ -129,20 +127,7 @@ def class_error(error: Exception, config: Namespace) -> UserError | None:
     if inner is None and raised and (found := _OTHERS.sub("", raised[2]).strip(" \n-")):
         key = "trainer.logger" if raised[1] == "Logger" else "trainer.callbacks"
         return UserError(key, _plain(found), "correct its init_args")
-    value = str(error).rpartition("\nGiven value: ")[2]
-    key = next((k for k, v in config.items(branches=True) if str(v) == value), "")
-    if inner is None or inner.key.startswith(key):
-        return inner
-    argument = inner.key.removeprefix("delay")
-    stated = inner.found.split()
-    below = (
-        k
-        for k, v in config.items()
-        if k.startswith(key)
-        and k.endswith(argument)
-        and (f"{v:g}" if isinstance(v, int | float) else str(v)) in stated
-    )
-    return UserError(next(below, key + argument), inner.found, inner.fix)
+    return inner
 
 
 def accepted(owner: Any) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
             try:
                 super().instantiate_classes()
             except ValueError as error:
-                refused = class_error(error, self.config[self.subcommand])
+                refused = class_error(error)
                 if refused is None:
                     raise
                 raise refused from error

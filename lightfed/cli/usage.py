@@ -8,7 +8,7 @@ COMMANDS = {
     "test": "as validate, with Lightning's test hooks",
     "partition": "print the split of the data over the clients",
     "groups": "print the layers that groups have in common (FlexiFed's trie)",
-    "plan": "print balance, bytes and memory of a run on many ranks",
+    "plan": "print speed, bytes and memory of a run on many ranks",
     "compare": "say which of two methods is better, and at what cost",
     "study": "run the methods of a study on equal terms, and say whether its claims hold",
     "sweep": "run what is missing of a list of runs",

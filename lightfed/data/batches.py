@@ -107,10 +107,6 @@ class Resident(ABC):
         draw = self._draw(len(index), generator)
         return self.take(sent(index, self.home), draw)
 
-    def span(self, start: int, stop: int) -> Batch:
-        """Samples start to stop - 1, not augmented."""
-        return self.batch(torch.arange(start, stop))
-
     def plan(
         self,
         index: Tensor | np.ndarray,

@@ -350,7 +350,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
     def global_test_batch(self, i: int) -> Batch:
         """Batch i of the whole test set."""
         start = i * self.eval_batch_size
-        return self.test.span(start, min(start + self.eval_batch_size, len(self.test)))
+        end = min(start + self.eval_batch_size, len(self.test))
+        return self.test.batch(torch.arange(start, end))
 
     def train_batches(self, batch_size: int) -> int:
         """Number of batches of the training samples of all clients together.

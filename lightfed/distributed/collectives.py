@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -43,13 +43,6 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-class Messages(Protocol):
-    """What a rank says to all others, and they to it, whenever they gather something."""
-
-    def outgoing(self) -> Any: ...
-    def receive(self, said: list[Any]) -> None: ...
-
-
 class Ranks:
     """The ranks of a run, as one object that counts the bytes it moves.
 
@@ -66,10 +59,11 @@ class Ranks:
             W - 1 times what the rank gives.
         timings: parts of this rank's round. Flags, objects and barriers count as waiting. Rows
             count for the part that sends them.
-        messages: sent and heard with every gather, so that they take no collective of their own.
+        messages: sent and heard with every gather, so that they take no collective of their own;
+            None, or has `outgoing()`, what to send, and `receive(said)`, what all have sent.
     """
 
-    messages: Messages | None = None
+    messages: Any = None
 
     def __init__(self, device: torch.device, *, timeout: timedelta = TIMEOUT) -> None:
         self.device, self.timeout = device, timeout

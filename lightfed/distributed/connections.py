@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from lightfed.distributed.interface import listen
 from lightfed.utils.errors import UserError
@@ -16,22 +16,11 @@ _TOKEN = 16  # bytes
 _REACH = "name an address that all nodes reach, with its ports open between them"
 
 
-class Group(Protocol):
-    """The part of `Ranks` needed to connect them."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-    def broadcast(self, obj: Any) -> Any: ...
-    def gather(self, objects: list[Any]) -> list[Any]: ...
-
-
-def connect(ranks: Group, address: str, interface: str) -> dict[int, socket.socket]:
+def connect(ranks: Any, address: str, interface: str) -> dict[int, socket.socket]:
     """Connections by the rank at the other end: on rank 0 to all others, else to rank 0.
 
-    All ranks call this together. `address` is that of rank 0 for the others, `interface` that on
-    which it listens. A UserError if a rank cannot reach rank 0.
+    All ranks, `collectives.Ranks`, call this together. `address` is that of rank 0 for the others,
+    `interface` that on which it listens. A UserError if a rank cannot reach rank 0.
     """
     listener = listen(interface, backlog=ranks.world) if ranks.rank == 0 else None
     port = listener.getsockname()[1] if listener else 0

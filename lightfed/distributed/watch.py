@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-from lightfed.distributed.connections import Group, connect
+from lightfed.distributed.connections import connect
 from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
 GRACE = 5.0  # seconds for ranks to exit by themselves
@@ -161,7 +161,7 @@ _current: Watch | None = None  # of this process, from when the ranks meet until
 
 
 def start(
-    ranks: Group,
+    ranks: Any,
     address: str,
     interface: str,
     kill: Callable[[], None],

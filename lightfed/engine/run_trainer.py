@@ -217,7 +217,7 @@ class RunTrainer(Recorded, L.Trainer):
         A failure is a warning: nothing is lost.
         """
         try:
-            logger.finish(self.current_epoch, self.limits)
+            logger.place.finish(self.current_epoch, self.limits)
             if page:
                 from lightfed.report.page import build, print_summary  # pandas takes half a second
 

@@ -22,7 +22,7 @@ from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
@@ -64,13 +64,10 @@ class FederatedTrainer(RunTrainer):
         enable_checkpointing: bool = True,
         checkpoint_every: int | None = None,
         enable_progress_bar: bool = True,
-        enable_model_summary: bool = False,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Clips = "norm",
         deterministic: bool | Literal["warn"] = False,
-        benchmark: bool | None = None,
         profiler: Profiler | str | None = None,
-        detect_anomaly: bool = False,
         plugins: Any = None,
         default_root_dir: str = "runs",
         num_threads: int = 1,
@@ -103,14 +100,11 @@ class FederatedTrainer(RunTrainer):
             checkpoint_every: Rounds between two checkpoints, which a killed run may lose; 1 by
                 default. A signal and the last round always leave one.
             enable_progress_bar: Show rounds, sessions and time left.
-            enable_model_summary: Print the server state's modules.
             gradient_clip_val: Limit on the gradients of a local step.
             gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
                 each of its networks (PFedMoE, FML, FedKD, FedAPEN), as in their authors' code.
             deterministic: Ask torch for deterministic operations.
-            benchmark: cudnn.benchmark.
             profiler: Lightning profiler.
-            detect_anomaly: Check every backward for nan.
             plugins: Lightning plugins.
             default_root_dir: Parent folder of the run folders.
             num_threads: Torch threads per rank on the CPU; more than one is slower if ranks share
@@ -126,14 +120,12 @@ class FederatedTrainer(RunTrainer):
         self.limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
         if name is not None:
             check_name("trainer.name", name)
-        checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
+        fix = "give at least 1, or -1 for no limit"
+        require(0 not in (max_epochs, max_steps), "trainer.max_epochs", "0 rounds", fix)
         checks.check_least("trainer.num_threads", num_threads)
         checks.check_least("trainer.num_nodes", num_nodes)
         checks.check_least("trainer.ranks_per_device", ranks_per_device)
         checks.check_least("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
-        checks.check_limit("limit_train_batches", limit_train_batches, least=1)
-        checks.check_limit("limit_val_batches", limit_val_batches, least=0)
-        checks.check_limit("limit_test_batches", limit_test_batches, least=0)
         checks.check_clipping(gradient_clip_val, gradient_clip_algorithm)
         self.clipping = gradient_clip_algorithm
         strategy = checks.federated(strategy)
@@ -169,14 +161,12 @@ class FederatedTrainer(RunTrainer):
             log_every_n_steps=1,
             enable_checkpointing=keeps,
             enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
+            enable_model_summary=False,
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm="value" if gradient_clip_algorithm == "value" else "norm",
             deterministic=deterministic or None,
-            benchmark=benchmark,
             use_distributed_sampler=False,
             profiler=profiler,
-            detect_anomaly=detect_anomaly,
             plugins=plugins,
             default_root_dir=default_root_dir,
             enable_autolog_hparams=False,

@@ -188,7 +188,7 @@ def _step_costs(
     batch = data.longest()
     given = (step, batch_size(batch))
     module.trainer = data.trainer  # a step may ask it
-    vars(module).update(log=_ignore, log_dict=_ignore)
+    vars(module).update(log=ignore, log_dict=ignore)
     try:
         flops = forward_flops(module, batch, *given)
         return flops, passes(module, batch, flops, *given) if frozen else 3.0
@@ -205,7 +205,7 @@ def _step_costs(
         module.trainer = None
 
 
-def _ignore(*_: Any, **__: Any) -> None:
+def ignore(*_: Any, **__: Any) -> None:
     """Replaces `self.log`."""
 
 

@@ -42,7 +42,7 @@ class ClientSessions:
             for name in SESSION_HOOKS
         )
         self._timings = timings = fleet.ranks.timings
-        self.plans = SessionPlans(fleet.data, fleet.work, seed=fleet.seed, timings=timings)
+        self.plans = SessionPlans(fleet.data, fleet.work, fleet.seed, timings)
         self.tests: dict[Moment, list[Report]] = {}
         self.besides: dict[int, dict[str, float]] = {}
         self._explained = False

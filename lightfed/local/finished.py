@@ -23,7 +23,7 @@ def finished(
         if report.error:
             continue
         client, row = report.client, fleet.row(report.client)
-        found = {name: kept.saved(client) for name, kept in fleet.kept.items()}
+        found = {name: kept.data.get(client) for name, kept in fleet.kept.items()}
         # Cloned: a view would be saved with the whole matrix behind it.
         results[client] = {
             "report": asdict(report),

@@ -1,7 +1,6 @@
 """The data and the amount of work of sessions: data module, local epochs and steps."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -133,46 +132,33 @@ class RoundPlan:
     known: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class SessionPlans:
     """What sessions train on: their batches, in named orders, and their lengths.
 
     `steps` are batches per session by client, if they differ from the configuration, and `phases`
     parts of every session, if it has several. A session takes `repeat` steps on every batch.
-    `shares` are those of its steps that a client does who leaves during its session.
+    `shares` are those of its steps that a client does who leaves during its session. `run_seed` is
+    that of the run.
     """
 
-    def __init__(
-        self, data: FederatedDataModule, work: LocalWork, *, seed: int, timings: Timings
-    ) -> None:
-        self._data, self._work, self._seed = data, work, seed
-        self.timings = timings
-        self._augments = data.augments
-        self.steps: Mapping[int, int] = {}
-        self.phases: Sequence[Phase] = ()
-        self.repeat = 1
-        self.shares: Mapping[int, float] = {}
-
-    def of(
-        self,
-        steps: Mapping[int, int] | None,
-        phases: Sequence[Phase],
-        repeat: int,
-        shares: Mapping[int, float],
-    ) -> "SessionPlans":
-        """Those of a call of `Fleet.train`."""
-        other = copy(self)
-        other.steps, other.phases, other.repeat = steps or {}, phases, repeat
-        other.shares = shares
-        return other
+    data: FederatedDataModule
+    work: LocalWork
+    run_seed: int
+    timings: Timings
+    steps: Mapping[int, int] = field(default_factory=dict)
+    phases: Sequence[Phase] = ()
+    repeat: int = 1
+    shares: Mapping[int, float] = field(default_factory=dict)
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
         """The seed of dropout and of other draws from the device's default generator."""
-        return derive_seed(self._seed, f"{purpose}session", t, client)
+        return derive_seed(self.run_seed, f"{purpose}session", t, client)
 
     def lengths(self, client: int, t: int) -> list[int]:
         """Number of steps of each part of a client's session in round t."""
-        given, work = self.steps.get(client), self._work
-        per_epoch = self._data.num_batches(client, t)
+        given, work = self.steps.get(client), self.work
+        per_epoch = self.data.num_batches(client, t)
         batches = [work.phase(phase, per_epoch) for phase in self.phases]
         if not batches:
             batches = [work.batches(per_epoch) if given is None else work.limited(given)]
@@ -185,7 +171,7 @@ class SessionPlans:
     def steps_of(self, client: int, t: int, purpose: str = "") -> int:
         """Number of steps of a session; one with a purpose has the configured length."""
         if purpose:
-            return self._work.batches(self._data.num_batches(client, t))
+            return self.work.batches(self.data.num_batches(client, t))
         return sum(self.lengths(client, t))
 
     def phases_of(self, client: int, t: int, module: nn.Module) -> dict[int, Sequence[Tensor]]:
@@ -199,15 +185,15 @@ class SessionPlans:
     def batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
         """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
         epochs = self.epochs(client, t, left, purpose)
-        return self.timings.each("data", chain.from_iterable(map(self._data.batches, epochs)))
+        return self.timings.each("data", chain.from_iterable(map(self.data.batches, epochs)))
 
     def epochs(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
         """The local epochs of `left` training steps, before their samples are gathered."""
-        data, repeat = self._data, 1 if purpose else self.repeat
-        order = torch_generator(self._seed, f"{purpose}order", t, client)
+        data, repeat = self.data, 1 if purpose else self.repeat
+        order = torch_generator(self.run_seed, f"{purpose}order", t, client)
         augment = None
-        if self._augments:
-            augment = torch_generator(self._seed, f"{purpose}augment", t, client)
+        if data.augments:
+            augment = torch_generator(self.run_seed, f"{purpose}augment", t, client)
         while left > 0:
             limit = rounded_up(left / repeat)
             plan = data.train_plan(client, order=order, augment=augment, limit=limit, t=t)
@@ -224,11 +210,11 @@ class SessionPlans:
         lengths = self.lengths(client, t)
         if not even:
             return (*lengths[:-1],)
-        steps, sizes = sum(lengths) // self.repeat, self._data.batch_sizes(client, t)
+        steps, sizes = sum(lengths) // self.repeat, self.data.batch_sizes(client, t)
         return (*lengths, *(sizes[:steps] if steps <= len(sizes) else (-1, *sizes)))
 
     def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
         """The training batches of several sessions, whose numbers of batches are given."""
         with self.timings.part("data"):
             plans = [[*self.epochs(client, t, left)] for client, left in steps.items()]
-            return PackBatches(self._data.train, plans)
+            return PackBatches(self.data.train, plans)

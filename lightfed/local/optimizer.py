@@ -202,7 +202,7 @@ class Stepper:
         for p in self._params:
             p.grad = None
         if self._schedulers:
-            self._schedule("step")
+            self.schedule("step")
 
     def _backward(self, loss: Tensor) -> None:
         """loss.backward() without its Python overhead, a tenth of a small model's step."""
@@ -212,10 +212,6 @@ class Stepper:
         run_backward(
             (scalar,), (self._one,), False, False, self._trained, True, accumulate_grad=True
         )
-
-    def epoch_end(self) -> None:
-        """Called after a local epoch."""
-        self._schedule("epoch")
 
     def finish(self) -> None:
         """Called after the session: the row must then hold the model."""
@@ -240,7 +236,8 @@ class Stepper:
             for p, part in zip(self._params, views_at(self._params, self._row, row), strict=True):
                 yield name, p, part
 
-    def _schedule(self, interval: str) -> None:
+    def schedule(self, interval: str) -> None:
+        """Called after a "step", and by a session after an "epoch"."""
         self._counts[interval] += 1
         for config in self._schedulers:
             if config.interval == interval and self._counts[interval] % config.frequency == 0:
@@ -314,7 +311,7 @@ def make_stepper(
 
     `trainable` are the live module's parameters; the optimizer's may differ, also in order.
     """
-    own = getattr(optimizer, "stepper", None)
+    own: Any = getattr(optimizer, "stepper", None)
     if own is None:
         return Stepper(optimizer, clipping, schedulers=schedulers, rate=rate)
     name = type(optimizer).__name__
@@ -323,7 +320,7 @@ def make_stepper(
     plain = not (schedulers or hooked(optimizer)) and len(optimizer.param_groups) == 1
     found = f"{name} with a scheduler, hooks, groups or a part of the parameters"
     require(plain and all_of_them, "model.optimizer", found, "give it all of them, and no more")
-    stepper: Stepper = own(clipping)
+    stepper: Stepper = own(optimizer, clipping)
     return stepper
 
 

@@ -421,7 +421,6 @@ class LaneReport:
     result: PackResult
     lane: int
     flops: Tensor | float
-    logged: dict[str, Tensor | float] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -431,5 +430,4 @@ class LaneReport:
     def resolve(self) -> Report:
         report = self.result.reports[self.lane]
         report.flops = float(self.flops)
-        report.metrics |= {name: float(value) for name, value in self.logged.items()}
         return report

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local import stacked
-from lightfed.local.client_group import GroupState, Packing
+from lightfed.local.client_group import GroupState, Packing, ignore
 from lightfed.local.hooks import SESSION_HOOKS, SessionFleet, SessionHooks
 from lightfed.local.pack_session import PackForward, has_known_loss
 from lightfed.local.session import Autocast
@@ -307,7 +307,7 @@ class _Check:
         self._alone = deepcopy(module).train()
         self._layout = state.layout
         for copy in (self._stacked, self._alone):
-            copy.log = copy.log_dict = _ignore  # type: ignore[method-assign]
+            copy.log = copy.log_dict = ignore  # type: ignore[method-assign]
         factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
         floats = state.initial.floats.repeat(_CLIENTS, 1)
         floats[:, : state.layout.parameter_size] *= factors
@@ -383,7 +383,3 @@ def _close(alone: Tensor | None, packed: Tensor | None, scale: float, *, exact: 
     limit = _CLOSE if exact else 0.05
     size = max(float(one.abs().max()) if one.numel() else 0.0, scale / 100)
     return torch.allclose(one, other, rtol=limit, atol=limit * size, equal_nan=True)
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Replaces `self.log` in a check."""

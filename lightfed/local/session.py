@@ -177,7 +177,7 @@ class LocalSession:
                     losses.append(loss.detach())
                     sizes.append(size)
                 if (index + 1) % work.epoch_batches == 0:
-                    stepper.epoch_end()
+                    stepper.schedule("epoch")
         finally:
             stepper.finish()  # a kept row must hold a model even after a session that raised
         if work.mask is not None:  # ASPG has put its iterate into the row

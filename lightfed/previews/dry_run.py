@@ -41,12 +41,11 @@ class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
 
     `counts` are (groups, ranks) sessions; `loads` (ranks,) are sums of their costs, in samples x
-    FLOPs, and `longest` is the largest of a pack.
+    FLOPs.
     """
 
     counts: np.ndarray
     loads: np.ndarray
-    longest: float
 
 
 class DryFleet(Fleet):
@@ -82,7 +81,7 @@ class DryFleet(Fleet):
             rank = self.places.owner[client]
             counts[self.group_of(client), rank] += 1
             loads[rank] += cost
-        return Sessions(counts, loads, max(self.places.loads(clients, steps).values(), default=0.0))
+        return Sessions(counts, loads)
 
     @override
     def train(

@@ -19,15 +19,6 @@ _WHY = {
 }
 
 
-def balance(fleet: DryFleet) -> float:
-    """Time of the busiest ranks over the minimum possible.
-
-    For parallel sessions the minimum is the mean over ranks, or the longest session if larger.
-    """
-    least = sum(max(call.loads.mean(), call.longest) for call in fleet.calls)
-    return float(sum(call.loads.max() for call in fleet.calls) / least) if least else 1.0
-
-
 def speedup(fleet: DryFleet) -> float:
     """Time of one rank that trains all sessions over that of the busiest ranks."""
     busiest = sum(call.loads.max() for call in fleet.calls)
@@ -105,8 +96,6 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         *packs_text(fleet.training.side_by_side),
         _ranks(fleet, np.stack([sessions, loads, rank_rows(fleet)])),
         f"speed    {speedup(fleet):.2f} times that of one rank: all loads over the largest",
-        f"balance  {balance(fleet):.3f}: the busiest rank over the minimum possible, which\n"
-        "         is the mean of the ranks, or the longest session",
         f"bytes    a round: {traffic}{_WHY.get(bound, '')}",
         *_time(fleet, rounds),
         f"memory   of the fullest rank's device: {_scaled(sum(parts.values()), 'B')}",

@@ -47,7 +47,7 @@ class PreviewTrainer(FederatedTrainer):
         world_size: int,
         rounds: int = 5,
     ) -> None:
-        """Print a plan for many ranks: packs, balance, bytes, memory; starts no ranks.
+        """Print a plan for many ranks: packs, speed, bytes, memory; starts no ranks.
 
         Args:
             model: the Federation.

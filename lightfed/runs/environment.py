@@ -6,29 +6,21 @@ import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.digests import digests
 from lightfed.local.hooks import Hooks
-from lightfed.state.rows import Moment
 from lightfed.utils import __version__
 from lightfed.utils.keys import experiment, flat
 
 _PACKAGES = "torch torchvision torchaudio lightning torchmetrics triton numpy"
 
 
-class Evaluated(Protocol):
-    """The part of an evaluation that a run records."""
-
-    at: Moment
-    clients: list[int]
-
-
-def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[str, Any]:
-    """Versions, the device, and the federation's size and data."""
+def environment(fleet: Fleet, trainer: Any, *, evaluation: Any) -> dict[str, Any]:
+    """Versions, the device, and the federation's size and data; `evaluation` is that of the run."""
     data = trainer.datamodule
     device = fleet.device
     drawn = digests(trainer.config["data"], data.contents)

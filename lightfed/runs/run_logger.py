@@ -182,7 +182,7 @@ class RunLogger(Logger):
             return
         number = step + 1
         row = self._rounds.setdefault(number, {"round": number})
-        for name in COLUMNS.keys() & plain.keys() & row.keys():
+        for name in COLUMNS & plain.keys() & row.keys():
             found = f"{plain[name]} and {row[name]} for {name}, a column of lightfed's own tables"
             fix = "log the metric under another name"
             require(plain[name] == row[name], "trainer.logger", found, fix)
@@ -206,11 +206,6 @@ class RunLogger(Logger):
         waiting, self._waiting = self._waiting, {}
         if waiting:
             self.log_metrics(waiting, number - 1)
-
-    @rank_zero_only
-    def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
-        """Record that the run has finished; see `RunFolder.finished_rounds`."""
-        self.place.finish(rounds, limits)
 
     @rank_zero_only
     def log_clients(self, rows: list[Row]) -> None:

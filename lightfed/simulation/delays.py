@@ -33,7 +33,12 @@ class Distribution(Recorded, ABC):
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.bounds.items():
-            _check(name, getattr(self, name), low, high)
+            self._check(name, low, high)
+
+    def _check(self, name: str, above: float, below: float) -> None:
+        """Reject an argument out of bounds."""
+        value, fix = getattr(self, name), f"give a number above {above:g} and below {below:g}"
+        require(above < value < below, f"{type(self).__name__}.{name}", f"{value:g}", fix)
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -164,8 +169,8 @@ class Uniform(_Continuous):
 
     def __post_init__(self) -> None:
         if self.low != 0.0:
-            _check("low", self.low, 0.0, _MOST)
-        _check("high", self.high, self.low, _MOST)
+            self._check("low", 0.0, _MOST)
+        self._check("high", self.low, _MOST)
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -227,7 +232,7 @@ class Trace(_Discrete):
 
 def _read_trace(path: Path) -> np.ndarray:
     """(n,) the delays of a file; a UserError if it holds something else, or none above 0."""
-    key, fix = "delay.init_args.path", "name a text file of delays of at least 0, some above 0"
+    key, fix = "Trace.path", "name a text file of delays of at least 0, some above 0"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns about an empty file
@@ -237,9 +242,3 @@ def _read_trace(path: Path) -> np.ndarray:
     found = f"delays from {values.min():g} to {values.max():g} in {path}"
     require(values.min() >= 0 and 0 < values.max() < math.inf, key, found, fix)
     return values
-
-
-def _check(name: str, value: float, above: float, below: float) -> None:
-    """Reject values out of bounds."""
-    fix = f"give a number above {above:g} and below {below:g}"
-    require(above < value < below, f"delay.init_args.{name}", f"{value:g}", fix)

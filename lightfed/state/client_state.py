@@ -51,10 +51,6 @@ class Kept(UserDict[int, Tensor]):
         value = self.data.get(client)
         return 0 if value is None or not self.durable else value.nbytes
 
-    def saved(self, client: int) -> Tensor | None:
-        """The client's tensor on the device of the rows; None if it has none."""
-        return self.data.get(client)
-
     def restore(self, client: int, value: Tensor | None) -> None:
         """Restore a saved tensor."""
         if value is None:

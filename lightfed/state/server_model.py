@@ -49,12 +49,6 @@ class ServerModel(nn.Module):
         return Row(self.floats, self.integers)
 
 
-def with_prefix(layout: ModelLayout, prefix: str) -> list[str]:
-    """Names of the tensors with this prefix."""
-    entries = [*layout.floats, *layout.integers]
-    return [entry.name for entry in entries if entry.name.startswith(prefix)]
-
-
 def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> ServerModel:
     """A server model of some tensors of the first group, with their values.
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -21,13 +21,7 @@ _KEY = "model.algorithm.init_args.topology.init_args"
 
 
 class Topology(Recorded, ABC):
-    """The senders of every client. All draws are named by (seed, purpose, round, client).
-
-    Attributes:
-        varies: whether the graph changes every round.
-    """
-
-    varies: ClassVar[bool] = False
+    """The senders of every client. All draws are named by (seed, purpose, round, client)."""
 
     def check(self, clients: int) -> None:
         """Reject a number of clients for which there is no such graph.
@@ -90,8 +84,6 @@ class TimeVarying(Topology):
 
     The graph is directed. The draws are uniform without replacement.
     """
-
-    varies: ClassVar[bool] = True
 
     neighbours: int = 10
     """Number of other clients that a client receives from."""

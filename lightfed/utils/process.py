@@ -7,8 +7,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TextIO
 
 from lightfed.utils.errors import UserError
 
@@ -53,28 +51,10 @@ def is_first() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
-def report(error: UserError, file: TextIO | None = None) -> None:
+def report(error: UserError) -> None:
     """Print one line on the first rank, or on the one that its launcher should not have started."""
     if error.key == "LOCAL_RANK" or is_first():
-        print(f"lightfed: error: {error.line}", file=file or sys.stderr)
-
-
-def end_scripts_in_one_line() -> None:
-    """End a script by an uncaught UserError as the command ends: one line, and its status.
-
-    A notebook, an interactive Python and a test see the exception: their user is there, and may
-    catch it. Only an exception hook knows that a script has not caught it.
-    """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, UserError) or is_interactive():
-            before(kind, error, trace)
-            return
-        report(error, sys.__stderr__)  # torch's own hook drops what is written to stderr
-        sys.exit(error.status)
-
-    sys.excepthook = hook
+        print(f"lightfed: error: {error.line}", file=sys.stderr)
 
 
 def silence() -> None:

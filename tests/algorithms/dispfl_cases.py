@@ -41,8 +41,6 @@ class Net(nn.Module):
 class Recorded(Topology):
     """The neighbours of a recorded run."""
 
-    varies = True
-
     def __init__(self, choices: list[dict[str, Any]]) -> None:
         self.heard = {(c["round"], c["client"]): sorted(c["neighbours"]) for c in choices}
 

@@ -172,7 +172,7 @@ def test_fedkd_and_its_upload(form: Any, same: bool) -> None:
 
 
 def common(case: str, kind: str, size: int, when: str) -> ClassMeans:
-    means = ClassMeans.none(4, size)
+    means = ClassMeans(torch.zeros(4, size), torch.zeros(4, dtype=torch.bool))
     for c in range(4):
         if (name := f"{case}/{when}_{kind}/{c}") in HTFLLIB:
             means.values[c], means.seen[c] = HTFLLIB[name], True

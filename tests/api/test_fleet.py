@@ -189,7 +189,8 @@ def test_what_is_sent_later_is_added_to_what_was_sent_before() -> None:
     other.floats.fill_(2.0)
     fed.open_round()
     fed.send(algorithm.model, [0])
-    fed.send(other, [0], buffers=False)
+    parameters = [e.name for e in other.layout.floats.entries[: other.layout.parameters]]
+    fed.send(other, [0], tensors=parameters)
     assert values_of(fed, 0) == {
         "weight": 2.0, "bias": 2.0, "running_mean": 1.0, "running_var": 1.0,
     }  # fmt: skip

@@ -101,9 +101,9 @@ MEAN = ["--delay", "Exponential", "--delay.mean"]
     [
         ([], "delay"),
         (["--delay", "Expo"], "delay"),
-        ([*MEAN, "0"], "delay.init_args.mean"),
+        ([*MEAN, "0"], "Exponential.mean"),
         (["--delay", "Constant", "--delay.valu", "1"], "delay.init_args.valu"),
-        (["--delay", "Trace", "--delay.path", "/absent"], "delay.init_args.path"),
+        (["--delay", "Trace", "--delay.path", "/absent"], "Trace.path"),
         ([*MEAN, "1", "--waits", "[3,11]"], "--waits"),
         ([*MEAN, "1", "--waits", "3,5"], "waits"),
         ([*MEAN, "1", "--servers", "x"], "servers"),

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
-from lightfed.cli.errors import WORDS, accepted, class_error, parser_error, run_error
+from lightfed.cli.errors import WORDS, accepted, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
-from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import UserError
 
 SECTIONS = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
@@ -29,13 +28,6 @@ class Own(FedProx):
     def __init__(self, own: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.own = own
-
-
-class Delayed:
-    """A class with two arguments of one type, of which neither is required."""
-
-    def __init__(self, delay: Delay | None = None, step_delay: Delay | None = None) -> None:
-        self.delays = delay, step_delay
 
 
 def parsed(value: Any, wanted: Any = Algorithm) -> Any:
@@ -121,20 +113,6 @@ def test_words_of_other_trainers_lead_to_keys_that_exist(word: str) -> None:
     assert keys, fix
     for section, name in keys:
         assert name in accepted(SECTIONS[section])
-
-
-@pytest.mark.parametrize("name", ["delay", "step_delay"])
-def test_a_class_s_own_error_has_the_key_of_its_argument(name: str) -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Delayed, "made")
-    weibull = {"class_path": "lightfed.simulation.delays.Weibull", "init_args": {"shape": -1}}
-    config = parser.parse_object({"made": {name: weibull}})
-    with pytest.raises(ValueError, match="shape") as error:
-        parser.instantiate_classes(config)
-    found = class_error(error.value, config)
-    assert found is not None
-    assert (found.key, found.found) == (f"made.{name}.init_args.shape", "-1")
-    assert class_error(ValueError("a bug"), Namespace()) is None
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def prepared(root: Path, partition: Partitioner | None = None, **given: Any) -> 
 
 
 def samples(data: Any) -> dict[str, torch.Tensor]:
-    return data.train.span(0, len(data.train))
+    return data.train.batch(torch.arange(len(data.train)))
 
 
 def test_texts_have_classes(folder: Path) -> None:

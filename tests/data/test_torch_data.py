@@ -99,7 +99,7 @@ def test_every_sample_has_draws_of_its_own() -> None:
     assert len({sample.numpy().tobytes() for sample in x}) > 20
     assert torch.equal(torch.random.get_rng_state(), state)
     plain, _ = split.batch(torch.arange(30))
-    assert torch.equal(plain, split.span(0, 30)[0])
+    assert torch.equal(plain, split.batch(torch.arange(30))[0])
     assert torch.equal(plain, split._x.float())
 
 
@@ -115,7 +115,7 @@ def test_an_epoch_does_not_depend_on_what_is_gathered_together() -> None:
     assert torch.equal(epoch(one), epoch(other))
     last = cropped(last=True)
     assert torch.equal(epoch(last), epoch(one))
-    assert last.span(0, 2)[0].is_contiguous(memory_format=torch.channels_last)
+    assert last.batch(torch.arange(2))[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_any_function_may_be_a_transform() -> None:

@@ -66,13 +66,14 @@ def test_two_ranks_from_the_same_script(tmp_path: Path, fitted: dict[str, Any]) 
     assert one.read_text() == two.read_text()
 
 
-def test_a_script_ends_in_one_line_and_says_nothing_of_other_runs(tmp_path: Path) -> None:
+def test_a_script_ends_in_a_user_s_error_and_says_nothing_of_other_runs(tmp_path: Path) -> None:
     text = example().replace("RANKS", "1, enable_progress_bar=False")
     (tmp_path / "script.py").write_text(f"{text}\ntrainer.predict(federation, data, client=99)\n")
     done = run_script(tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("lightfed: error: predict: client 99 of 8; ")
+    assert done.returncode == 1
+    before, _, trace = done.stderr.partition("Traceback ")
+    assert before == ""
+    assert trace.splitlines()[-1].startswith("lightfed.utils.errors.UserError: predict: client 99 ")
     assert done.stdout.startswith("HeteroFL-Digits-s0: ")
 
 

@@ -115,7 +115,7 @@ def test_schedulers_step_with_batches_or_epochs(
         for step in range(6):
             stepper.step(loss_of(net, step), None)
             if step % 3 == 2:
-                stepper.epoch_end()
+                stepper.schedule("epoch")
     reference = SGD(twin.parameters(), lr=0.05, momentum=0.9)
     scheduler = schedule(reference)
     for step in range(6):

@@ -45,7 +45,7 @@ def test_the_server_takes_the_unweighted_mean_of_those_that_have_a_class() -> No
     vectors = load_file(GOLDEN / "baselines/htfllib.safetensors")
     packages = []
     for client in range(3):
-        package = ClassMeans.none(4, 5)
+        package = ClassMeans(torch.zeros(4, 5), torch.zeros(4, dtype=torch.bool))
         for c in range(4):
             if (name := f"proto_agg/in/{client}/{c}") in vectors:
                 package.values[c], package.seen[c] = vectors[name], True

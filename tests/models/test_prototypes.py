@@ -95,7 +95,8 @@ def test_inference_is_by_the_nearest_known_prototype() -> None:
 def test_the_other_rules_accuracy_is_a_figure(inference: Inference) -> None:
     other: Inference = "head" if inference == "prototypes" else "prototypes"
     client, same = (FedProtoClient(network(6), 4, inference=rule) for rule in (inference, other))
-    for given in (ClassMeans.none(4, 5), common(5)):  # before there is a prototype, too
+    none = ClassMeans(torch.zeros(4, 5), torch.zeros(4, dtype=torch.bool))
+    for given in (none, common(5)):  # before there is a prototype, too
         client.receive(given)
         same.receive(given)
         right = (same(X).argmax(1) == Y).float().mean()

@@ -140,14 +140,14 @@ def test_a_bad_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         Trace(path)
-    assert caught.value.key == "delay.init_args.path"
+    assert caught.value.key == "Trace.path"
     assert str(path) in caught.value.found
     assert "\n" not in str(caught.value)
 
 
 def test_a_trace_that_is_no_file_is_refused(tmp_path: Path) -> None:
     for named in (tmp_path, tmp_path / "absent.txt"):
-        with pytest.raises(UserError, match=r"delay\.init_args\.path: .*; name a text file"):
+        with pytest.raises(UserError, match=r"Trace\.path: .*; name a text file"):
             Trace(named)
 
 
@@ -176,6 +176,6 @@ def test_parameters_have_bounds(
 ) -> None:
     with pytest.raises(UserError) as caught:
         kind(**arguments)
-    assert caught.value.key == f"delay.init_args.{key}"
+    assert caught.value.key == f"{kind.__name__}.{key}"
     assert fix in caught.value.fix
     assert f"{arguments[key]:g}" in caught.value.found

@@ -24,69 +24,6 @@ from lightfed.utils.errors import UserError, require
 _KEY = "model.optimizer.init_args"
 
 
-class ASPG(Optimizer):
-    """The optimiser, for configurations and for use without lightfed.
-
-    Between steps the parameters hold the extrapolated point, where the next gradient is taken. A
-    session of lightfed takes the same steps on a flat row (`AspgStepper`), with the pull to a
-    server's model and carried momentum.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float = 0.005,
-        momentum: float = 0.9,
-        box: tuple[float, float] | None = (-2.0, 2.0),
-    ) -> None:
-        """The step.
-
-        Args:
-            params: Of the model.
-            lr: eta, the step size.
-            momentum: zeta, the extrapolation; 0 is projected stochastic gradient.
-            box: Bounds of every weight, 0 among them; null for none.
-        """
-        require(0 < lr < inf, f"{_KEY}.lr", lr, "give a number above 0")
-        require(0 <= momentum < inf, f"{_KEY}.momentum", momentum, "give a number of 0 or more")
-        if box is not None:
-            low, high = box
-            require(low < high, f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
-            found = f"[{low}, {high}], which excludes 0"
-            require(low <= 0 <= high, f"{_KEY}.box", found, "give bounds around 0")
-        bounds = None if box is None else (float(box[0]), float(box[1]))
-        super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
-
-    @staticmethod
-    def stacked(optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> "StackedASPG":
-        """What takes these steps in the sessions of several clients at once."""
-        return StackedASPG(optimizer, parameters, rate)
-
-    def stepper(self, clipping: Clipping | None) -> "AspgStepper":
-        """The stepper that takes these steps in a session."""
-        return AspgStepper(self, clipping)
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step from the parameters and their gradients; `x` of the state is the model."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                old = self.state[p].get("x", p.detach().clone())
-                new = p - group["lr"] * p.grad
-                if group["box"] is not None:
-                    new.clamp_(*group["box"])
-                self.state[p]["x"] = new
-                p.copy_(new + group["momentum"] * (new - old))
-        return loss
-
-
 class AspgStepper(Stepper):
     """ASPG on the row that a live module is bound to.
 
@@ -95,7 +32,7 @@ class AspgStepper(Stepper):
     acts on the gradient of the local objective, including its pull.
     """
 
-    def __init__(self, optimizer: ASPG, clipping: Clipping | None) -> None:
+    def __init__(self, optimizer: Optimizer, clipping: Clipping | None) -> None:
         super().__init__(optimizer, clipping)
         (self._group,) = optimizer.param_groups
         self._zeta: float = self._group["momentum"]
@@ -202,6 +139,63 @@ class StackedASPG(StackedOptimizer):
     def finish(self) -> None:
         self._ends = [point.clone() for point in self._points]
         torch._foreach_copy_(self._points, self._iterates)
+
+
+class ASPG(Optimizer):
+    """The optimiser, for configurations and for use without lightfed.
+
+    Between steps the parameters hold the extrapolated point, where the next gradient is taken. A
+    session of lightfed takes the same steps on a flat row (`AspgStepper`), with the pull to a
+    server's model and carried momentum.
+    """
+
+    stepper = AspgStepper  # of a session
+    stacked = StackedASPG  # of the sessions of several clients at once
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.005,
+        momentum: float = 0.9,
+        box: tuple[float, float] | None = (-2.0, 2.0),
+    ) -> None:
+        """The step.
+
+        Args:
+            params: Of the model.
+            lr: eta, the step size.
+            momentum: zeta, the extrapolation; 0 is projected stochastic gradient.
+            box: Bounds of every weight, 0 among them; null for none.
+        """
+        require(0 < lr < inf, f"{_KEY}.lr", lr, "give a number above 0")
+        require(0 <= momentum < inf, f"{_KEY}.momentum", momentum, "give a number of 0 or more")
+        if box is not None:
+            low, high = box
+            require(low < high, f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
+            found = f"[{low}, {high}], which excludes 0"
+            require(low <= 0 <= high, f"{_KEY}.box", found, "give bounds around 0")
+        bounds = None if box is None else (float(box[0]), float(box[1]))
+        super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step from the parameters and their gradients; `x` of the state is the model."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                old = self.state[p].get("x", p.detach().clone())
+                new = p - group["lr"] * p.grad
+                if group["box"] is not None:
+                    new.clamp_(*group["box"])
+                self.state[p]["x"] = new
+                p.copy_(new + group["momentum"] * (new - old))
+        return loss
 
 
 def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:

@@ -14,11 +14,6 @@ class ClassMeans:
     values: Tensor
     seen: Tensor
 
-    @classmethod
-    def none(cls, classes: int, size: int) -> "ClassMeans":
-        """Without any class."""
-        return cls(torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool))
-
     @property
     def bytes(self) -> int:
         """Encoded size: a vector and an int64 label per class present."""

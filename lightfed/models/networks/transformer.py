@@ -88,19 +88,13 @@ class Transformer(nn.Module):
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) int64 tokens -> (B, T, V) logits."""
-        return self._logits(self._hidden(tokens))
-
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        """(B, T) the tokens, some masked."""
         # Drawn on the CPU, so that every device masks the same positions. The CPU's default
         # generator is seeded for every session and every evaluated batch.
         drawn = torch.rand_like(tokens, dtype=torch.float32, device="cpu")
         masked = sent(drawn < self.mask_rate, tokens.device)
         if not self.training:
             self.masked = masked
-        return tokens.masked_fill(masked, self.mask_token)
-
-    def _logits(self, kept: Tensor) -> Tensor:
+        kept = tokens.masked_fill(masked, self.mask_token)
         # The Scaler of the sum is the sum of both embeddings' Scalers.
         embedded = self.scaler(self.token(kept) + self.position.weight[: kept.shape[1]])
         return self.decoder(self.layers(self.dropout(self.norm(embedded))))
