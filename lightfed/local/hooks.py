@@ -1,24 +1,27 @@
 """The hooks of an algorithm, and the session context passed to them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
+from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
 from lightfed.simulation.devices import Devices
+from lightfed.state.client_state import Kept, KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
 
-SessionFleet = Any  # `lightfed.api.fleet.Fleet`, which this room cannot import
 _NOTHING = torch.empty(0)
 SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
 
@@ -227,3 +230,31 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     def reset_client(self, fed: Any, client: int) -> None:
         """Reset a stateful client of this rank, whose row is not finite, to its initial values."""
         fed.row(client).copy_(fed.state(client).initial)
+
+
+class SessionFleet(Protocol):
+    """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
+
+    algorithm: Hooks
+    hooks: Sequence[SessionHooks]
+    personal: frozenset[str]
+    clients: int
+    groups: list[GroupState]
+    data: FederatedDataModule
+    device: torch.device
+    kept: KeptStates
+    optimizers: Kept | None
+    session: SessionContext | None
+    ranks: Ranks
+    seed: int
+    work: LocalWork
+    plan: RoundPlan
+
+    def mine(self, clients: Sequence[int]) -> list[int]: ...
+    def row(self, client: int) -> Row: ...
+    def deliver(self, clients: Collection[int]) -> None: ...
+    def state(self, client: int) -> GroupState: ...
+    def group_of(self, client: int) -> int: ...
+    def home_group(self, client: int) -> int: ...
+    def pack_of(self, client: int) -> int: ...
+    def stored_bytes(self, client: int) -> int: ...
