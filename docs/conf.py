@@ -8,12 +8,11 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from sphinx.application import Sphinx
 
 import lightfed
-from lightfed.utils.keys import KEYS
+from lightfed.utils.keys import COLUMNS, KEYS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import methods
@@ -84,41 +83,6 @@ these are like it, with two exceptions: what has `seed` in its name is like `mod
 
 | key | another run | another experiment | name in reports | unit |
 |---|---|---|---|---|"""
-
-
-class Column(NamedTuple):
-    """A column of a run's tables, one of `lightfed.utils.keys.COLUMNS`.
-
-    Attributes:
-        tables: the csv files that have it, without their ending.
-        unit: of a value; empty for a plain number.
-        meaning: for readers.
-    """
-
-    tables: str
-    unit: str
-    meaning: str
-
-
-COLUMNS = {
-    "round": Column("metrics clients timings", "", "number of finished rounds"),
-    "participants": Column("metrics", "", "sessions of the round"),
-    "excluded": Column("metrics", "", "of these, left out: failed, or the update is not finite"),
-    "client": Column("clients", "", "number of the client, from 0"),
-    "group": Column("clients", "", "name of its group"),
-    "samples": Column("clients", "", "test samples of the client"),
-    "bytes_up": Column("metrics clients", "B", "sent by clients in training"),
-    "bytes_down": Column("metrics clients", "B", "received by clients in training"),
-    "server_bytes": Column("metrics", "B", "sent between servers"),
-    "flops": Column("metrics clients", "FLOPs", "computed by clients in training"),
-    "stored_bytes": Column("clients", "B", "kept by the client between its sessions"),
-    "wire_bytes": Column("metrics", "B", "sent between ranks"),
-    "seconds": Column("metrics", "s", "wall-clock time of the round"),
-    "virtual_time": Column("metrics", "s", "on the virtual clock of the devices, from the start"),
-    "busy_time": Column("metrics clients", "s", "virtual: at work; mean of a round, or in all"),
-    "idle_time": Column("metrics clients", "s", "virtual: not at work; mean of a round, or in all"),
-    "late": Column("metrics", "", "sessions of the round whose updates came too late"),
-}
 COLUMNS_HEAD = """
 Columns of `metrics.csv`, `clients.csv` and `timings.csv`. All others are metrics, or in
 `timings.csv` the seconds of a part of the round.

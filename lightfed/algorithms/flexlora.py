@@ -8,11 +8,14 @@ zero up to rounding get D = 0 and the initial row of A: the product is the same,
 trained. Optimisers of clients start new in every session, because the basis changes in every round.
 """
 
+from typing import Any
+
 import torch
 from typing_extensions import override
 
 from lightfed.aggregation.products import Product
 from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent, rounded
+from lightfed.api.algorithm import require_argument
 
 
 class FlexLoRA(AdapterRule):
@@ -20,6 +23,25 @@ class FlexLoRA(AdapterRule):
 
     no_kept_optimizer = "the basis of the factors changes every round"
     no_server_step = "its step would be one of dense weights"
+
+    def __init__(self, server_rank: int | None = None, **rule: Any) -> None:
+        """Set what the server keeps.
+
+        Args:
+            server_rank: Number of components that the server keeps; by default the greatest rank of
+                a client, which is all that can be sent.
+            **rule: `weights` and `adapters` as of `RankMean`.
+        """
+        super().__init__(**rule)
+        self.server_rank = server_rank
+
+    @override
+    def server_ranks(self) -> list[int]:
+        greatest = max(super().server_ranks())
+        fits = self.server_rank is None or self.server_rank >= greatest
+        fix = f"give at least {greatest}, the greatest rank of a client"
+        require_argument(fits, "server_rank", self.server_rank, fix)
+        return [self.server_rank or rank for rank in super().server_ranks()]
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:

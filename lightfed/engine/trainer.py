@@ -67,7 +67,9 @@ class FederatedTrainer(RunTrainer):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Clips = "norm",
         deterministic: bool | Literal["warn"] = False,
+        benchmark: bool | None = None,
         profiler: Profiler | str | None = None,
+        detect_anomaly: bool = False,
         plugins: Any = None,
         default_root_dir: str = "runs",
         num_threads: int = 1,
@@ -104,7 +106,9 @@ class FederatedTrainer(RunTrainer):
             gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
                 each of its networks (PFedMoE, FML, FedKD, FedAPEN), as in their authors' code.
             deterministic: Ask torch for deterministic operations.
+            benchmark: cudnn.benchmark.
             profiler: Lightning profiler.
+            detect_anomaly: Check every backward for nan.
             plugins: Lightning plugins.
             default_root_dir: Parent folder of the run folders.
             num_threads: Torch threads per rank on the CPU; more than one is slower if ranks share
@@ -165,8 +169,10 @@ class FederatedTrainer(RunTrainer):
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm="value" if gradient_clip_algorithm == "value" else "norm",
             deterministic=deterministic or None,
+            benchmark=benchmark,
             use_distributed_sampler=False,
             profiler=profiler,
+            detect_anomaly=detect_anomaly,
             plugins=plugins,
             default_root_dir=default_root_dir,
             enable_autolog_hparams=False,

@@ -182,7 +182,7 @@ class RunLogger(Logger):
             return
         number = step + 1
         row = self._rounds.setdefault(number, {"round": number})
-        for name in COLUMNS & plain.keys() & row.keys():
+        for name in COLUMNS.keys() & plain.keys() & row.keys():
             found = f"{plain[name]} and {row[name]} for {name}, a column of lightfed's own tables"
             fix = "log the metric under another name"
             require(plain[name] == row[name], "trainer.logger", found, fix)

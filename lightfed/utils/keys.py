@@ -56,7 +56,9 @@ trainer.enable_progress_bar     how
 trainer.gradient_clip_val       result  gradient_clip_val
 trainer.gradient_clip_algorithm result  gradient_clip_algorithm
 trainer.deterministic           how
+trainer.benchmark               how
 trainer.profiler                how
+trainer.detect_anomaly          how
 trainer.plugins                 how
 trainer.default_root_dir        how
 trainer.num_threads             how
@@ -200,9 +202,36 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from flat(part, f"{path}.{key}".lstrip("."))
 
 
-# columns that lightfed itself writes; all others are metrics
-_COLUMNS = """
-round participants excluded client group samples bytes_up bytes_down server_bytes flops stored_bytes
-wire_bytes seconds virtual_time busy_time idle_time late
-"""
-COLUMNS = frozenset(_COLUMNS.split())
+class Column(NamedTuple):
+    """A column that lightfed itself writes; all others are metrics.
+
+    Attributes:
+        tables: the csv files that have it, without their ending.
+        unit: of a value; empty for a plain number.
+        meaning: for readers.
+    """
+
+    tables: str
+    unit: str
+    meaning: str
+
+
+COLUMNS = {
+    "round": Column("metrics clients timings", "", "number of finished rounds"),
+    "participants": Column("metrics", "", "sessions of the round"),
+    "excluded": Column("metrics", "", "of these, left out: failed, or the update is not finite"),
+    "client": Column("clients", "", "number of the client, from 0"),
+    "group": Column("clients", "", "name of its group"),
+    "samples": Column("clients", "", "test samples of the client"),
+    "bytes_up": Column("metrics clients", "B", "sent by clients in training"),
+    "bytes_down": Column("metrics clients", "B", "received by clients in training"),
+    "server_bytes": Column("metrics", "B", "sent between servers"),
+    "flops": Column("metrics clients", "FLOPs", "computed by clients in training"),
+    "stored_bytes": Column("clients", "B", "kept by the client between its sessions"),
+    "wire_bytes": Column("metrics", "B", "sent between ranks"),
+    "seconds": Column("metrics", "s", "wall-clock time of the round"),
+    "virtual_time": Column("metrics", "s", "on the virtual clock of the devices, from the start"),
+    "busy_time": Column("metrics clients", "s", "virtual: at work; mean of a round, or in all"),
+    "idle_time": Column("metrics clients", "s", "virtual: not at work; mean of a round, or in all"),
+    "late": Column("metrics", "", "sessions of the round whose updates came too late"),
+}

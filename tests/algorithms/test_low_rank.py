@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightfed.aggregation.adapters import adapters_of
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedexlora import FedExLoRA
+from lightfed.algorithms.flexlora import FlexLoRA
 from lightfed.algorithms.flora import FLoRA
 from lightfed.algorithms.rankmean import RankMean
 from lightfed.engine.federation import Federation
@@ -112,6 +113,12 @@ def test_what_is_no_adapter_is_refused_in_one_line(case: str) -> None:
     with pytest.raises(UserError) as error:
         fleet(*nets, **given)
     assert error.value.key.startswith("model.clients")
+
+
+def test_a_server_rank_below_a_clients_is_refused() -> None:
+    with pytest.raises(UserError) as error:
+        fleet(Net, partial(Net, 3), rule=FlexLoRA, server_rank=2)
+    assert error.value.key == "model.algorithm.init_args.server_rank"
 
 
 def test_a_decay_without_ranks_to_drop_is_refused() -> None:

@@ -167,11 +167,9 @@ class AdapterRule(Algorithm):
             fix = "adapt the same layers; groups may differ in rank"
             require(not unlike, "model.clients", found, fix)
         self.adapters = [[theirs[layer] for layer in each[0]] for theirs in each]
-        # R of every layer is the greatest rank of a group.
-        ranks = [max(own.rank for own in layer) for layer in zip(*self.adapters, strict=True)]
         self.starts = [
             self.initial(own, rank).to(fed.device)
-            for own, rank in zip(self.adapters[0], ranks, strict=True)
+            for own, rank in zip(self.adapters[0], self.server_ranks(), strict=True)
         ]
         factors = {name for own in self.adapters[0] for name in (own.a, own.b)}
         layout = fed.groups[0].layout.floats
@@ -191,6 +189,10 @@ class AdapterRule(Algorithm):
             self.base = fed.base_model([own.base for own in self.adapters[0]])
             self.register_buffer("added", torch.zeros(len(self.starts), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))
+
+    def server_ranks(self) -> list[int]:
+        """The server's rank R of every layer: the greatest of a group."""
+        return [max(own.rank for own in layer) for layer in zip(*self.adapters, strict=True)]
 
     def _server_model(self, fed: Fleet) -> ServerModel:
         """The first group's initial values, but of R ranks: the common A, and D = 0."""
