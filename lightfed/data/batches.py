@@ -4,7 +4,6 @@ There are no worker processes and no Python loops over samples. A batch is a gat
 The epoch of a small client is a single gather, cut into views.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.transforms import Functions, transformed
+from lightfed.utils.memory import free_memory
 
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
@@ -412,9 +412,8 @@ def resident(
 
 def _fits(size: int, device: torch.device) -> bool:
     """Whether so many bytes fit in half of the free memory, which leaves space for models."""
-    if device.type == "cuda":
-        return 2 * size <= torch.cuda.mem_get_info(device)[0]
-    return 2 * size <= os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    on_card = device.type == "cuda"
+    return 2 * size <= (torch.cuda.mem_get_info(device)[0] if on_card else free_memory())
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:

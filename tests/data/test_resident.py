@@ -234,7 +234,7 @@ def test_float_samples_of_the_caller_do_not_change(float_limit: int) -> None:
 
 
 def test_auto_takes_the_device_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 100}.get(name, 10))
+    monkeypatch.setattr("lightfed.data.batches.free_memory", lambda: 1000.0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 800))
     assert [_fits(size, torch.device("cuda")) for size in (200, 201)] == [True, False]
     assert [_fits(size, CPU) for size in (500, 501)] == [True, False]
