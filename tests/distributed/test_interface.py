@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightfed.distributed.interface import interface_of, listen
-from lightfed.testing.ranks import in_new_process
+from lightfed.testing.ranks import start_job, wait
 from tests.distributed import listening
 
 
@@ -26,7 +26,7 @@ def unknown() -> Iterator[None]:
 @pytest.mark.skipif(shutil.which("ip") is None, reason="Debian's iproute2 is not installed")
 def test_ranks_listen_where_they_meet_and_one_rank_nowhere(tmp_path: Path) -> None:
     """torch's store, gloo's connections, and those by which ranks learn of a death."""
-    in_new_process(listening.main, tmp_path)
+    assert wait(start_job(1, lambda _: listening.main(tmp_path)))
     if (why := tmp_path / "impossible").exists():
         pytest.skip(why.read_text())
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}

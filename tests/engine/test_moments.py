@@ -37,6 +37,7 @@ from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Full
 from tests.engine.spy import data, federation
 from tests.small import data_of, fit, fleet_of, module_of, random_data, row_held, run_round
+from tests.tiers import by_default
 
 SIZES = [10, 6, 12, 7]
 mlp = partial(MLP, hidden=(8,), dropout=0.3)
@@ -209,10 +210,11 @@ MAKE: dict[str, tuple[Callable[[], Algorithm], Moment, set[str]]] = {
 }
 
 
+QUICK = ("fedavg", "fedbcd", "flexifed", "dpsgd", "pfedmoe", "fml", "fedapen_released")
 UNCHANGED = {"fedbcd", "fml", "pfedmoe_alone", "standalone"}  # by an aggregation
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", by_default(MAKE, *QUICK))
 def test_every_algorithm_tests_at_the_moment_that_is_asked_for(name: str, tmp_path: Path) -> None:
     make, at, others = MAKE[name]
     found = {}

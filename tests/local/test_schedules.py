@@ -78,22 +78,6 @@ def test_the_rounds_learning_rate_replaces_the_optimizers(build: Callable[..., O
     assert_equal(net, twin)
 
 
-def test_groups_keep_their_ratio_to_the_rounds_learning_rate() -> None:
-    def groups(net: Net, factor: float) -> list[dict[str, Any]]:
-        parts = ((net.body, 0.5), (net.head, 0.125), (net.side, 0.0))
-        return [{"params": part.parameters(), "lr": rate * factor} for part, rate in parts]
-
-    net, twin = net_of(), net_of()
-    stepper = make(Adam(groups(net, 1.0)))
-    reset(stepper, net, 0.5)
-    run_stepper(net, stepper, 3)  # an earlier session
-    net.load_state_dict(twin.state_dict())
-    reset(stepper, net, 0.125)
-    run_stepper(net, stepper, 3)
-    run_torch(twin, Adam(groups(twin, 0.25)), 3)
-    assert_equal(net, twin)
-
-
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "step": partial(StepLR, step_size=2, gamma=0.1),
     "cosine": partial(CosineAnnealingLR, T_max=6),
@@ -101,14 +85,16 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
 }
 
 
-@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize(("interval", "every"), [("step", 1), ("step", 2), ("epoch", 1)])
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_schedulers_step_with_batches_or_epochs(
-    schedule: Callable[[Optimizer], LRScheduler], interval: str
+    schedule: Callable[[Optimizer], LRScheduler], interval: str, every: int
 ) -> None:
+    """Every so many of them, by `frequency` of Lightning's scheduler dictionary."""
     net, twin = net_of(), net_of()
     optimizer = SGD(net.parameters(), lr=0.05, momentum=0.9)
-    stepper = make(optimizer, schedulers=[_config(schedule(optimizer), interval=interval)])
+    config = _config(schedule(optimizer), interval=interval, frequency=every)
+    stepper = make(optimizer, schedulers=[config])
     for _ in range(2):  # the second session is to be the first again
         net.load_state_dict(twin.state_dict())
         reset(stepper, net)
@@ -122,25 +108,8 @@ def test_schedulers_step_with_batches_or_epochs(
         reference.zero_grad()
         loss_of(twin, step).backward()
         reference.step()
-        if interval == "step" or step % 3 == 2:
-            scheduler.step()
-    assert_equal(net, twin)
-
-
-def test_a_scheduler_of_a_frequency_steps_that_often() -> None:
-    """`frequency` of Lightning's scheduler dictionary: a step every so many batches."""
-    net, twin = net_of(), net_of()
-    optimizer = SGD(net.parameters(), lr=0.05)
-    stepper = make(optimizer, schedulers=[_config(StepLR(optimizer, 1, gamma=0.5), frequency=2)])
-    reset(stepper, net)
-    run_stepper(net, stepper, 5)
-    reference = SGD(twin.parameters(), lr=0.05)
-    scheduler = StepLR(reference, 1, gamma=0.5)
-    for step in range(5):
-        reference.zero_grad()
-        loss_of(twin, step).backward()
-        reference.step()
-        if step % 2 == 1:
+        due = every if interval == "step" else 3
+        if step % due == due - 1:
             scheduler.step()
     assert_equal(net, twin)
 

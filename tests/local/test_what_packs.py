@@ -26,6 +26,7 @@ from lightfed.models import (
 )
 from lightfed.models.client_module import ClientModule
 from tests.local.packs import CLIENTS, Bent, Listened, Reads, Residual, Smooth, after, fleet, images
+from tests.tiers import by_default
 
 
 def flat(*layers: nn.Module) -> Callable[..., nn.Module]:
@@ -88,7 +89,11 @@ def taken(name: str) -> dict[str, Any]:
     return {"model": network} | ({"data": images} if of_images else {})
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# The others have the same layers.
+QUICK = ("activations", "norms", "images", "lines", "dilated", "PreActResNet")
+
+
+@pytest.mark.parametrize("name", by_default(NETWORKS, *QUICK))
 def test_known_networks_train_in_packs_as_alone(name: str) -> None:
     sizes = [8] * CLIENTS
     packed = fleet("mlp", CLIENTS, sizes, optimizer=partial(SGD, lr=1e-2), **taken(name))

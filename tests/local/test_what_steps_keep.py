@@ -2,7 +2,6 @@
 
 import copy
 import random
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -109,16 +108,6 @@ def test_two_clients_of_one_module_train_as_if_each_had_its_own(
     make: Callable[[], Net], factory: Any
 ) -> None:
     assert_as_outside(make, factory)
-
-
-def scripted() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, but used
-        return torch.jit.script(nn.Linear(3, 2))
-
-
-def test_a_scripted_network_trains_as_outside() -> None:
-    assert_as_outside(scripted, FACTORY)
 
 
 def by_dimension(parameters: Any) -> Optimizer:
@@ -237,13 +226,6 @@ def test_hooks_that_an_optimizer_would_not_call_are_refused() -> None:
         fleet(NETS["hooked"], partial(ASPG, lr=0.1))
 
 
-class Notes:
-    """An object of a user's."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-
 def number(net: Any, hidden: Tensor) -> None:
     net.calls = getattr(net, "calls", 0) + 1
 
@@ -256,20 +238,12 @@ def inside(net: Any, hidden: Tensor) -> None:
     net.kept["mean"] = hidden.mean()
 
 
-def noted(net: Any, hidden: Tensor) -> None:
-    net.notes.number += 1
-
-
 def drawn(net: Any, hidden: Tensor) -> None:
     net.draws.random()
 
 
 def activation(net: Any, hidden: Tensor) -> None:
     net.features = net.layer(hidden[:, :3])
-
-
-def emptied(net: Any, hidden: Tensor) -> None:
-    net.seen.clear()
 
 
 def given(**values: Any) -> Callable[[Any], None]:
@@ -286,11 +260,9 @@ def given(**values: Any) -> Callable[[Any], None]:
         (nothing, number, "net.calls"),
         (given(seen=[]), history, "net.seen"),
         (given(kept={"mean": 0.0}), inside, "net.kept"),
-        (given(notes=Notes()), noted, "net.notes"),
         (given(draws=random.Random(5)), drawn, "net.draws"),
-        (given(seen=[1]), emptied, "net.seen"),
         (nothing, activation, None),
-        (given(seen=[], notes=Notes()), nothing, None),
+        (given(seen=[]), nothing, None),
     ],
 )
 def test_one_warning_names_the_attributes_that_steps_change(

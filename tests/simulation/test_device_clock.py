@@ -88,11 +88,11 @@ def test_clients_share_the_servers_link() -> None:
 def test_the_slowest_of_exponential_delays() -> None:
     """The mean round of 5 clients is E[tau_(5)] of `lightfed latency`, within 4 standard errors."""
     fed = fleet(FedAvg(), [2] * 5, Devices(delay=Exponential(2.0)), steps=1)
-    ends = [run_round(fed, t)["virtual_time"] for t in range(400)]
+    ends = [run_round(fed, t)["virtual_time"] for t in range(100)]
     rounds = np.diff([0.0, *ends])
     expected = Exponential(2.0).expected(5, 5)
     assert expected == pytest.approx(2.0 * sum(1 / k for k in range(1, 6)))
-    assert abs(rounds.mean() - expected) < 4 * rounds.std() / 20
+    assert abs(rounds.mean() - expected) < 4 * rounds.std() / 10
 
 
 def test_steps_have_delays() -> None:
