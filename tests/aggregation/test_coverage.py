@@ -1,6 +1,7 @@
 """Take and merge against a loop over elements; sums do not depend on how they are split."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -126,42 +127,20 @@ def test_only_the_leading_tensors_are_covered_where_so_many_are_given() -> None:
 
 @pytest.mark.parametrize("part", [["w"], ["w", "mean"]])
 @pytest.mark.parametrize("weights", [[3.0, 1.0, 5.0, 2.0], [3.0, 0.0, 5.0, 2.0]])
-def test_rows_in_one_matrix_have_the_same_mean(
-    weights: list[float], part: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_in_one_matrix_have_the_same_mean(weights: list[float], part: list[str]) -> None:
     layout = Layout.build([("w", (40, 3)), ("mean", (3,))])
     coverage = Coverage.build(layout, [layout], tensors=part)
     block = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1))
     if 0.0 in weights:
         block[weights.index(0.0)] = torch.nan
     rows, local = list(block), range(4)
-    old, one, two = (torch.full((layout.size,), 5.0) for _ in range(3))
+    old, one = (torch.full((layout.size,), 5.0) for _ in range(2))
     coverage.merge_(old, [0] * 4, local, rows, weights=weights)
     coverage.merge_(one, [0] * 4, local, block, weights=weights)
-    ranks = Ranks(torch.device("cpu"))
-    coverage.merge_(two, [0] * 4, local, block, weights=weights, ranks=ranks)
     assert torch.equal(one, old)
-    assert torch.equal(two, old)
 
 
 WIDE = Layout.build([("w", (2, 3))])
-
-
-@pytest.mark.parametrize(
-    ("narrow", "found"),
-    [
-        ([("w", (2, 4))], r"w is [2, 4], which is no slice of [2, 3]"),
-        ([("w", (2, 3, 1))], r"w is [2, 3, 1], which is no slice of [2, 3]"),
-        ([("v", (2, 3))], "the models differ in v, w"),
-        ([("w", (2, 3)), ("b", (2,))], "the models differ in b"),
-    ],
-)
-def test_layouts_that_do_not_nest_are_said_to_be_unfit(
-    narrow: list[tuple[str, tuple[int, ...]]], found: str
-) -> None:
-    coverage = Coverage.build(WIDE, [WIDE, Layout.build(narrow)])
-    assert coverage.unfit == {1: found}
-    assert list(coverage.levels) == [0]
 
 
 def test_tensors_in_another_order_are_unfit() -> None:
@@ -196,15 +175,21 @@ def test_layers_are_averaged_over_the_clients_that_have_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "tensors", "found"),
+    ("target", "own", "tensors", "found"),
     [
-        ([("a", (4, 3)), ("c", (2,)), ("d", (2,))], None, "the server model lacks c, d"),
-        ([("a", (4, 4))], None, "a is [4, 4], which is no slice of [4, 3]"),
-        ([("a", (4, 3))], ["b", "b_head"], "it lacks b, b_head"),
+        (WIDE, [("w", (2, 4))], None, "w is [2, 4], which is no slice of [2, 3]"),
+        (WIDE, [("w", (2, 3, 1))], None, "w is [2, 3, 1], which is no slice of [2, 3]"),
+        (WIDE, [("v", (2, 3))], None, "the models differ in v, w"),
+        (WIDE, [("w", (2, 3)), ("b", (2,))], None, "the models differ in b"),
+        (DEEP, [("a", (4, 3)), ("c", (2,)), ("d", (2,))], None, "the server model lacks c, d"),
+        (DEEP, [("a", (4, 4))], None, "a is [4, 4], which is no slice of [4, 3]"),
+        (DEEP, [("a", (4, 3))], ["b", "b_head"], "it lacks b, b_head"),
     ],
 )
-def test_layers_that_do_not_fit_are_said_to_be_unfit(
-    own: list[tuple[str, tuple[int, ...]]], tensors: list[str] | None, found: str
+def test_models_that_do_not_fit_are_said_to_be_unfit(
+    target: Layout, own: Any, tensors: list[str] | None, found: str
 ) -> None:
-    coverage = Coverage.build(DEEP, [DEEP, Layout.build(own)], tensors=tensors, depths=True)
+    layouts = [target, Layout.build(own)]
+    coverage = Coverage.build(target, layouts, tensors=tensors, depths=target is DEEP)
     assert coverage.unfit == {1: found}
+    assert list(coverage.levels) == [0]

@@ -17,10 +17,8 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.session_setup import client_stepper
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.session import Runtime
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.distributed.threads import on_ranks
@@ -151,11 +149,9 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
     servers = []
     for host in (False, True):
         data = random_data([5, 3, 9, 4, 6], batch_size=2)
-        data.prepare(clients=5, seed=0, device=CPU)
-        fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
-        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), {})
-        fed.training.attach(Runtime(), [stepper])
+        settings: Any = {"optimizer": optimizer, "host_rows": host, "side_by_side": "off"}
+        fed = fleet_of([ClientGroup(5, mlp)], algorithm(), data, **settings)
         for t in range(2):
             run_round(fed, t)
         assert isinstance(fed.algorithm, FedAvg | HeteroFL)
@@ -287,9 +283,7 @@ def test_jobs_run_once_and_their_errors_reach_all_ranks(world: int) -> None:
 
 def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
     """On a GPU the module could not compute with the row itself."""
-    data = random_data([5, 3], batch_size=2)
-    data.prepare(clients=2, seed=0, device=CPU)
-    fed = Fleet([ClientGroup(2, mlp)], Standalone(), data, ranks=Ranks(CPU), host_rows=True)
+    fed = fleet_of([ClientGroup(2, mlp)], Standalone(), random_data([5, 3]), host_rows=True)
     row = fed.row(1).floats
     row.copy_(torch.arange(len(row)))
     with torch.inference_mode():

@@ -85,8 +85,11 @@ def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: in
     assert on_ranks(3, work) == [([1, "x" * size, 2, 2], [0, 10, 20])] * 3
 
 
-def test_one_rank_hears_itself() -> None:
+def test_one_rank_hears_itself_and_meets_nobody() -> None:
     ranks = Ranks(torch.device("cpu"))
+    ranks.barrier()
+    assert ranks.any(True)
+    assert not ranks.any(False)
     ranks.messages = says = Says(1)
     assert ranks.gather(["x"]) == ["x"]
     assert says.said == [10]
@@ -104,10 +107,3 @@ def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="mine"), ranks.collective("a merge"):
         raise ValueError("mine")
     assert len(done) == 1
-
-
-def test_one_rank_meets_nobody() -> None:
-    ranks = Ranks(torch.device("cpu"))
-    ranks.barrier()
-    assert ranks.any(True)
-    assert not ranks.any(False)

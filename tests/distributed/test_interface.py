@@ -6,7 +6,6 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,13 +38,6 @@ def test_ranks_listen_where_they_meet_and_one_rank_nowhere(tmp_path: Path) -> No
     assert len(seen["local-0"]["seen"]) >= 3, "the store's, and gloo's of two ranks"
 
 
-def resolves(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0)) for a in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-
-
 @pytest.mark.parametrize(
     ("name", "addresses", "nodes", "expected"),
     [
@@ -61,7 +53,8 @@ def test_the_interface_is_that_of_the_address(
     name: str, addresses: list[str], nodes: int, expected: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    resolves(monkeypatch, *addresses)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0)) for a in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         assert interface_of(name, nodes=nodes) == expected
     assert len(caplog.records) == (expected == "")

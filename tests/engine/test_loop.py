@@ -36,22 +36,18 @@ def steps_of(model: Federation) -> int:
     return module.steps
 
 
-def test_hooks_come_in_the_order_of_a_trainer(tmp_path: Path) -> None:
-    spy = Spy()
-    fit(federation(), data(), tmp_path, rounds=2, callbacks=[spy], enable_checkpointing=False)
+def test_hooks_come_in_the_order_of_a_trainer_and_counters_count_rounds(tmp_path: Path) -> None:
+    def counts(trainer: FederatedTrainer) -> tuple[int, int, int | float]:
+        return trainer.current_epoch, trainer.global_step, trainer.num_training_batches
+
+    spy = Spy(on_train_batch_end=counts, on_validation_end=counts, on_train_epoch_end=counts)
+    flags: dict[str, Any] = {"callbacks": [spy], "enable_checkpointing": False}
+    trainer = fit(federation(), data(), tmp_path, rounds=2, **flags)
     a_round = [*TRAINING, *VALIDATION, "on_train_epoch_end"]
     assert spy.calls == [
         "setup", "on_fit_start", "on_train_start", *a_round, *a_round, "on_train_end",
         "on_fit_end", "teardown",
     ]  # fmt: skip
-
-
-def test_the_counters_count_rounds(tmp_path: Path) -> None:
-    def counts(trainer: FederatedTrainer) -> tuple[int, int, int | float]:
-        return trainer.current_epoch, trainer.global_step, trainer.num_training_batches
-
-    spy = Spy(on_train_batch_end=counts, on_validation_end=counts, on_train_epoch_end=counts)
-    trainer = fit(federation(), data(), tmp_path, rounds=2, callbacks=[spy])
     # The server is updated once a round, after the waves and before validation.
     assert spy.seen == [
         *[(0, 0, WAVES)] * WAVES, (0, 1, WAVES), (0, 1, WAVES),

@@ -150,6 +150,15 @@ def test_a_finished_run_says_how_to_go_on(
     assert "has finished its 2 rounds; give a larger trainer.max_epochs" in capsys.readouterr().out
 
 
+def test_several_ranks_in_a_notebook_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)  # of a run of another test
+    assert lf.FederatedTrainer(accelerator="cpu", devices=1).strategy.launcher is None
+    with pytest.raises(UserError, match="lightfed fit") as refused:
+        lf.FederatedTrainer(accelerator="cpu", devices=2)
+    assert refused.value.key == "trainer.devices"
+
+
 RECORDED = [
     made
     for name in lf.__all__

@@ -35,8 +35,9 @@ def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
     fleet.training.plans.batches = some  # type: ignore[method-assign]
 
 
-def devices(after: int) -> Fleet:
-    """Two devices; one of them does not get beyond a batch in any round but the first."""
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_device_that_fails_keeps_the_model_and_not_the_point_ahead_of_it(after: int) -> None:
+    """One of two devices does not get beyond a batch in any round but the first."""
     fleet = fleet_of(
         [ClientGroup(2, Line)], FedBCD(1, 2, gamma=0.5, steps=(2, 2)),
         data_of(torch.ones(8, 2), torch.full((8,), 9), [range(4), range(4, 8)], batch_size=1),
@@ -44,12 +45,6 @@ def devices(after: int) -> Fleet:
     )  # fmt: skip
     run_round(fleet, 0)
     breaks(fleet, BROKEN, after=after)
-    return fleet
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_device_that_fails_keeps_the_model_and_not_the_point_ahead_of_it(after: int) -> None:
-    fleet = devices(after)
     before = fleet.row(BROKEN).floats.clone()
     for t in range(1, 9):
         assert run_round(fleet, t)["excluded"] == 1.0

@@ -11,9 +11,13 @@ from tests.local.packs import CASES, CLIENTS, after, fleet
 from tests.pretend import DEVICE, There, pretended_device
 
 QUICK = {
-    ("clipped", CLIENTS), ("vmap", CLIENTS), ("static bn", CLIENTS), ("my2", "off"), ("aspg", "off"),
+    ("clipped", CLIENTS),
+    ("vmap", CLIENTS),
+    ("static bn", CLIENTS),
+    ("my2", "off"),
+    ("aspg", "off"),
     ("phases", "off"),
-}  # fmt: skip
+}
 # Module.to shares a tied parameter on a card, but not between types of tensors.
 SHARED = [
     pytest.param(name, side, marks=() if (name, side) in QUICK else pytest.mark.matrix)

@@ -16,14 +16,12 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.session_setup import runtime_of, template
 from lightfed.utils.errors import UserError
 from tests.local.steps import (
-    Net,
     assert_equal,
     loss_of,
     make,
     net_of,
     reset,
     run_stepper,
-    run_torch,
 )
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
@@ -49,33 +47,12 @@ def test_a_reset_is_a_newly_made_optimizer(
     reset(stepper, net)
     run_stepper(net, stepper, 3)
     fresh = build(twin.parameters())
-    run_scheduled(twin, fresh, StepLR(fresh, 1, gamma=0.5) if scheduled else None, 3)
+    run_torch(twin, fresh, 3, schedule=StepLR(fresh, 1, gamma=0.5) if scheduled else None)
     assert_equal(net, twin)
-
-
-def run_scheduled(net: Net, optimizer: Optimizer, schedule: LRScheduler | None, steps: int) -> None:
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(net, step).backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
 
 
 def _config(scheduler: LRScheduler, **settings: Any) -> LRSchedulerConfig:
     return LRSchedulerConfig(scheduler, **({"interval": "step"} | settings))
-
-
-@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9), Adam])
-def test_the_rounds_learning_rate_replaces_the_optimizers(build: Callable[..., Optimizer]) -> None:
-    net, twin = net_of(), net_of()
-    stepper = make(build(net.parameters(), lr=0.5))
-    for lr in (0.2, 0.01):
-        net.load_state_dict(twin.state_dict())
-        reset(stepper, net, lr)
-        run_stepper(net, stepper, 3)
-    run_torch(twin, build(twin.parameters(), lr=0.01), 3)
-    assert_equal(net, twin)
 
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
@@ -103,14 +80,8 @@ def test_schedulers_step_with_batches_or_epochs(
             if step % 3 == 2:
                 stepper.epoch_end()
     reference = SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    scheduler = schedule(reference)
-    for step in range(6):
-        reference.zero_grad()
-        loss_of(twin, step).backward()
-        reference.step()
-        due = every if interval == "step" else 3
-        if step % due == due - 1:
-            scheduler.step()
+    due = every if interval == "step" else 3
+    run_torch(twin, reference, 6, schedule=schedule(reference), due=due)
     assert_equal(net, twin)
 
 

@@ -90,6 +90,11 @@ def halved(net: Any) -> None:
     net.head.weight.register_post_accumulate_grad_hook(halve)
 
 
+def apart(net: Any) -> None:
+    net.square, net.other = nn.Linear(3, 3), nn.Linear(3, 3)
+    net.square.weight.data, net.other.weight.data = torch.randn(3, 6).chunk(2, 1)
+
+
 NETS: dict[str, Callable[[], Net]] = {
     "nothing": partial(Net, nothing, nothing),
     "assigned": partial(Net, partial(buffers, persistent=True), assign),
@@ -99,6 +104,7 @@ NETS: dict[str, Callable[[], Net]] = {
     "clamped": partial(Net, nothing, clamp),
     "averaged": partial(Net, teacher, average),
     "hooked": partial(Net, halved, nothing),
+    "interleaved": partial(Net, apart, nothing),  # in memory
 }
 
 
@@ -115,7 +121,8 @@ def by_dimension(parameters: Any) -> Optimizer:
     groups: dict[int, Params] = {}
     for parameter in parameters:
         groups.setdefault(parameter.dim(), []).append(parameter)
-    return SGD([{"params": p, "lr": [0.2, 0.05, 0.1][dim]} for dim, p in groups.items()])
+    settings = [{}, {"lr": 0.05}, {"lr": 0.1, "momentum": 0.9}]
+    return SGD([{"params": p, **settings[dim]} for dim, p in groups.items()], lr=0.2)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
@@ -191,34 +198,24 @@ def alias(net: Any, hidden: Tensor) -> None:
     net.teacher.weight.data = net.layer.weight.data
 
 
-@pytest.mark.parametrize("step", [shape, kind, none])
-def test_an_assigned_buffer_of_another_kind_is_refused(step: Any) -> None:
-    ours = fleet(partial(Net, partial(buffers, persistent=True), step))
-    with pytest.raises(UserError, match=r"model\.clients: .*net\.(scale|count)"):
-        run_round(ours, 0)
+def frozen(net: Any) -> None:
+    teacher(net)
+    net.written = []
 
 
-def test_parameters_that_come_to_share_memory_are_refused() -> None:
-    with pytest.raises(UserError, match=r"model\.clients: .*share memory"):
-        run_round(fleet(partial(Net, teacher, alias)), 0)
-
-
-def test_a_step_that_writes_what_is_frozen_for_all_clients_is_refused() -> None:
-    def frozen(net: Any) -> None:
-        teacher(net)
-        net.written = []
-
-    with pytest.raises(UserError, match=r"model\.clients: .*net\.teacher\.weight"):
-        run_round(fleet(partial(Net, frozen, average)), 0)
-
-
-def apart(net: Any) -> None:
-    net.square, net.other = nn.Linear(3, 3), nn.Linear(3, 3)
-    net.square.weight.data, net.other.weight.data = torch.randn(3, 6).chunk(2, 1)
-
-
-def test_parameters_may_interleave_in_memory() -> None:
-    assert_as_outside(partial(Net, apart, nothing), FACTORY)
+@pytest.mark.parametrize(
+    ("made", "step", "found"),
+    [
+        (partial(buffers, persistent=True), shape, r"net\.scale"),
+        (partial(buffers, persistent=True), kind, r"net\.count"),
+        (partial(buffers, persistent=True), none, r"net\.count"),
+        (teacher, alias, "share memory"),
+        (frozen, average, r"net\.teacher\.weight"),  # of all clients
+    ],
+)
+def test_what_a_step_may_not_write_is_refused(made: Any, step: Any, found: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.clients: .*{found}"):
+        run_round(fleet(partial(Net, made, step)), 0)
 
 
 def test_hooks_that_an_optimizer_would_not_call_are_refused() -> None:

@@ -49,11 +49,8 @@ def trace(tmp_path: Path) -> Trace:
 @pytest.mark.parametrize(
     ("delay", "mean"),
     [
-        (Exponential(2.0), 2.0),
         (Exponential(1e90), 1e90),
-        (Weibull(0.5, 3.0), 6.0),
         (Weibull(2.0, 3.0), 1.5 * math.sqrt(math.pi)),
-        (Weibull(0.05), float(math.factorial(20))),
         (Weibull(1 / 99), float(math.factorial(99))),
         (Weibull(3000.0), math.gamma(1 + 1 / 3000)),
         (LogNormal(1.0, 2.0), math.exp(3.0)),
