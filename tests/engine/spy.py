@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -67,6 +67,18 @@ class Counting(ClientModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         self.steps += 1
         return super().training_step(batch, batch_idx)
+
+
+class Noisy(nn.Module):
+    """Linear, on inputs of which a random part is left, in evaluation too."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x * torch.rand(x.shape))
 
 
 def federation(**settings: Any) -> Federation:

@@ -29,8 +29,7 @@ from lightfed.local.session import Report, weighted_means
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs.environment import environment
 from lightfed.topology.topology import Ring
-from tests.engine.noisy import Noisy
-from tests.engine.spy import evaluated
+from tests.engine.spy import Noisy, evaluated
 from tests.small import data_of, fit, fleet_of, module_of, random_data
 
 CLIENTS = 12

@@ -14,7 +14,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs.export import state_dict
 from lightfed.utils.rng import torch_generator
-from tests.engine.noisy import Noisy
+from tests.engine.spy import Noisy
 from tests.small import fleet_of, random_data, run_round
 
 

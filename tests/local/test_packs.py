@@ -28,8 +28,8 @@ ALONE = {"tied": "layers share parameters"}
 EQUAL = [name for name in CASES if name not in DRAWS]
 # One of each kind of layer, optimiser and hook.
 QUICK = (
-    "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts", "late",
-    "dispfl", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
+    "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
+    "late", "dispfl", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
 )  # fmt: skip
 
 

@@ -15,14 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR,
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.session_setup import runtime_of, template
 from lightfed.utils.errors import UserError
-from tests.local.steps import (
-    assert_equal,
-    loss_of,
-    make,
-    net_of,
-    reset,
-    run_stepper,
-)
+from tests.local.steps import assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": partial(SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
