@@ -67,8 +67,7 @@ def test_receivers_get_the_mean_of_themselves_and_whom_they_hear(over: Over) -> 
     rows, words, masks = clients(5, seed=0)
     before = copies(rows)
     keep = {k: words[(k + 1) % 5] for k in HEARS}
-    one = alone(5)
-    one.mean_(rows, HEARS, masks=words, keep=keep, over=over)
+    alone(5).mean_(rows, HEARS, masks=words, keep=keep, over=over)
     for k, heard in HEARS.items():
         expected = oracle(before, masks, [k, *heard], over) * masks[(k + 1) % 5].numpy()
         np.testing.assert_allclose(rows[k].floats.numpy(), expected, rtol=0, atol=1e-6)
@@ -79,8 +78,7 @@ def test_receivers_get_the_mean_of_themselves_and_whom_they_hear(over: Over) -> 
 def test_without_masks_it_is_the_plain_mean_and_a_package_is_the_row() -> None:
     rows, _, _ = clients(5, seed=1)
     before = copies(rows)
-    one = alone(5)
-    sizes = one.mean_(rows, HEARS, masks=None, keep=None, over="covered")
+    sizes = alone(5).mean_(rows, HEARS, masks=None, keep=None, over="covered")
     for k, heard in HEARS.items():
         expected = torch.stack([before[j].floats for j in sorted({k, *heard})]).mean(0)
         torch.testing.assert_close(rows[k].floats, expected, rtol=0, atol=1e-6)
@@ -94,9 +92,8 @@ def test_sums_run_over_the_clients_in_ascending_order() -> None:
     rows = {k: Row(LAYOUT.floats.new_row(), torch.zeros(LAYOUT.integers.size)) for k in values}
     for k, pair in values.items():
         rows[k].floats[:2] = torch.tensor(pair)
-    one = alone(4)
     hears = {3: [2, 0, 1], 1: [3, 2, 0], 2: [1]}
-    one.mean_(rows, hears, masks=None, keep=None, over="covered")
+    alone(4).mean_(rows, hears, masks=None, keep=None, over="covered")
     # At every receiver: ((2^25 + 1) + 1) - 2^25, and ((2^25 + 1) + 1) + 2.
     for receiver in (1, 3):
         assert rows[receiver].floats[:2].tolist() == [0.0, large / 4]
@@ -117,8 +114,7 @@ def test_means_replace_their_rows_a_few_columns_at_a_time(monkeypatch: pytest.Mo
 def test_nobody_hears_anybody() -> None:
     rows, words, _ = clients(3, seed=0)
     before = copies(rows)
-    one = alone(3)
-    assert one.mean_(rows, {}, masks=words, keep=words, over="covered") == {}
+    assert alone(3).mean_(rows, {}, masks=words, keep=words, over="covered") == {}
     assert all(torch.equal(rows[k].floats, before[k].floats) for k in rows)
 
 
@@ -179,12 +175,6 @@ def test_client_bytes_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch)
     layout = ModelLayout(LAYOUT.floats, Layout.build([]), parameters=4)
     monkeypatch.setattr("tests.aggregation.test_gossip.LAYOUT", layout)
     owner = {0: 0, 1: 0, 2: 1, 3: 1}
-    hears = {
-        0: [2, 3],
-        1: [2],
-        2: [1],
-        3: [1],
-    }  # 2 is heard twice by rank 0, 1 by rank 1: once sent
     swaps: list[int] = []
     genuine = Ranks.swap
 
@@ -192,18 +182,10 @@ def test_client_bytes_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch)
         swaps.append(sum(4 * len(part) for r, part in enumerate(parts) if r != ranks.rank))
         return genuine(ranks, parts, sizes)
 
-    packed: list[int] = []
-    compress = gossip.compress
-
-    def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
-        packed.append(nnz)
-        return compress(row, words, nnz=nnz)
-
     monkeypatch.setattr(Ranks, "swap", spied)
-    monkeypatch.setattr(gossip, "compress", counted)
-    parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))
+    # 2 is heard twice by rank 0, 1 by rank 1: once sent.
+    parts = on_ranks(2, lambda ranks: run(ranks, owner, {0: [2, 3], 1: [2], 2: [1], 3: [1]}))
     sizes = parts[0][1]
-    assert len(packed) == 3  # rows that stay are not packed
     assert sum(swaps) == sizes[1] + sizes[2] + sizes[3]
     _, words, masks = clients(4, seed=2)
     for k in range(4):

@@ -7,6 +7,7 @@ from math import ceil
 
 import pytest
 import torch
+from lightfed_kernels import Layout
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -60,15 +61,21 @@ def fleet(algorithm: FedAvg | HeteroFL, *groups: ClientGroup) -> Fleet:
 WIDE, SLIM = ClientGroup(1, Model), ClientGroup(1, Model, rate=0.5)
 
 
+def numbered() -> tuple[HeteroFL, Fleet, Layout]:
+    """Every element of the server's model is another number."""
+    algorithm = HeteroFL(mask=False)
+    fed = fleet(algorithm, WIDE, SLIM)
+    layout = algorithm.model.layout.floats
+    algorithm.model.floats.copy_(torch.arange(float(layout.size)) * layout.live())
+    return algorithm, fed, layout
+
+
 def fill(fed: Fleet, client: int, value: float) -> None:
     fed.row(client).floats.fill_(value).mul_(fed.state(client).layout.floats.live())
 
 
 def test_of_heads_a_narrow_client_has_the_leading_part_of_each() -> None:
-    algorithm = HeteroFL(mask=False)
-    fed = fleet(algorithm, WIDE, SLIM)
-    layout = algorithm.model.layout.floats
-    algorithm.model.floats.copy_(torch.arange(float(layout.size)) * layout.live())
+    algorithm, fed, layout = numbered()
     fed.send(algorithm.model, [0, 1])
     wide, slim = layout.views(algorithm.model.floats), fed.state(1).layout.floats.views
     own = slim(fed.row(1).floats)
@@ -134,10 +141,7 @@ def shuffled(width: int) -> Tensor:
 @pytest.mark.parametrize("order", [rolled, shuffled])
 def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> None:
     """All axes of WIDTH units are reordered; of heads, the leading part of each after that."""
-    algorithm = HeteroFL(mask=False)
-    fed = fleet(algorithm, WIDE, SLIM)
-    layout = algorithm.model.layout.floats
-    algorithm.model.floats.copy_(torch.arange(float(layout.size)) * layout.live())
+    algorithm, fed, layout = numbered()
     before = algorithm.model.floats.clone()
     views = layout.views(algorithm.model.floats)
     old = {name: view.clone() for name, view in views.items()}
@@ -171,8 +175,7 @@ def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> N
 
 
 def test_a_model_is_in_its_own_order_after_an_error() -> None:
-    algorithm = HeteroFL(mask=False)
-    fed = fleet(algorithm, WIDE, SLIM)
+    algorithm, fed, _ = numbered()
     before = algorithm.model.floats.clone()
     context = fed.reordered(algorithm.model, rolled)
     with suppress(KeyError), context:

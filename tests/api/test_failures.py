@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lightfed.models.client_module import ClientModule
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
+from tests.local.test_abandoned import breaks
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
 SIZES = [6, 4, 9, 5]
@@ -68,6 +70,14 @@ def picky_fleet(algorithm: Any, **settings: Any) -> Fleet:
     )  # fmt: skip
 
 
+def picky_run(folder: Path, data: Any, **settings: Any) -> Any:
+    """The trainer of a run of four clients."""
+    settings = {"optimizer": partial(SGD, lr=0.1)} | settings
+    rounds = settings.pop("rounds", 1)
+    groups = [ClientGroup(4, settings.pop("model", Picky))]
+    return fit(Federation(FedAvg(), groups, **settings), data, folder, rounds=rounds)
+
+
 def test_the_others_train_as_if_the_failing_client_had_not_been_drawn() -> None:
     found = []
     for drawn in (range(4), [0, 1, 3]):
@@ -105,7 +115,7 @@ def test_algorithms_whose_clients_keep_rows_go_on_with_one_that_fails(algorithm:
     kept = algorithm()
     if isinstance(kept, FedKD):  # takes networks: what fails is the first batch's loss
         fleet = fleet_of([ClientGroup(4, mlp)], kept, random_data(SIZES, batch_size=3))
-        spoil(fleet, BROKEN)
+        breaks(fleet, BROKEN)
     else:
         fleet = picky_fleet(kept)
     for t in range(3):
@@ -113,18 +123,6 @@ def test_algorithms_whose_clients_keep_rows_go_on_with_one_that_fails(algorithm:
         assert metrics["excluded"] == 1.0
     assert all(fleet.row(k).floats.isfinite().all() for k in range(4))
     assert fleet.ledger.totals[BROKEN, 2] == 0.0
-
-
-def spoil(fleet: Fleet, client: int) -> None:
-    """The client's sessions raise at their first batch."""
-    run = fleet.training.plans.batches
-
-    def batches(k: int, *rest: Any) -> Any:
-        if k == client:
-            raise OSError("its samples cannot be read")
-        return run(k, *rest)
-
-    fleet.training.plans.batches = batches  # type: ignore[method-assign, assignment]
 
 
 class Later(Line):
@@ -138,33 +136,25 @@ class Later(Line):
 
 
 def test_a_row_that_is_kept_stays_as_far_as_it_came() -> None:
-    x, y = torch.ones(8, 2), torch.arange(8)
-    fleet = fleet_of(
-        [ClientGroup(1, Later), ClientGroup(1, Line)], Standalone(),
-        data_of(x, y, [[0, 1, 2, 3], [4, 5, 6, 7]], batch_size=1),
-        optimizer=partial(SGD, lr=0.01), steps=2,
+    whole, fails = (
+        fleet_of(
+            [ClientGroup(1, Later), ClientGroup(1, Line)], Standalone(),
+            data_of(torch.ones(8, 2), torch.arange(8), [range(4), range(4, 8)], batch_size=1),
+            optimizer=partial(SGD, lr=0.01), steps=steps,
+        )
+        for steps in (2, 4)
     )  # fmt: skip
-    run_round(fleet, 0)
-    steps = fleet.row(0).floats.clone()
-    assert steps.abs().sum() > 0
-    again = fleet_of(
-        [ClientGroup(1, Later), ClientGroup(1, Line)], Standalone(),
-        data_of(x, y, [[0, 1, 2, 3], [4, 5, 6, 7]], batch_size=1),
-        optimizer=partial(SGD, lr=0.01), steps=4,
-    )  # fmt: skip
-    assert run_round(again, 0)["excluded"] == 1.0
-    assert torch.equal(again.row(0).floats, steps)
+    assert [run_round(fleet, 0)["excluded"] for fleet in (whole, fails)] == [0.0, 1.0]
+    assert whole.row(0).floats.any()
+    assert torch.equal(fails.row(0).floats, whole.row(0).floats)
 
 
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_a_run_names_who_fails_and_why(
     store: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    federation = Federation(
-        FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), store=store
-    )
     with caplog.at_level(logging.WARNING, logger="lightfed"):
-        fit(federation, broken_data(), tmp_path, rounds=2)
+        picky_run(tmp_path, broken_data(), rounds=2, store=store)
     lines = [r.message for r in caplog.records if "left out" in r.message]
     said = f"client {BROKEN} is left out: ValueError: a sample it cannot take"
     place = [line.rpartition(" (")[0::2] for line in lines]
@@ -180,13 +170,8 @@ def test_a_session_before_an_evaluation_may_fail_too(
 ) -> None:
     figures = []
     for broken in ((BROKEN,), ()):
-        federation = Federation(
-            FedAvg(),
-            [ClientGroup(4, Picky)],
-            optimizer=partial(SGD, lr=0.0),
-            evaluate=("finetuned",),
-        )
-        trainer = fit(federation, broken_data(broken), tmp_path)
+        settings: Any = {"optimizer": partial(SGD, lr=0.0), "evaluate": ("finetuned",)}
+        trainer = picky_run(tmp_path, broken_data(broken), **settings)
         figures.append(trainer.callback_metrics["finetuned/loss"])
     said = f"client {BROKEN} is left out of the finetuned metrics: ValueError: a sample it cannot"
     assert len([r for r in caplog.records if said in r.message]) == 1
@@ -198,68 +183,40 @@ def test_a_session_before_an_evaluation_may_fail_too(
 def test_a_run_ends_when_more_fail_than_may(
     allowed: int | None, ends: bool, tmp_path: Path
 ) -> None:
-    federation = Federation(
-        FedAvg(),
-        [ClientGroup(4, Picky)],
-        optimizer=partial(SGD, lr=0.1),
-        max_failed_clients=allowed,
-    )
-    if not ends:
-        fit(federation, broken_data((1, 2)), tmp_path)
-        return
     said = r"max_failed_clients: 2 of 4 sessions of round 0 failed \(client 1: ValueError: a"
-    with pytest.raises(UserError, match=said):
-        fit(federation, broken_data((1, 2)), tmp_path)
+    with pytest.raises(UserError, match=said) if ends else nullcontext():
+        picky_run(tmp_path, broken_data((1, 2)), max_failed_clients=allowed)
 
 
 @pytest.mark.usefixtures("unchecked_data")
 def test_an_update_that_is_not_finite_counts_as_well(tmp_path: Path) -> None:
     data = random_data(SIZES)
     data.dataset.load("train").x[0] = float("nan")
-    federation = Federation(
-        FedAvg(), [ClientGroup(4, mlp)], optimizer=partial(SGD, lr=0.1), max_failed_clients=0
-    )
     with pytest.raises(UserError, match=r"client 0: its update is not finite"):
-        fit(federation, data, tmp_path)
-
-
-def test_a_run_in_which_nothing_can_be_trained_ends(tmp_path: Path) -> None:
-    federation = Federation(FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1))
-    with pytest.raises(UserError, match="4 of 4 sessions of round 0 failed"):
-        fit(federation, broken_data((0, 1, 2, 3)), tmp_path)
+        picky_run(tmp_path, data, model=mlp, max_failed_clients=0)
 
 
 def test_a_lone_session_that_raises_ends_the_run_unless_it_may_fail(tmp_path: Path) -> None:
-    def run(allowed: int | None) -> None:
-        federation = Federation(
-            FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), clients_per_round=1,
-            max_failed_clients=allowed,
-        )  # fmt: skip
-        fit(federation, broken_data((0, 1, 2, 3)), tmp_path / str(allowed), rounds=2)
-
+    settings: Any = {"clients_per_round": 1, "rounds": 2}
     with pytest.raises(UserError, match="1 of 1 sessions of round 0 failed") as error:
-        run(None)
+        picky_run(tmp_path, broken_data((0, 1, 2, 3)), **settings)
     assert error.value.key == "model.max_failed_clients"
-    run(1)
+    picky_run(tmp_path / "1", broken_data((0, 1, 2, 3)), max_failed_clients=1, **settings)
 
 
 @pytest.mark.usefixtures("unchecked_data")
 def test_a_round_without_a_usable_update_ends_the_run_whatever_may_fail(tmp_path: Path) -> None:
     data = broken_data((0, 1, 2))
     data.dataset.load("train").x[-1] = float("nan")
-    federation = Federation(
-        FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), max_failed_clients=4
-    )
     with pytest.raises(UserError, match="4 of 4 sessions of round 0 failed") as error:
-        fit(federation, data, tmp_path)
+        picky_run(tmp_path, data, max_failed_clients=4)
     assert error.value.key == "model.max_failed_clients"
 
 
 def test_a_refusal_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Picky, "error", partial(UserError, "data.root", "a file", "mend it"))
-    federation = Federation(FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1))
     with pytest.raises(UserError, match=r"data\.root"):
-        fit(federation, broken_data(), tmp_path)
+        picky_run(tmp_path, broken_data())
 
 
 def test_fewer_than_none_cannot_fail() -> None:

@@ -17,10 +17,8 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.session_setup import client_stepper
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.session import Runtime
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.distributed.threads import on_ranks
@@ -86,11 +84,8 @@ def test_a_session_has_so_many_batches(work: LocalWork, per_epoch: int, batches:
 @pytest.mark.parametrize(
     ("work", "key"),
     [
-        ({"fraction": 0.0}, "model.fraction"), ({"fraction": 1.5}, "model.fraction"),
         ({"clients_per_round": 0}, "model.clients_per_round"),
-        ({"clients_per_round": 11}, "model.clients_per_round"),
         ({"clients_per_round": 2, "fraction": 0.5}, "model.clients_per_round"),
-        ({"epochs": 0}, "model.local_epochs"), ({"steps": 0}, "model.local_steps"),
     ],
 )  # fmt: skip
 def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
@@ -102,14 +97,11 @@ def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("group", "key"),
     [
-        (ClientGroup(0, mlp), "count"),
-        (ClientGroup(1, mlp, rate=0.0), "rate"), (ClientGroup(1, mlp, rate=2.0), "rate"),
-        (ClientGroup(1, mlp, rate=0.5, level="b"), "rate"), (ClientGroup(1, nn.Linear(2, 2)),
-        "model"),
+        (ClientGroup(1, mlp, rate=0.0), "rate"),
+        (ClientGroup(1, nn.Linear(2, 2)), "model"),
         (ClientGroup(1, partial(nn.Linear, 4, 3), level="b"), "level"),
-        (ClientGroup(1, partial(nn.Linear, 4, 3), rate=0.5), "rate"),
     ],
-)  # fmt: skip
+)
 def test_groups_that_cannot_be_are_refused(group: ClientGroup, key: str) -> None:
     with pytest.raises(UserError) as caught:
         group.check(3)
@@ -157,11 +149,9 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
     servers = []
     for host in (False, True):
         data = random_data([5, 3, 9, 4, 6], batch_size=2)
-        data.prepare(clients=5, seed=0, device=CPU)
-        fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
-        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), {})
-        fed.training.attach(Runtime(), [stepper])
+        settings: Any = {"optimizer": optimizer, "host_rows": host, "side_by_side": "off"}
+        fed = fleet_of([ClientGroup(5, mlp)], algorithm(), data, **settings)
         for t in range(2):
             run_round(fed, t)
         assert isinstance(fed.algorithm, FedAvg | HeteroFL)
@@ -294,9 +284,7 @@ def test_jobs_run_once_and_their_errors_reach_all_ranks(world: int) -> None:
 
 def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
     """On a GPU the module could not compute with the row itself."""
-    data = random_data([5, 3], batch_size=2)
-    data.prepare(clients=2, seed=0, device=CPU)
-    fed = Fleet([ClientGroup(2, mlp)], Standalone(), data, ranks=Ranks(CPU), host_rows=True)
+    fed = fleet_of([ClientGroup(2, mlp)], Standalone(), random_data([5, 3]), host_rows=True)
     row = fed.row(1).floats
     row.copy_(torch.arange(len(row)))
     with torch.inference_mode():

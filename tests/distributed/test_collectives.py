@@ -1,7 +1,5 @@
 """What ranks give each other, and what that is on the wire."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,17 +13,22 @@ from lightfed.distributed.collectives import _PACKAGE, Ranks
 from tests.distributed.threads import on_ranks
 
 
-def part(sender: int, receiver: int, size: int) -> Tensor:
-    return 100 * sender + 10 * receiver + torch.arange(size, dtype=torch.int32)
+def part(sender: int, receiver: int, size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return 100 * sender + 10 * receiver + torch.arange(size, dtype=dtype)
 
 
-@given(sizes=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3))
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3),
+    dtype=st.sampled_from([torch.int32, torch.float64]),
+)
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_every_rank_gets_what_the_others_have_for_it(sizes: list[list[int]]) -> None:
+def test_every_rank_gets_what_the_others_have_for_it(
+    sizes: list[list[int]], dtype: torch.dtype
+) -> None:
     """sizes[s][r]: elements from rank s to rank r; any of them may be 0."""
 
     def work(ranks: Ranks) -> tuple[list[Tensor], bool, float]:
-        parts = [part(ranks.rank, r, sizes[ranks.rank][r]) for r in range(3)]
+        parts = [part(ranks.rank, r, sizes[ranks.rank][r], dtype) for r in range(3)]
         found = ranks.swap(parts, [sizes[s][ranks.rank] for s in range(3)])
         return found, found[ranks.rank] is parts[ranks.rank], ranks.take_wire_bytes()
 
@@ -33,25 +36,8 @@ def test_every_rank_gets_what_the_others_have_for_it(sizes: list[list[int]]) -> 
         assert len(found) == 3
         assert own
         for sender in range(3):
-            assert torch.equal(found[sender], part(sender, rank, sizes[sender][rank]))
-        assert sent == 4 * sum(sizes[rank][r] for r in range(3) if r != rank)
-
-
-def test_bytes_are_those_of_the_type() -> None:
-    def work(ranks: Ranks) -> float:
-        other = 1 - ranks.rank
-        parts = [torch.zeros(0, dtype=torch.float64)] * 2
-        parts[other] = torch.ones(3 if ranks.rank else 5, dtype=torch.float64)
-        ranks.swap(parts, [0, 3] if ranks.rank == 0 else [5, 0])
-        return ranks.take_wire_bytes()
-
-    assert on_ranks(2, work) == [40, 24]
-
-
-def test_merges_over_gloo_have_the_bits_of_one_rank() -> None:
-    command = [sys.executable, "-m", "tests.distributed.merging", "2", "3", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+            assert torch.equal(found[sender], part(sender, rank, sizes[sender][rank], dtype))
+        assert sent == dtype.itemsize * sum(sizes[rank][r] for r in range(3) if r != rank)
 
 
 def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
@@ -74,51 +60,39 @@ def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
         assert [f.tolist() for f in found] == [part(s, rank, 2).tolist() for s in range(2)]
 
 
-@pytest.mark.parametrize("size", [0, 1, _PACKAGE, 3 * _PACKAGE])
+class Says:
+    """Tells its rank, and keeps what it hears."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def outgoing(self) -> int:
+        return 10 * self.rank
+
+    def receive(self, said: list[int]) -> None:
+        self.said = said
+
+
+@pytest.mark.parametrize("size", [1, _PACKAGE, 3 * _PACKAGE])
 def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: int) -> None:
-    """Those of one rank are long; all of them need the second collective then, or none."""
+    """Those of one rank are long."""
 
-    class Says:
-        def __init__(self, rank: int) -> None:
-            self.rank = rank
-
-        def outgoing(self) -> int:
-            return 10 * self.rank
-
-        def receive(self, said: list[int]) -> None:
-            self.said = said
-
-    def work(ranks: Ranks) -> tuple[list[Any], list[int], int]:
+    def work(ranks: Ranks) -> tuple[list[Any], list[int]]:
         says = ranks.messages = Says(ranks.rank)
-        collectives, packages = 0, ranks._packages
-
-        def counted(*args: Any) -> Any:
-            nonlocal collectives
-            collectives += 1
-            return packages(*args)
-
-        ranks._packages = counted  # type: ignore[method-assign]
         found = ranks.gather([ranks.rank] * ranks.rank + ["x" * size] * (ranks.rank == 1))
-        return found, says.said, collectives
+        return found, says.said
 
-    expected = [1, "x" * size, 2, 2]
-    assert on_ranks(3, work) == [(expected, [0, 10, 20], 1 + (size >= _PACKAGE))] * 3
+    assert on_ranks(3, work) == [([1, "x" * size, 2, 2], [0, 10, 20])] * 3
 
 
-def test_one_rank_hears_itself() -> None:
-    class Says:
-        said: Any = None
-
-        def outgoing(self) -> int:
-            return 7
-
-        def receive(self, said: list[int]) -> None:
-            self.said = said
-
+def test_one_rank_hears_itself_and_meets_nobody() -> None:
     ranks = Ranks(torch.device("cpu"))
-    ranks.messages = says = Says()
+    ranks.barrier()
+    assert ranks.any(True)
+    assert not ranks.any(False)
+    ranks.messages = says = Says(1)
     assert ranks.gather(["x"]) == ["x"]
-    assert says.said == [7]
+    assert says.said == [10]
     assert ranks.for_thread().messages is None
 
 
@@ -133,10 +107,3 @@ def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="mine"), ranks.collective("a merge"):
         raise ValueError("mine")
     assert len(done) == 1
-
-
-def test_one_rank_meets_nobody() -> None:
-    ranks = Ranks(torch.device("cpu"))
-    ranks.barrier()
-    assert ranks.any(True)
-    assert not ranks.any(False)

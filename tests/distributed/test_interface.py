@@ -6,12 +6,11 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lightfed.distributed.interface import interface_of, listen
-from lightfed.testing.ranks import in_new_process
+from lightfed.testing.ranks import start_job, wait
 from tests.distributed import listening
 
 
@@ -26,7 +25,7 @@ def unknown() -> Iterator[None]:
 @pytest.mark.skipif(shutil.which("ip") is None, reason="Debian's iproute2 is not installed")
 def test_ranks_listen_where_they_meet_and_one_rank_nowhere(tmp_path: Path) -> None:
     """torch's store, gloo's connections, and those by which ranks learn of a death."""
-    in_new_process(listening.main, tmp_path)
+    assert wait(start_job(1, lambda _: listening.main(tmp_path)))
     if (why := tmp_path / "impossible").exists():
         pytest.skip(why.read_text())
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
@@ -37,13 +36,6 @@ def test_ranks_listen_where_they_meet_and_one_rank_nowhere(tmp_path: Path) -> No
         assert set(rank["seen"]) == {place}, name
         assert rank["bound"] == [place] * (2 if "-0" in name else 0), "the store's and the watch's"
     assert len(seen["local-0"]["seen"]) >= 3, "the store's, and gloo's of two ranks"
-
-
-def resolves(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0)) for a in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +53,8 @@ def test_the_interface_is_that_of_the_address(
     name: str, addresses: list[str], nodes: int, expected: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    resolves(monkeypatch, *addresses)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0)) for a in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         assert interface_of(name, nodes=nodes) == expected
     assert len(caplog.records) == (expected == "")

@@ -36,7 +36,7 @@ def rates_of(seconds: dict[int, float]) -> Rates:
     return rates
 
 
-def fleet_on(rank: int, seconds: dict[int, float] | None = None, **work: int) -> Fleet:
+def fleet_on(rank: int, seconds: dict[int, float], **work: int) -> Fleet:
     """A fleet of a rank whose groups are measured to take so many seconds a sample."""
     data = random_data(SIZES, batch_size=2)
     data.prepare(clients=4, seed=0, device=CPU)
@@ -47,7 +47,7 @@ def fleet_on(rank: int, seconds: dict[int, float] | None = None, **work: int) ->
         ranks=Seat(rank),
         work=LocalWork(**work),
     )
-    fleet.places.rates = rates_of(seconds or {})
+    fleet.places.rates = rates_of(seconds)
     return fleet
 
 
@@ -58,39 +58,30 @@ def owners(fleet: Fleet) -> list[int]:
 
 
 def test_a_rate_is_the_median_of_seconds_a_sample() -> None:
-    rates = Rates()
-    for samples, seconds in ((10, 1.0), (4, 80.0), (5, 1.0)):
-        rates.add(1, samples=samples, seconds=seconds)
-    assert rates.of([1, 1]) == {1: 0.2}
-
-
-@pytest.mark.parametrize(("samples", "seconds"), [(0, 1.0), (5, 0.0), (5, torch.inf)])
-def test_a_session_that_says_nothing_leaves_no_rate(samples: int, seconds: float) -> None:
-    rates = Rates()
-    rates.add(0, samples=samples, seconds=seconds)
-    assert rates.of([0]) is None
-
-
-def test_there_are_rates_for_all_that_are_asked_for_or_none() -> None:
+    """Without sessions that say nothing; there are rates for all that are asked for, or none."""
     rates = rates_of({0: 1.0, 2: 3.0})
+    for samples, seconds in ((10, 1.0), (4, 80.0), (5, 1.0), (0, 1.0), (5, 0.0), (5, torch.inf)):
+        rates.add(1, samples=samples, seconds=seconds)
     assert rates.of([2, 0]) == {0: 1.0, 2: 3.0}
-    assert rates.of([0, 1]) is None
+    assert rates.of([1, 1]) == {1: 0.2}
+    assert rates.of([1, 3]) is None
 
 
-def test_without_rates_the_wide_clients_are_apart() -> None:
-    # FLOPs: the wide ones are 32 times as long, so 1 (9 samples) is alone with nobody but 3 or 2.
-    assert owners(fleet_on(0)) == [1, 0, 1, 1]
-
-
-def test_a_group_without_a_rate_leaves_all_to_flops() -> None:
-    assert owners(fleet_on(0, {1: 7.0})) == owners(fleet_on(0))
-
-
-def test_measured_times_place_the_clients_alike_on_both_ranks() -> None:
-    # 6 and 9 at 1 s, 3 and 5 at 7 s: 35 | 21, then 9 joins the 21, and 6 the 30.
-    seconds = {0: 1.0, 1: 7.0}
-    assert owners(fleet_on(0, seconds)) == [1, 1, 1, 0]
-    assert owners(fleet_on(1, seconds)) == [1, 1, 1, 0]
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        # FLOPs: the wide ones are 32 times as long, so 1 (9 samples) is alone with nobody but 3.
+        ({}, [1, 0, 1, 1]),
+        ({1: 7.0}, [1, 0, 1, 1]),  # a group without a rate leaves all to FLOPs
+        # 6 and 9 at 1 s, 3 and 5 at 7 s: 35 | 21, then 9 joins the 21, and 6 the 30.
+        ({0: 1.0, 1: 7.0}, [1, 1, 1, 0]),
+    ],
+)
+def test_clients_are_placed_alike_on_both_ranks(
+    seconds: dict[int, float], expected: list[int]
+) -> None:
+    assert owners(fleet_on(0, seconds)) == expected
+    assert owners(fleet_on(1, seconds)) == expected
 
 
 def test_sessions_of_as_many_steps_cost_alike() -> None:
@@ -101,7 +92,7 @@ def test_sessions_of_as_many_steps_cost_alike() -> None:
 
 
 def test_the_next_round_is_placed_by_what_reports_say() -> None:
-    fleet = fleet_on(0)
+    fleet = fleet_on(0, {})
     reports = [Report(k, SIZES[k], seconds=SIZES[k] * (1.0 if k < 2 else 7.0)) for k in range(4)]
     fleet.training.sessions = lambda *_, **__: reports  # type: ignore[method-assign]
     fleet.train(range(4), 0)

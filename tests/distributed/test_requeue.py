@@ -14,9 +14,9 @@ import pytest
 
 from lightfed.distributed import requeue
 from lightfed.distributed.requeue import leave
-from lightfed.distributed.slurm import Job, job_of
+from lightfed.distributed.slurm import Job, check_rank, job_of
 from lightfed.utils import signals
-from lightfed.utils.errors import Interrupted
+from lightfed.utils.errors import Interrupted, UserError
 
 JOB = Job("12", "mini", 0)
 ALONE = {"SLURM_JOB_ID": "12"}
@@ -57,37 +57,29 @@ class Scontrol:
 )
 def test_what_slurm_ends_is_requeued(shown: str) -> None:
     scontrol = Scontrol(shown)
-    outcome = requeue.requeue(JOB, run=scontrol)
-    assert outcome.requeued
-    assert outcome.kills
+    expected = requeue.Outcome(True, "job 12 is requeued", kills=True)
+    assert requeue.requeue(JOB, run=scontrol) == expected
     assert scontrol.asked == ["show job -o 12", "requeue 12"]
-    assert outcome.said == "job 12 is requeued"
 
 
 @pytest.mark.parametrize(
-    "shown", [state("COMPLETING", restarts=1), state("PENDING", restarts=1), state("REQUEUED")]
+    ("shown", "requeued", "said"),
+    [
+        (state("COMPLETING", restarts=1), True, "is back in the queue"),  # by an operator
+        (state("PENDING", restarts=1), True, "is back in the queue"),
+        (state("REQUEUED"), True, "is back in the queue"),
+        (state("COMPLETING"), False, "is being cancelled"),  # by its user
+        (state("CANCELLED"), False, "is being cancelled"),
+        (state("FAILED"), False, "is being cancelled"),
+        (state("RUNNING", batch=0), False, "is not a batch job"),  # salloc has begun it
+    ],
 )
-def test_what_an_operator_has_requeued_is_in_the_queue_already(shown: str) -> None:
+def test_what_others_end_is_left_alone(shown: str, requeued: bool, said: str) -> None:
     scontrol = Scontrol(shown)
     outcome = requeue.requeue(JOB, run=scontrol)
-    assert outcome.requeued
-    assert not outcome.kills
-    assert len(scontrol.asked) == 1
-
-
-@pytest.mark.parametrize("name", ["COMPLETING", "CANCELLED", "FAILED"])
-def test_a_job_that_its_user_cancels_stays_cancelled(name: str) -> None:
-    scontrol = Scontrol(state(name))
-    outcome = requeue.requeue(JOB, run=scontrol)
-    assert (outcome.requeued, outcome.kills) == (False, False)
+    assert (outcome.requeued, outcome.kills) == (requeued, False)
+    assert said in outcome.said
     assert scontrol.asked == ["show job -o 12"]
-    assert outcome.said == "job 12 is being cancelled"
-
-
-def test_what_salloc_has_begun_cannot_be_requeued() -> None:
-    scontrol = Scontrol(state("RUNNING", batch=0))
-    assert "is not a batch job" in requeue.requeue(JOB, run=scontrol).said
-    assert len(scontrol.asked) == 1
 
 
 def test_pending_already_is_fine_and_other_refusals_are_reported() -> None:
@@ -147,6 +139,13 @@ def test_without_scontrol_the_job_ends(error: Exception) -> None:
 )
 def test_which_job(environ: dict[str, str], job: Job | None) -> None:
     assert job_of(environ) == job
+
+
+def test_a_rank_that_is_not_configured_is_refused() -> None:
+    check_rank(1, 2)
+    with pytest.raises(UserError) as refused:
+        check_rank(2, 2)
+    assert refused.value.key == "LOCAL_RANK"
 
 
 # How a process leaves.

@@ -88,9 +88,24 @@ def test_the_first_rank_of_another_node_tells_of_rank_0(
     assert [end.status for end in ends] == [KILLED, 1, 1]
 
 
-def test_the_death_is_reported_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
-    ends = together(tmp_path, "broken", "broken", "die")
-    assert lines(ends) == [f"lightfed: error: rank 2 on a died{ENDS}", "", ""]
+@pytest.mark.parametrize(
+    ("deeds", "said"),
+    [
+        (("broken", "broken", "die"), "rank 2 on a died"),
+        (
+            ("broken", "refuse", "broken"),
+            "rank 1 on a ended with an error (data.root: no folder; make one)",
+        ),
+        (("broken", "broken"), "rank 0 on a: a gather failed (Connection closed by peer)"),
+    ],
+)
+def test_a_collective_is_reported_where_nothing_else_has_broken_it(
+    deeds: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    ends = together(tmp_path, *deeds)
+    broken = [k for k, deed in enumerate(deeds) if deed == "broken"]
+    assert [lines(ends)[k] for k in broken] == [f"lightfed: error: {said}{ENDS}", ""]
+    assert [ends[k].status for k in broken] == [1, 1]
 
 
 def test_an_error_of_one_rank_is_seen_there_and_ends_the_others(tmp_path: Path) -> None:
@@ -99,12 +114,6 @@ def test_an_error_of_one_rank_is_seen_there_and_ends_the_others(tmp_path: Path) 
     assert lines(ends)[:2] == [f"lightfed: error: {said}{ENDS}", ""]
     assert ends[2].errors.endswith("ValueError: no\ngood\n")
     assert [end.status for end in ends] == [1, 1, 1]
-
-
-def test_the_error_is_reported_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
-    ends = together(tmp_path, "broken", "refuse", "broken")
-    said = "rank 1 on a ended with an error (data.root: no folder; make one)"
-    assert lines(ends)[::2] == [f"lightfed: error: {said}{ENDS}", ""]
 
 
 def test_an_error_of_rank_0_ends_the_others_without_a_word(tmp_path: Path) -> None:
@@ -145,13 +154,6 @@ def test_ranks_that_wait_for_rank_0_end(way: str, tmp_path: Path) -> None:
     ends = together(tmp_path, way, "late", "late", nodes="aab")
     assert TIMED_OUT in ends[2].errors
     assert [end.status for end in ends[1:]] == [1, 1]
-
-
-def test_where_nobody_is_missing_the_collective_itself_is_reported(tmp_path: Path) -> None:
-    ends = together(tmp_path, "broken", "broken")
-    said = "a gather failed (Connection closed by peer)"
-    assert lines(ends) == [f"lightfed: error: rank 0 on a: {said}{ENDS}", ""]
-    assert [end.status for end in ends] == [1, 1]
 
 
 @pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(_TOKEN + 4)])

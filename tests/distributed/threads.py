@@ -24,7 +24,6 @@ class Network:
     def __init__(self, world: int) -> None:
         self.world = world
         self.rank = threading.local()
-        self.sent = [0] * world  # elements that a rank has given to others
         self._box: list[Any] = [None] * world
         self._barrier = threading.Barrier(world)
 
@@ -39,27 +38,14 @@ class Network:
         every = torch.stack(self._share(tensor.clone()))
         tensor.copy_(every.sum(0) if op == "sum" else every.amax(0))
 
-    def reduce_scatter(self, out: Tensor, parts: list[Tensor]) -> None:
-        every = self._share([part.clone() for part in parts])
-        out.copy_(torch.stack([theirs[self.rank.value] for theirs in every]).sum(0))
-
     def all_gather(self, out: list[Tensor], given: Tensor, group: None = None) -> None:
         for part, theirs in zip(out, self._share(given.clone()), strict=True):
             part.copy_(theirs)
-
-    def broadcast(self, tensor: Tensor, src: int, group: None, *, async_op: bool) -> "Network":
-        assert async_op
-        tensor.copy_(self._share(tensor.clone())[src])
-        return self
-
-    def wait(self) -> None:
-        """What was begun is done: nothing is asynchronous here."""
 
     def all_to_all_single(
         self, out: Tensor, given: Tensor, coming: list[int], sent: list[int], group: None
     ) -> None:
         assert given.numel() == sum(sent)
-        self.sent[self.rank.value] += sum(sent)
         every = self._share([part.clone() for part in given.split(sent)])
         out.copy_(torch.cat([parts[self.rank.value] for parts in every]))
         assert [len(parts[self.rank.value]) for parts in every] == coming

@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.engine.evaluation import Evaluation
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.client_state import by_client
-from tests.small import random_data, server_row
+from tests.small import data_of, random_data, server_row
 
 SIZES = (6, 9, 3, 5)
 
@@ -66,6 +69,18 @@ class Counting(ClientModule):
         return super().training_step(batch, batch_idx)
 
 
+class Noisy(nn.Module):
+    """Linear, on inputs of which a random part is left, in evaluation too."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x * torch.rand(x.shape))
+
+
 def federation(**settings: Any) -> Federation:
     algorithm = settings.pop("algorithm", None) or FedAvg()
     optimizer = partial(SGD, lr=0.2, momentum=0.9)
@@ -75,6 +90,24 @@ def federation(**settings: Any) -> Federation:
 
 def data(**settings: Any) -> Any:
     return random_data(SIZES, **({"batch_size": 2} | settings))
+
+
+def two_labels_each() -> FederatedDataModule:
+    """Every one of three clients has two of three classes."""
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(3))
+    y = torch.tensor([0, 1] * 4 + [1, 2] * 4 + [2, 0] * 4)
+    parts = [range(8 * k, 8 * k + 8) for k in range(3)]
+    return data_of(x + y[:, None], y, parts, classes=3, batch_size=3, eval_batch_size=5)
+
+
+def evaluated(fleet: Fleet, **settings: Any) -> Evaluation:
+    """An evaluation after all of its jobs, as `validate` does them, in inference mode."""
+    evaluation = Evaluation(fleet, fleet.data, **settings)
+    with torch.inference_mode():
+        evaluation.start()
+        for job in evaluation.jobs:
+            evaluation.run(job)
+    return evaluation
 
 
 def state_of(model: Federation) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """What the Trainer's flags may be: with two GPUs, and at the edges of what is allowed."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
 
-from lightfed.engine.checks import check_clipping, check_devices
+from lightfed.engine.checks import check_devices
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.small import CPU
@@ -29,10 +27,14 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("devices", "indices"),
     [
-        (1, [0]), (2, [0, 1]), (-1, [0, 1]), ("2", [0, 1]), ("-1", [0, 1]), ("0, 1", [0, 1]),
-        ("1,", [1]), ([1], [1]), ("auto", [0, 1]),
+        (1, [0]),
+        (-1, [0, 1]),
+        ("2", [0, 1]),
+        ("1,", [1]),
+        ([1], [1]),
+        ("auto", [0, 1]),
     ],
-)  # fmt: skip
+)
 def test_gpus_are_counted_or_picked(devices: Any, indices: list[int]) -> None:
     for accelerator in ("gpu", "cuda", "auto"):
         gpus = trainer(accelerator=accelerator, devices=devices).strategy.parallel_devices
@@ -44,13 +46,10 @@ def test_gpus_are_counted_or_picked(devices: Any, indices: list[int]) -> None:
     ("accelerator", "devices", "key"),
     [
         ("gpu", 3, "trainer.devices"),
-        ("auto", 0, "trainer.devices"),
         ("cuda", -2, "trainer.devices"),
-        ("gpu", "0", "trainer.devices"),
         ("gpu", [2], "trainer.devices"),
         ("cuda", "all", "trainer.devices"),
         ("cpu", 0, "trainer.devices"),
-        ("cpu", [1], "trainer.devices"),
         ("cpu", "0,1", "trainer.devices"),
         ("gpu", [0, 0], "trainer.devices"),  # NCCL refuses two ranks on a GPU
         ("auto", "1, 1", "trainer.devices"),
@@ -83,22 +82,13 @@ def test_ranks_share_a_gpu_that_is_there() -> None:
         check_devices("gpu", 3, ranks_per_device=4)
 
 
-def test_clipping_at_its_edges() -> None:
-    for value in (None, 0.0, 1e-9, float("inf")):
-        check_clipping(value, "norm")
-    with pytest.raises(UserError, match=r"^trainer\.gradient_clip_val: nan; "):
-        check_clipping(float("nan"), "norm")
-    for algorithm in ("value", "network"):
-        check_clipping(1.0, algorithm)
-    with pytest.raises(UserError, match=r"^trainer\.gradient_clip_algorithm: 'net'; choose one of"):
-        check_clipping(1.0, "net")
-
-
 @pytest.mark.parametrize(
-    ("duration", "seconds"),
-    [(None, []), ("00:00:00:01", [1]), (timedelta(hours=1), [3600]), ({"minutes": 3}, [180])],
-)
-def test_lengths_of_a_run(duration: Any, seconds: list[int]) -> None:
-    run = trainer(accelerator="cpu", max_epochs=-1, max_steps=1, max_time=duration)
-    timers = [callback for callback in run.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
-    assert [timer.time_remaining() for timer in timers] == seconds
+    ("flag", "value"),
+    [
+        ("gradient_clip_val", float("nan")), ("gradient_clip_algorithm", "net"), ("max_epochs", 0),
+    ],
+)  # fmt: skip
+def test_flags_that_are_refused(flag: str, value: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        trainer(accelerator="cpu", **{flag: value})
+    assert caught.value.key == f"trainer.{flag}"

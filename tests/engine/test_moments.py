@@ -24,9 +24,7 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
-from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
@@ -35,8 +33,9 @@ from lightfed.models.networks.layers import Scaler
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Full
-from tests.engine.spy import data, federation
-from tests.small import data_of, fit, fleet_of, module_of, random_data, row_held, run_round
+from tests.engine.spy import data, evaluated, federation, two_labels_each
+from tests.small import fit, fleet_of, module_of, random_data, row_held, run_round
+from tests.tiers import by_default
 
 SIZES = [10, 6, 12, 7]
 mlp = partial(MLP, hidden=(8,), dropout=0.3)
@@ -56,13 +55,6 @@ class Slim(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
-
-
-def two_labels_each() -> FederatedDataModule:
-    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(3))
-    y = torch.tensor([0, 1] * 4 + [1, 2] * 4 + [2, 0] * 4)
-    parts = [range(8 * k, 8 * k + 8) for k in range(3)]
-    return data_of(x + y[:, None], y, parts, classes=3, batch_size=3, eval_batch_size=5)
 
 
 def whole(batches: Any) -> tuple[Tensor, Tensor]:
@@ -96,7 +88,7 @@ def test_the_global_model_on_a_clients_data_is_not_the_slice_that_it_holds() -> 
     fed = fleet_of(groups, HeteroFL(), source, optimizer=optimizer, epochs=4)
     for t in range(3):
         run_round(fed, t)
-    evaluation = evaluated(fed, source, ("personal", "local"))
+    evaluation = evaluated(fed, kinds=("personal", "local"))
     _, reports = evaluation.finish()
     algorithm: Any = fed.algorithm
     server = state_dict(algorithm.model.layout, algorithm.model.row)
@@ -116,54 +108,23 @@ def figures(report: Any) -> tuple[float, float]:
     return report.metrics["accuracy"], report.metrics["loss"]
 
 
-def evaluated(
-    fed: Fleet, source: FederatedDataModule, kinds: tuple[Kind, ...], at: Moment | None = None
-) -> Evaluation:
-    """As `validate` does it, in inference mode."""
-    evaluation = Evaluation(fed, source, kinds=kinds, at=at)
-    with torch.inference_mode():
-        evaluation.start()
-        for job in evaluation.jobs:
-            evaluation.run(job)
-    return evaluation
-
-
-def test_a_client_is_tested_as_its_session_left_it() -> None:
-    """FedAvg: by rows that are still there when the round is over."""
-    source = random_data(SIZES, batch_size=4)
-    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source, optimizer=partial(SGD, lr=0.3))
-    run_round(fed, 0)
-    fed.plan = RoundPlan(tested={"trained": range(4)})
-    run_round(fed, 1)
-    _, reports = evaluated(fed, source, ("personal", "aggregated"), "trained").finish(fed.tests)
-    server = module_of(fed, None)
-    for client in range(4):
-        x, y = whole(source.test_batches(client))
-        server.eval()
-        merged = F.cross_entropy(server(x), y)
-        assert reports["aggregated"][client].metrics["loss"] == pytest.approx(
-            float(merged.detach())
-        )
-        trained = fed.bind(client).eval()
-        loss = F.cross_entropy(trained(x), y)
-        assert reports["personal"][client].metrics["loss"] == pytest.approx(float(loss.detach()))
-        server = module_of(fed, None)
-
-
-@pytest.mark.parametrize("make", [partial(LGFedAvg, 1), partial(FedAvg, buffers="local")])
-def test_the_servers_layers_are_tested_as_the_session_left_them(
-    make: Callable[[], Algorithm],
-) -> None:
+@pytest.mark.parametrize("make", [FedAvg, partial(LGFedAvg, 1), partial(FedAvg, buffers="local")])
+def test_a_client_is_tested_as_its_session_left_it(make: Callable[[], Algorithm]) -> None:
+    """By rows that are still there when the round is over."""
     source = random_data(SIZES, batch_size=4)
     fed = fleet_of([ClientGroup(4, mlp)], make(), source, optimizer=partial(SGD, lr=0.3))
     run_round(fed, 0)
     fed.plan = RoundPlan(tested={"trained": range(4)})
     run_round(fed, 1)
-    _, reports = evaluated(fed, source, ("personal",), "trained").finish(fed.tests)
-    for client in range(4):  # rows are as they were trained until the next round
+    kinds = ("personal", "aggregated") if make is FedAvg else ("personal",)
+    _, reports = evaluated(fed, kinds=kinds, at="trained").finish(fed.tests)
+    for client in range(4):
         x, y = whole(source.test_batches(client))
         loss = F.cross_entropy(fed.bind(client).eval()(x), y)
         assert reports["personal"][client].metrics["loss"] == pytest.approx(float(loss.detach()))
+        if make is FedAvg:
+            merged = F.cross_entropy(module_of(fed, None).eval()(x), y).detach()
+            assert reports["aggregated"][client].metrics["loss"] == pytest.approx(float(merged))
 
 
 def test_a_private_part_is_tested_with_the_servers_shared_network() -> None:
@@ -173,7 +134,7 @@ def test_a_private_part_is_tested_with_the_servers_shared_network() -> None:
     fed = fleet_of([ClientGroup(4, plain)], algorithm, source, optimizer=partial(SGD, lr=0.3))
     run_round(fed, 0)
     rows = [fed.row(k).floats.clone() for k in range(4)]
-    _, reports = evaluated(fed, source, ("personal", "aggregated")).finish()
+    _, reports = evaluated(fed, kinds=("personal", "aggregated")).finish()
     assert all(torch.equal(fed.row(k).floats, rows[k]) for k in range(4))
     for client in range(4):
         x, y = whole(source.test_batches(client))
@@ -209,10 +170,11 @@ MAKE: dict[str, tuple[Callable[[], Algorithm], Moment, set[str]]] = {
 }
 
 
+QUICK = ("fedavg", "fedbcd", "flexifed", "dpsgd", "pfedmoe", "fml", "fedapen_released")
 UNCHANGED = {"fedbcd", "fml", "pfedmoe_alone", "standalone"}  # by an aggregation
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", by_default(MAKE, *QUICK))
 def test_every_algorithm_tests_at_the_moment_that_is_asked_for(name: str, tmp_path: Path) -> None:
     make, at, others = MAKE[name]
     found = {}

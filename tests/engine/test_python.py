@@ -67,7 +67,8 @@ def test_two_ranks_from_the_same_script(tmp_path: Path, fitted: dict[str, Any]) 
 
 
 def test_a_script_ends_in_a_user_s_error_and_says_nothing_of_other_runs(tmp_path: Path) -> None:
-    text = example().replace("RANKS", "1, enable_progress_bar=False")
+    text = example().replace("max_epochs=2", "max_epochs=1")
+    text = text.replace("RANKS", "1, enable_progress_bar=False")
     (tmp_path / "script.py").write_text(f"{text}\ntrainer.predict(federation, data, client=99)\n")
     done = run_script(tmp_path)
     assert done.returncode == 1
@@ -148,6 +149,15 @@ def test_a_finished_run_says_how_to_go_on(
 ) -> None:
     fitted["trainer"].fit(fitted["federation"], fitted["data"], ckpt_path="last")
     assert "has finished its 2 rounds; give a larger trainer.max_epochs" in capsys.readouterr().out
+
+
+def test_several_ranks_in_a_notebook_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)  # of a run of another test
+    assert lf.FederatedTrainer(accelerator="cpu", devices=1).strategy.launcher is None
+    with pytest.raises(UserError, match="lightfed fit") as refused:
+        lf.FederatedTrainer(accelerator="cpu", devices=2)
+    assert refused.value.key == "trainer.devices"
 
 
 RECORDED = [

@@ -20,7 +20,6 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
-from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import blocks
 from lightfed.engine import row_tests
 from lightfed.engine.evaluation import Evaluation
@@ -29,21 +28,13 @@ from lightfed.local.session import LocalSession, Report
 from lightfed.models import MLP, Conv
 from lightfed.models.client_module import ClientModule
 from lightfed.topology.topology import Ring
+from tests.engine.spy import evaluated
+from tests.local.packs import SIZES, conv, images, mlp
 from tests.pretend import DEVICE, pretended_device
-from tests.small import CPU, data_of, fleet_of, random_data, run_round
+from tests.small import CPU, fleet_of, random_data, run_round
 
-SIZES = [5, 9, 4, 16, 7, 7, 12]
 TESTED = [0, 1, 3, 17, 40, 5, 9]  # the first client has no test sample
 KINDS = ("global", "local", "personal", "trained", "aggregated")
-
-
-def images(sizes: Sequence[int]) -> FederatedDataModule:
-    """Clients with so many random images of one channel."""
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randn(sum(sizes), 1, 8, 8, generator=rng)
-    y = torch.cat([torch.arange(size) % 3 for size in sizes])
-    parts = [range(end - size, end) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
-    return data_of(x, y, parts, classes=3, batch_size=5)
 
 
 class Smooth(ClientModule):
@@ -53,8 +44,6 @@ class Smooth(ClientModule):
         super().__init__(MLP(num_classes, input_shape, hidden=(9,)), num_classes=num_classes)
 
 
-mlp = partial(MLP, hidden=(40, 30))
-conv = partial(Conv, hidden=(8, 12))
 gn = partial(Conv, hidden=(8, 12), norm="gn")
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -111,11 +100,7 @@ Found = tuple[dict[str, float], dict[str, list[Report]]]
 
 
 def evaluate(made: Fleet, **settings: Any) -> Found:
-    evaluation = Evaluation(made, made.data, **{"kinds": KINDS} | settings)
-    evaluation.start()
-    for job in evaluation.jobs:
-        evaluation.run(job)
-    return evaluation.finish()  # type: ignore[return-value]
+    return evaluated(made, **{"kinds": KINDS} | settings).finish()  # type: ignore[return-value]
 
 
 def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int = 2) -> None:

@@ -202,13 +202,17 @@ class Late(Smooth):
         return loss
 
 
+def parts_of(sizes: list[int]) -> list[range]:
+    """The samples of clients that have so many each."""
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
 def images(sizes: list[int]) -> Any:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(sum(sizes), 1, 8, 8, generator=generator)
     y = torch.arange(sum(sizes)) % 3
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    return data_of(x, y, parts, classes=3, batch_size=4, channels_last=False)
+    return data_of(x, y, parts_of(sizes), classes=3, batch_size=4, channels_last=False)
 
 
 class Windows(Tensors):
@@ -226,19 +230,24 @@ def windows(sizes: list[int]) -> Any:
     x = torch.randint(11, (sum(sizes), 6), generator=torch.Generator().manual_seed(3))
     labels = torch.zeros(len(x), dtype=torch.int64)
     dataset = Windows(x, labels, classes=11, test=(x, labels))
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    return FederatedDataModule(dataset, Given(*parts), batch_size=4, eval_batch_size=1000)
+    return FederatedDataModule(dataset, Given(*parts_of(sizes)), batch_size=4, eval_batch_size=1000)
 
 
 def vectors(sizes: list[int], **settings: Any) -> Any:
     return random_data(sizes, batch_size=4, **settings)
 
 
+def grouped(params: Any) -> SGD:
+    """The first parameter has a rate of its own."""
+    first, *rest = params
+    return SGD([{"params": [first], "lr": 0.1}, {"params": rest, "lr": 0.02}], momentum=0.5)
+
+
 conv = partial(Conv, hidden=(8, 12))
 CASES: dict[str, dict[str, Any]] = {
     "mlp": {},
     "momentum": {"optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True)},
+    "groups": {"optimizer": grouped},
     "adam": {"optimizer": partial(Adam, lr=0.01)},
     "adamw": {"optimizer": partial(AdamW, lr=0.01)},
     "clipped": {"clip": 0.5},

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from lightfed.local.optimizer import Stepper, make_stepper
@@ -62,14 +63,19 @@ def run_torch(
     steps: int,
     *,
     clip: Callable[[], object] | None = None,
+    schedule: LRScheduler | None = None,
+    due: int = 1,
     **options: Any,
 ) -> None:
+    """Train with a scheduler that steps after every `due` batches."""
     for step in range(steps):
         optimizer.zero_grad(set_to_none=True)
         loss_of(net, step, **options).backward()
         if clip is not None:
             clip()
         optimizer.step()
+        if schedule is not None and step % due == due - 1:
+            schedule.step()
 
 
 def make(optimizer: Optimizer, **settings: Any) -> Stepper:

@@ -16,6 +16,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import SessionPlans
 from lightfed.models.networks.mlp import MLP
 from tests.small import Line, data_of, fleet_of, run_round
 
@@ -24,19 +25,21 @@ BROKEN = 1
 
 def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
     """The client's sessions raise where they would take the batch after so many."""
-    batches = fleet.training.plans.batches
 
-    def some(k: int, *rest: Any) -> Any:
-        for index, batch in enumerate(batches(k, *rest)):
-            if k == client and index == after:
-                raise OSError("its samples cannot be read")
-            yield batch
+    class Broken(SessionPlans):
+        @override
+        def batches(self, k: int, *rest: Any) -> Any:
+            for index, batch in enumerate(super().batches(k, *rest)):
+                if k == client and index == after:
+                    raise OSError("its samples cannot be read")
+                yield batch
 
-    fleet.training.plans.batches = some  # type: ignore[method-assign]
+    fleet.training.plans = Broken(**vars(fleet.training.plans))
 
 
-def devices(after: int) -> Fleet:
-    """Two devices; one of them does not get beyond a batch in any round but the first."""
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_device_that_fails_keeps_the_model_and_not_the_point_ahead_of_it(after: int) -> None:
+    """One of two devices does not get beyond a batch in any round but the first."""
     fleet = fleet_of(
         [ClientGroup(2, Line)], FedBCD(1, 2, gamma=0.5, steps=(2, 2)),
         data_of(torch.ones(8, 2), torch.full((8,), 9), [range(4), range(4, 8)], batch_size=1),
@@ -44,12 +47,6 @@ def devices(after: int) -> Fleet:
     )  # fmt: skip
     run_round(fleet, 0)
     breaks(fleet, BROKEN, after=after)
-    return fleet
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_device_that_fails_keeps_the_model_and_not_the_point_ahead_of_it(after: int) -> None:
-    fleet = devices(after)
     before = fleet.row(BROKEN).floats.clone()
     for t in range(1, 9):
         assert run_round(fleet, t)["excluded"] == 1.0

@@ -1,5 +1,6 @@
 """A session of round t works on chunk t mod chunks of its client's samples, and on nothing else."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -60,16 +61,18 @@ def batches(fleet: Fleet, t: int) -> list[list[int]]:
     return found
 
 
-def test_epochs_are_as_long_as_the_chunk() -> None:
-    fleet = chunked(batch_size=2, epochs=2)
-    found = [batches(fleet, t) for t in range(4)]
-    long, short = [[2, 1, 2, 1], [2, 2]], [[2, 2], [1, 1]]
-    assert found == [long, short, short, long]
+LONG, SHORT = [[2, 1, 2, 1], [2, 2]], [[2, 2], [1, 1]]
 
 
-def test_steps_go_round_the_chunk() -> None:
-    fleet = chunked(batch_size=2, steps=5)
-    assert [batches(fleet, t) for t in range(2)] == [
-        [[2, 1, 2, 1, 2], [2] * 5],
-        [[2] * 5, [1] * 5],
-    ]
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ({"epochs": 2}, [LONG, SHORT, SHORT, LONG]),
+        ({"steps": 5}, [[[2, 1, 2, 1, 2], [2] * 5], [[2] * 5, [1] * 5]]),
+    ],
+)
+def test_epochs_are_as_long_as_the_chunk_and_steps_go_round_it(
+    work: dict[str, int], expected: list[list[list[int]]]
+) -> None:
+    fleet = chunked(batch_size=2, **work)
+    assert [batches(fleet, t) for t in range(len(expected))] == expected

@@ -11,13 +11,11 @@ from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
-from lightfed.engine.session_setup import client_stepper
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.session import Runtime
 from lightfed.runs.export import state_dict
 from lightfed.utils.rng import torch_generator
-from tests.engine.noisy import Noisy
-from tests.small import CPU, fleet_of, random_data, run_round
+from tests.engine.spy import Noisy
+from tests.small import fleet_of, random_data, run_round
 
 
 class Net(nn.Module):
@@ -80,24 +78,13 @@ def test_it_is_drawn_by_round_and_client() -> None:
 
 
 def test_it_is_of_full_precision_where_training_is_mixed() -> None:
-    fed = fleet(Net)
-    full = fed.gradient(0, 0)
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=False)
-    runtime = Runtime(forward_context=autocast)
-    optimizer = partial(SGD, lr=0.2)
-    stepper = client_stepper(fed.groups[0], 0, optimizer, runtime, {})
-    fed.training.attach(runtime, [stepper])
-    assert torch.equal(fed.gradient(0, 0), full)
+    mixed, full = fleet(Net, precision=autocast), fleet(Net)
+    assert torch.equal(mixed.gradient(0, 0), full.gradient(0, 0))
 
 
 def test_rows_on_the_host_have_the_same() -> None:
-    data = random_data([10, 7, 12], batch_size=4)
-    device = fleet(Net)
-    data.prepare(clients=3, seed=0, device=CPU)
-    host = Fleet([ClientGroup(3, Net)], Standalone(), data, ranks=device.ranks, host_rows=True)
-    optimizer = partial(SGD, lr=0.2)
-    stepper = client_stepper(host.groups[0], 0, optimizer, Runtime(), {})
-    host.training.attach(Runtime(), [stepper])
+    device, host = fleet(Net), fleet(Net, host_rows=True)
     with torch.inference_mode():
         host.bind(0)  # evaluated before
     for client in range(3):

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.optim import SGD, Adam, AdamW
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from typing_extensions import override
 
 from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fedavg import FedAvg
@@ -25,6 +26,7 @@ from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import Pull
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
+from tests.local.test_abandoned import breaks
 from tests.small import data_of, fleet_of, random_data, run_round
 
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
@@ -32,26 +34,54 @@ mlp = partial(MLP, hidden=(6,))
 
 
 def fleet(algorithm: Any, optimizer: Any = MOMENTUM, sizes: Any = (6, 9, 7), **given: Any) -> Fleet:
-    groups = [ClientGroup(len(sizes), mlp)]
+    groups = [ClientGroup(len(sizes), given.pop("model", mlp))]
     settings = {"keep_optimizer": True} | given
     made = fleet_of(groups, algorithm, random_data(sizes), optimizer=optimizer, **settings)
     made.plan = RoundPlan(lr=0.1)
     return made
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, Adam, partial(AdamW, amsgrad=True)])
+class Late(nn.Module):
+    """`side` takes part in every fourth batch only, so it has no gradient in the first session."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.body, self.side = nn.Linear(4, num_classes), nn.Linear(4, num_classes)
+        self.seen = 0
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return self.body(x) + (self.side(x) if self.seen % 4 == 0 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model"),
+    [
+        (MOMENTUM, mlp),
+        (partial(SGD, momentum=0.8, weight_decay=5e-3, dampening=0.1), mlp),
+        (partial(SGD, momentum=0.8, weight_decay=5e-3, nesterov=True), Late),
+        (partial(SGD, momentum=0.9, maximize=True), Late),
+        (Adam, Late),
+        (partial(AdamW, amsgrad=True), Late),
+        (RMSprop, Late),
+        (Adagrad, Late),
+    ],
+)
 @pytest.mark.parametrize("algorithm", [Standalone, FedAvg])
-def test_rounds_of_one_step_are_steps_of_torch(optimizer: Any, algorithm: Any) -> None:
-    """Of a single client, on all of its samples."""
-    made = fleet(algorithm(), partial(optimizer, lr=0.1), sizes=[8])
+def test_sessions_are_one_of_torch(optimizer: Any, model: Any, algorithm: Any) -> None:
+    """Of a single client, two steps each on all of its samples."""
+    made = fleet(algorithm(), partial(optimizer, lr=0.1), sizes=[8], model=model, epochs=2)
+    made.groups[0].module.net.seen = 0  # type: ignore[union-attr, assignment]
     twin = made.groups[0].group.build(made.data, position=0, seed=0)
     stepper = optimizer(twin.parameters(), lr=0.1)
     ((x, y),) = made.data.batches(made.data.client_plan(0, 8))
     for t in range(4):
         run_round(made, t)
-        stepper.zero_grad()
-        F.cross_entropy(twin(x), y).backward()
-        stepper.step()
+        for _ in range(2):
+            stepper.zero_grad()
+            F.cross_entropy(twin(x), y).backward()
+            stepper.step()
     views = made.groups[0].layout.floats.views(made.row(0).floats)
     for name, p in twin.named_parameters():
         torch.testing.assert_close(views[name], p.detach(), rtol=0, atol=3e-6)
@@ -105,6 +135,32 @@ def test_a_pull_of_shared_tensors_goes_with_it() -> None:
     assert all(map(torch.equal, trained(pulled), trained(plain)))
     far = trained(fleet(FedAvg(), local_penalty=Pull(0.5), **settings))
     assert not torch.equal(far[0], plain.deployed(0).row(0).floats)
+
+
+def test_a_session_that_fails_leaves_the_state_before_it() -> None:
+    made = fleet(FedAvg(), epochs=2)
+    run_round(made, 0)
+    assert made.optimizers is not None
+    before = made.optimizers[1].clone()
+    breaks(made, 1, after=1)
+    assert run_round(made, 1)["excluded"] == 1.0
+    assert torch.equal(made.optimizers[1], before)
+
+
+class Counting(SGD):
+    """Its state has a number that is no tensor."""
+
+    @override
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["steps"] = 1
+
+
+def test_a_state_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        run_round(fleet(FedAvg(), partial(Counting, lr=0.1, momentum=0.9)), 0)
+    assert refused.value.key == "model.optimizer"
 
 
 @pytest.mark.usefixtures("unchecked_data")

@@ -9,11 +9,22 @@ from torch import Tensor
 
 from tests.local.packs import CASES, CLIENTS, after, fleet
 from tests.pretend import DEVICE, There, pretended_device
-from tests.tiers import by_default
 
-QUICK = ("clipped", "vmap", "my2", "aspg", "static bn", "phases")
+QUICK = {
+    ("clipped", CLIENTS),
+    ("vmap", CLIENTS),
+    ("static bn", CLIENTS),
+    ("my2", "off"),
+    ("aspg", "off"),
+    ("phases", "off"),
+}
 # Module.to shares a tied parameter on a card, but not between types of tensors.
-SHARED = [name for name in CASES if name != "tied"]
+SHARED = [
+    pytest.param(name, side, marks=() if (name, side) in QUICK else pytest.mark.matrix)
+    for name in CASES
+    for side in ("off", CLIENTS)
+    if name != "tied"
+]
 
 
 @cache
@@ -37,8 +48,7 @@ def in_sessions(reads: list[str]) -> list[str]:
     return [read for read in within if not any(name in read for name in after)]
 
 
-@pytest.mark.parametrize("side_by_side", ["off", CLIENTS])
-@pytest.mark.parametrize("name", by_default(SHARED, *QUICK))
+@pytest.mark.parametrize(("name", "side_by_side"), SHARED)
 def test_every_case_has_the_numbers_of_a_cpu(name: str, side_by_side: Any) -> None:
     found, metrics, reads = on_the_device(name, side_by_side)
     assert in_sessions(reads) == []
@@ -47,8 +57,7 @@ def test_every_case_has_the_numbers_of_a_cpu(name: str, side_by_side: Any) -> No
     assert metrics == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("side_by_side", ["off", CLIENTS])
-@pytest.mark.parametrize("name", ["my1", "static bn"])
+@pytest.mark.parametrize(("name", "side_by_side"), [("my1", "off"), ("static bn", CLIENTS)])
 def test_rows_of_the_host_train_on_the_device(name: str, side_by_side: Any) -> None:
     rows, metrics, _ = on_the_device(name, side_by_side)
     found, its, _ = on_the_device(name, side_by_side, host_rows=True)

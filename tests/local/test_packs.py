@@ -19,7 +19,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models import MLP
 from lightfed.utils.errors import UserError
-from tests.local.packs import CASES, CLIENTS, SIZES, after, fleet, images, mlp, vectors
+from tests.local.packs import CASES, CLIENTS, SIZES, after, fleet, images, mlp, parts_of, vectors
 from tests.small import data_of, fit, random_data, run_round
 from tests.tiers import by_default
 
@@ -28,8 +28,8 @@ ALONE = {"tied": "layers share parameters"}
 EQUAL = [name for name in CASES if name not in DRAWS]
 # One of each kind of layer, optimiser and hook.
 QUICK = (
-    "momentum", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts", "late",
-    "dispfl", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
+    "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
+    "late", "dispfl", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
 )  # fmt: skip
 
 
@@ -123,8 +123,7 @@ def test_a_failing_client_is_named_and_the_others_train(
 ) -> None:
     def data(sizes: list[int]) -> Any:
         x = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(0))
-        ends = torch.tensor(sizes).cumsum(0).tolist()
-        parts = [range(end - n, end) for n, end in zip(sizes, ends, strict=True)]
+        parts = parts_of(sizes)
         y = torch.arange(sum(sizes)) % 3
         if broken == "labels":
             y[parts[4][0]] = y[parts[6][-1]] = 7

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.optim import SGD
@@ -12,7 +11,6 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
-from lightfed.data.batches import Plan
 from lightfed.local.client_group import ClientGroup
 from tests.small import Line, data_of, fleet_of, run_round
 
@@ -56,13 +54,3 @@ def test_a_batch_is_trained_on_so_many_times(
             rate = 0.02 * 0.5 ** (number // 2 if model is Scheduled else 0)
             w = w - rate * x.T @ (x @ w - y)
     torch.testing.assert_close(algorithm.model.floats[:2], w)
-
-
-def test_a_pass_is_repeated_batch_by_batch() -> None:
-    plan = Plan(np.array([7, 3, 5]), [2, 1], torch.tensor([[10, 11, 12]]))
-    twice = plan.repeated(2)
-    assert twice.index.tolist() == [7, 3, 7, 3, 5, 5]
-    assert twice.sizes == [2, 2, 1, 1]
-    assert twice.draw is not None
-    assert twice.draw.tolist() == [[10, 11, 10, 11, 12, 12]]
-    assert plan.repeated(1) is plan

@@ -15,16 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR,
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.session_setup import runtime_of, template
 from lightfed.utils.errors import UserError
-from tests.local.steps import (
-    Net,
-    assert_equal,
-    loss_of,
-    make,
-    net_of,
-    reset,
-    run_stepper,
-    run_torch,
-)
+from tests.local.steps import assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": partial(SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
@@ -49,49 +40,12 @@ def test_a_reset_is_a_newly_made_optimizer(
     reset(stepper, net)
     run_stepper(net, stepper, 3)
     fresh = build(twin.parameters())
-    run_scheduled(twin, fresh, StepLR(fresh, 1, gamma=0.5) if scheduled else None, 3)
+    run_torch(twin, fresh, 3, schedule=StepLR(fresh, 1, gamma=0.5) if scheduled else None)
     assert_equal(net, twin)
-
-
-def run_scheduled(net: Net, optimizer: Optimizer, schedule: LRScheduler | None, steps: int) -> None:
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(net, step).backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
 
 
 def _config(scheduler: LRScheduler, **settings: Any) -> LRSchedulerConfig:
     return LRSchedulerConfig(scheduler, **({"interval": "step"} | settings))
-
-
-@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9), Adam])
-def test_the_rounds_learning_rate_replaces_the_optimizers(build: Callable[..., Optimizer]) -> None:
-    net, twin = net_of(), net_of()
-    stepper = make(build(net.parameters(), lr=0.5))
-    for lr in (0.2, 0.01):
-        net.load_state_dict(twin.state_dict())
-        reset(stepper, net, lr)
-        run_stepper(net, stepper, 3)
-    run_torch(twin, build(twin.parameters(), lr=0.01), 3)
-    assert_equal(net, twin)
-
-
-def test_groups_keep_their_ratio_to_the_rounds_learning_rate() -> None:
-    def groups(net: Net, factor: float) -> list[dict[str, Any]]:
-        parts = ((net.body, 0.5), (net.head, 0.125), (net.side, 0.0))
-        return [{"params": part.parameters(), "lr": rate * factor} for part, rate in parts]
-
-    net, twin = net_of(), net_of()
-    stepper = make(Adam(groups(net, 1.0)))
-    reset(stepper, net, 0.5)
-    run_stepper(net, stepper, 3)  # an earlier session
-    net.load_state_dict(twin.state_dict())
-    reset(stepper, net, 0.125)
-    run_stepper(net, stepper, 3)
-    run_torch(twin, Adam(groups(twin, 0.25)), 3)
-    assert_equal(net, twin)
 
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
@@ -101,14 +55,16 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
 }
 
 
-@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize(("interval", "every"), [("step", 1), ("step", 2), ("epoch", 1)])
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_schedulers_step_with_batches_or_epochs(
-    schedule: Callable[[Optimizer], LRScheduler], interval: str
+    schedule: Callable[[Optimizer], LRScheduler], interval: str, every: int
 ) -> None:
+    """Every so many of them, by `frequency` of Lightning's scheduler dictionary."""
     net, twin = net_of(), net_of()
     optimizer = SGD(net.parameters(), lr=0.05, momentum=0.9)
-    stepper = make(optimizer, schedulers=[_config(schedule(optimizer), interval=interval)])
+    config = _config(schedule(optimizer), interval=interval, frequency=every)
+    stepper = make(optimizer, schedulers=[config])
     for _ in range(2):  # the second session is to be the first again
         net.load_state_dict(twin.state_dict())
         reset(stepper, net)
@@ -117,31 +73,8 @@ def test_schedulers_step_with_batches_or_epochs(
             if step % 3 == 2:
                 stepper.schedule("epoch")
     reference = SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    scheduler = schedule(reference)
-    for step in range(6):
-        reference.zero_grad()
-        loss_of(twin, step).backward()
-        reference.step()
-        if interval == "step" or step % 3 == 2:
-            scheduler.step()
-    assert_equal(net, twin)
-
-
-def test_a_scheduler_of_a_frequency_steps_that_often() -> None:
-    """`frequency` of Lightning's scheduler dictionary: a step every so many batches."""
-    net, twin = net_of(), net_of()
-    optimizer = SGD(net.parameters(), lr=0.05)
-    stepper = make(optimizer, schedulers=[_config(StepLR(optimizer, 1, gamma=0.5), frequency=2)])
-    reset(stepper, net)
-    run_stepper(net, stepper, 5)
-    reference = SGD(twin.parameters(), lr=0.05)
-    scheduler = StepLR(reference, 1, gamma=0.5)
-    for step in range(5):
-        reference.zero_grad()
-        loss_of(twin, step).backward()
-        reference.step()
-        if step % 2 == 1:
-            scheduler.step()
+    due = every if interval == "step" else 3
+    run_torch(twin, reference, 6, schedule=schedule(reference), due=due)
     assert_equal(net, twin)
 
 

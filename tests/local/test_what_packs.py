@@ -26,6 +26,7 @@ from lightfed.models import (
 )
 from lightfed.models.client_module import ClientModule
 from tests.local.packs import CLIENTS, Bent, Listened, Reads, Residual, Smooth, after, fleet, images
+from tests.tiers import by_default
 
 
 def flat(*layers: nn.Module) -> Callable[..., nn.Module]:
@@ -88,7 +89,11 @@ def taken(name: str) -> dict[str, Any]:
     return {"model": network} | ({"data": images} if of_images else {})
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# The others have the same layers.
+QUICK = ("activations", "norms", "images", "lines", "dilated", "PreActResNet")
+
+
+@pytest.mark.parametrize("name", by_default(NETWORKS, *QUICK))
 def test_known_networks_train_in_packs_as_alone(name: str) -> None:
     sizes = [8] * CLIENTS
     packed = fleet("mlp", CLIENTS, sizes, optimizer=partial(SGD, lr=1e-2), **taken(name))
@@ -113,35 +118,20 @@ def test_every_known_layer_is_in_one_of_these_networks() -> None:
         assert unknown(module) == ""
 
 
-def hooked() -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 3))
-    net[0].register_forward_hook(lambda *_: None)
-    return net
+def changed(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    """A network of three layers, after a change."""
+
+    def make() -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+        change(net)
+        return net
+
+    return make
 
 
-def listened() -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 3))
-    net[0].weight.register_hook(lambda grad: 0 * grad)
-    return net
-
-
-def frozen() -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
-    net[0].requires_grad_(False)
-    return net
-
-
-def tied() -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
-    net[1].weight = net[0].weight
-    return net
-
-
-def patched() -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 3))
+def patch(net: Any) -> None:
     own = net[0].forward
     net[0].forward = lambda x: 2 * own(x)
-    return net
 
 
 class Own(nn.Linear):
@@ -152,12 +142,12 @@ UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "a user's layer": (lambda: nn.Sequential(Own(4, 3)), "is a Own"),
     "a user's network": (lambda: Residual(), "is a Residual"),
     "a package's network, inherited": (lambda: type("Mine", (MLP,), {})(3, (4,)), "is a Mine"),
-    "a hook": (hooked, "has hooks"),
-    "a hook on a gradient": (listened, "has hooks"),
+    "a hook": (changed(lambda net: net[0].register_forward_hook(print)), "has hooks"),
+    "a hook on a gradient": (changed(lambda net: net[0].weight.register_hook(print)), "has hooks"),
     "a parametrisation": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3))), "Parametrized"),
-    "a frozen layer": (frozen, "frozen"),
-    "tied layers": (tied, "share"),
-    "a forward of its own": (patched, "hooks"),
+    "a frozen layer": (changed(lambda net: net[0].requires_grad_(False)), "frozen"),
+    "tied layers": (changed(lambda net: setattr(net[1], "weight", net[0].weight)), "share"),
+    "a forward of its own": (changed(patch), "hooks"),
     "a mean of all batches": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), "momentum",
     ),
@@ -267,12 +257,3 @@ def test_a_check_leaves_the_module_as_it_is() -> None:
     assert module.seen == 0
     found = made.groups[0].live.row_of_module()
     assert torch.equal(found.floats, made.groups[0].initial.floats)
-
-
-def test_parameter_groups_keep_their_rates() -> None:
-    def layers(params: Any) -> SGD:
-        first, *rest = params
-        return SGD([{"params": [first], "lr": 0.1}, {"params": rest, "lr": 0.02}], momentum=0.5)
-
-    rows = [after(fleet("mlp", side, optimizer=layers))[0] for side in ("off", CLIENTS)]
-    torch.testing.assert_close(*rows, rtol=1e-5, atol=2e-6)

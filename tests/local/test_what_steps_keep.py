@@ -2,7 +2,6 @@
 
 import copy
 import random
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -91,6 +90,11 @@ def halved(net: Any) -> None:
     net.head.weight.register_post_accumulate_grad_hook(halve)
 
 
+def apart(net: Any) -> None:
+    net.square, net.other = nn.Linear(3, 3), nn.Linear(3, 3)
+    net.square.weight.data, net.other.weight.data = torch.randn(3, 6).chunk(2, 1)
+
+
 NETS: dict[str, Callable[[], Net]] = {
     "nothing": partial(Net, nothing, nothing),
     "assigned": partial(Net, partial(buffers, persistent=True), assign),
@@ -100,6 +104,7 @@ NETS: dict[str, Callable[[], Net]] = {
     "clamped": partial(Net, nothing, clamp),
     "averaged": partial(Net, teacher, average),
     "hooked": partial(Net, halved, nothing),
+    "interleaved": partial(Net, apart, nothing),  # in memory
 }
 
 
@@ -111,22 +116,13 @@ def test_two_clients_of_one_module_train_as_if_each_had_its_own(
     assert_as_outside(make, factory)
 
 
-def scripted() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, but used
-        return torch.jit.script(nn.Linear(3, 2))
-
-
-def test_a_scripted_network_trains_as_outside() -> None:
-    assert_as_outside(scripted, FACTORY)
-
-
 def by_dimension(parameters: Any) -> Optimizer:
     """Of the single parameter that says a round's rate, the first group is another."""
     groups: dict[int, Params] = {}
     for parameter in parameters:
         groups.setdefault(parameter.dim(), []).append(parameter)
-    return SGD([{"params": p, "lr": [0.2, 0.05, 0.1][dim]} for dim, p in groups.items()])
+    settings = [{}, {"lr": 0.05}, {"lr": 0.1, "momentum": 0.9}]
+    return SGD([{"params": p, **settings[dim]} for dim, p in groups.items()], lr=0.2)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
@@ -202,46 +198,29 @@ def alias(net: Any, hidden: Tensor) -> None:
     net.teacher.weight.data = net.layer.weight.data
 
 
-@pytest.mark.parametrize("step", [shape, kind, none])
-def test_an_assigned_buffer_of_another_kind_is_refused(step: Any) -> None:
-    ours = fleet(partial(Net, partial(buffers, persistent=True), step))
-    with pytest.raises(UserError, match=r"model\.clients: .*net\.(scale|count)"):
-        run_round(ours, 0)
+def frozen(net: Any) -> None:
+    teacher(net)
+    net.written = []
 
 
-def test_parameters_that_come_to_share_memory_are_refused() -> None:
-    with pytest.raises(UserError, match=r"model\.clients: .*share memory"):
-        run_round(fleet(partial(Net, teacher, alias)), 0)
-
-
-def test_a_step_that_writes_what_is_frozen_for_all_clients_is_refused() -> None:
-    def frozen(net: Any) -> None:
-        teacher(net)
-        net.written = []
-
-    with pytest.raises(UserError, match=r"model\.clients: .*net\.teacher\.weight"):
-        run_round(fleet(partial(Net, frozen, average)), 0)
-
-
-def apart(net: Any) -> None:
-    net.square, net.other = nn.Linear(3, 3), nn.Linear(3, 3)
-    net.square.weight.data, net.other.weight.data = torch.randn(3, 6).chunk(2, 1)
-
-
-def test_parameters_may_interleave_in_memory() -> None:
-    assert_as_outside(partial(Net, apart, nothing), FACTORY)
+@pytest.mark.parametrize(
+    ("made", "step", "found"),
+    [
+        (partial(buffers, persistent=True), shape, r"net\.scale"),
+        (partial(buffers, persistent=True), kind, r"net\.count"),
+        (partial(buffers, persistent=True), none, r"net\.count"),
+        (teacher, alias, "share memory"),
+        (frozen, average, r"net\.teacher\.weight"),  # of all clients
+    ],
+)
+def test_what_a_step_may_not_write_is_refused(made: Any, step: Any, found: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.clients: .*{found}"):
+        run_round(fleet(partial(Net, made, step)), 0)
 
 
 def test_hooks_that_an_optimizer_would_not_call_are_refused() -> None:
     with pytest.raises(UserError, match=r"model\.optimizer: ASPG with a scheduler, hooks"):
         fleet(NETS["hooked"], partial(ASPG, lr=0.1))
-
-
-class Notes:
-    """An object of a user's."""
-
-    def __init__(self) -> None:
-        self.number = 0
 
 
 def number(net: Any, hidden: Tensor) -> None:
@@ -256,20 +235,12 @@ def inside(net: Any, hidden: Tensor) -> None:
     net.kept["mean"] = hidden.mean()
 
 
-def noted(net: Any, hidden: Tensor) -> None:
-    net.notes.number += 1
-
-
 def drawn(net: Any, hidden: Tensor) -> None:
     net.draws.random()
 
 
 def activation(net: Any, hidden: Tensor) -> None:
     net.features = net.layer(hidden[:, :3])
-
-
-def emptied(net: Any, hidden: Tensor) -> None:
-    net.seen.clear()
 
 
 def given(**values: Any) -> Callable[[Any], None]:
@@ -286,11 +257,9 @@ def given(**values: Any) -> Callable[[Any], None]:
         (nothing, number, "net.calls"),
         (given(seen=[]), history, "net.seen"),
         (given(kept={"mean": 0.0}), inside, "net.kept"),
-        (given(notes=Notes()), noted, "net.notes"),
         (given(draws=random.Random(5)), drawn, "net.draws"),
-        (given(seen=[1]), emptied, "net.seen"),
         (nothing, activation, None),
-        (given(seen=[], notes=Notes()), nothing, None),
+        (given(seen=[]), nothing, None),
     ],
 )
 def test_one_warning_names_the_attributes_that_steps_change(

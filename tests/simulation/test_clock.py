@@ -108,6 +108,4 @@ def test_waiting_for_too_many_servers_is_refused(wait: int) -> None:
     with pytest.raises(UserError) as caught:
         check_waits("some.key", [1, wait], 3)
     assert caught.value.key == "some.key"
-    assert caught.value.found == f"wait for {wait} of 3 servers"
-    assert caught.value.fix == "give at least 1 and at most 3"
     check_waits("some.key", [1, 3], 3)

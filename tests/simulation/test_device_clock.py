@@ -58,14 +58,6 @@ def test_two_clients_of_known_rates() -> None:
     np.testing.assert_allclose(fed.timed.times(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_price_of_one_model_is_that_of_appfl() -> None:
-    """APPFL 1.12: compute = FLOPs / rate; transfer = bytes / bandwidth + latency, each way."""
-    rates = {"flops": 1e6, "up": 2e4, "down": 5e4, "latency": 0.01}
-    fed = fleet(FedAvg(), [10, 10, 10], Devices(**rates))
-    appfl = FLOPS * 3 * 10 / 1e6 + BYTES / 2e4 + BYTES / 5e4 + 2 * 0.01
-    assert run_round(fed, 0)["virtual_time"] == pytest.approx(appfl, rel=1e-14)
-
-
 def test_every_client_is_priced_by_its_own_model() -> None:
     """Half of the width: its own bytes and FLOPs."""
     levels = [ClientGroup(1, mlp, level="a"), ClientGroup(1, mlp, level="b")]
@@ -88,11 +80,11 @@ def test_clients_share_the_servers_link() -> None:
 def test_the_slowest_of_exponential_delays() -> None:
     """The mean round of 5 clients is E[tau_(5)] of `lightfed latency`, within 4 standard errors."""
     fed = fleet(FedAvg(), [2] * 5, Devices(delay=Exponential(2.0)), steps=1)
-    ends = [run_round(fed, t)["virtual_time"] for t in range(400)]
+    ends = [run_round(fed, t)["virtual_time"] for t in range(100)]
     rounds = np.diff([0.0, *ends])
     expected = Exponential(2.0).expected(5, 5)
     assert expected == pytest.approx(2.0 * sum(1 / k for k in range(1, 6)))
-    assert abs(rounds.mean() - expected) < 4 * rounds.std() / 20
+    assert abs(rounds.mean() - expected) < 4 * rounds.std() / 10
 
 
 def test_steps_have_delays() -> None:
