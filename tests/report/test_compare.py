@@ -271,12 +271,6 @@ def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
     assert common_metric([runs["a"], runs["d"]]) == "global/accuracy"
 
 
-def test_many_synthetic_runs_are_counted_not_named(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "synthetic": True}
-    runs = [_write(tmp_path, f"m{i}", 1, environment=environment) for i in range(13)]
-    assert "Synthetic data: 13 runs." in ReadPage(compare(runs)).texts["p"]
-
-
 def test_a_run_named_twice_is_one_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config=CONFIG)
     with pytest.raises(UserError, match="report: a comparison of 1 run; name two or more"):

@@ -39,13 +39,6 @@ def test_bytes_between_servers_are_a_figure_of_runs_that_have_them(tmp_path: Pat
     assert _values(clouds)["between servers"] == "2.00 kB"
 
 
-def test_the_figures_of_each_client_group(tmp_path: Path) -> None:
-    table = client_group_table(read(write_run(tmp_path / "run")))
-    assert rows_of(table)[1] == (
-        *("b", "2", "40.00 %", "10.00 %", "30.00 %", "500 B", "1.00 kB", "2.00 GFLOPs"),
-    )
-
-
 def test_a_group_of_which_some_are_tested_says_so_and_has_the_costs_of_all(tmp_path: Path) -> None:
     """`a` has 2 clients, of which one is tested, the one that has sent most."""
     rows = [row for row in EVALUATIONS if row[1] != 1]

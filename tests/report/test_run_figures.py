@@ -1,16 +1,11 @@
 """The figures of a run: what is drawn is what was measured, and as much as a page can hold."""
 
-import json
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from lightfed.drawing.marks import Chart, Figure
-from lightfed.drawing.markup import content
 from lightfed.report.figures import (
-    CELLS,
     clients,
     course,
     partition,
@@ -88,20 +83,6 @@ def test_clients_are_shown_by_group(run: Run) -> None:
     assert "mean 65.00 %, worst tenth 30.00 %, 4 clients" in figure.caption
     spread = figure.charts[0]
     assert sorted(spread.data["x"].dropna()) == [0.3, 0.5, 0.8, 1.0]
-
-
-def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
-    n, classes = 10_000, 100
-    table = pd.DataFrame({"client": range(n), "round": 3, "group": ["a", "b"] * (n // 2)})
-    table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
-    counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
-    run.evaluation, run.partition = table.set_index("client"), counts
-    run.group_sizes = {"a": n // 2, "b": n // 2}
-    figures = [clients(run), partition(run)]
-    assert sum(len(json.dumps(content(figure))) for figure in figures) < 90_000
-    (heat,) = figures[1].charts
-    assert len(heat.data) <= CELLS
-    assert "10,000 clients" in figures[1].caption
 
 
 def test_the_heat_map_shows_the_counts(run: Run) -> None:
