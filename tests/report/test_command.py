@@ -18,18 +18,6 @@ def _two(root: Path) -> list[str]:
     return [str(write_run(root / run["name"], environment=run)) for run in stated]
 
 
-def test_one_folder_gets_its_page_and_its_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "runs" / "known")
-    monkeypatch.chdir(tmp_path)
-    assert main(["runs/known"]) == 0
-    printed = capsys.readouterr().out
-    assert "75.00 %" in printed
-    assert printed.endswith("page: runs/known/index.html\n")
-    assert (tmp_path / "runs" / "known" / "index.html").is_file()
-
-
 def test_two_folders_are_compared_beside_themselves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +131,7 @@ def test_the_only_run_of_many_folders_gets_its_page(
 def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     assert main([str(run), "--format", "svg,pdf,png", "--table", "csv,latex"]) == 0
+    assert (run / "index.html").is_file()
     begins = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
     for kind, begin in begins.items():
         for name in ("curves", "clients", "partition"):

@@ -277,12 +277,6 @@ def test_a_run_named_twice_is_one_run(tmp_path: Path) -> None:
         compare([run, run.parent / "run" / ".." / "run"])
 
 
-def test_an_output_that_is_a_file_is_the_users_error(three: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"report: .* cannot be written"):
-        compare(three, output=tmp_path / "file")
-
-
 def test_a_pivot_has_a_column_for_each_partition_and_stars_the_best(tmp_path: Path) -> None:
     partition = "{partition: {class_path: Dirichlet, init_args: {alpha: %s}}}"
     config = f"model: {{algorithm: %s}}\ndata: {partition}\n"
