@@ -232,16 +232,6 @@ def test_a_report_reads_what_the_run_wrote_that_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_how_and_where_a_seed_was_run_is_no_setting_but_a_like_word_elsewhere_is(
-    tmp_path: Path,
-) -> None:
-    configs = ("{}", "logger: {name: x-seed2}\ntrainer: {devices: 2}\nmodel: {store: host}")
-    runs = [_write(tmp_path, "x", s, config=config) for s, config in enumerate(configs)]
-    assert len(grouped([read(folder) for folder in runs])) == 1
-    more = [_write(tmp_path, "y", s, config=f"data: {{name: Set{s}}}") for s in (1, 2)]
-    assert len(grouped([read(folder) for folder in more])) == 2
-
-
 def test_without_a_configuration_a_run_is_an_experiment_by_itself(tmp_path: Path) -> None:
     runs = [
         read(write_run(tmp_path / name, config=None, environment={"algorithm": "x", "rounds": 3}))

@@ -35,12 +35,6 @@ def test_stateless_runs_write_no_shards(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["last.ckpt"]
 
 
-def test_a_rank_without_clients_writes_an_empty_shard(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 5.0, ranks=4, clients=2)
-    assert value_of(path, clients=2) == 5.0
-
-
 def test_a_new_checkpoint_replaces_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for value, ranks in ((1.0, 3), (2.0, 2), (3.0, 1)):
