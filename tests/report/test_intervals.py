@@ -50,19 +50,16 @@ def test_an_interval_beside_zero_is_a_difference(sign: int, direction: int, verd
     assert two.verdict(direction) == "not shown"  # one degree of freedom
 
 
-def test_one_seed_shows_no_interval() -> None:
+def test_one_common_seed_shows_no_interval_and_none_nothing() -> None:
     found = Difference.of({0: 0.6, 1: math.nan}, {0: 0.5, 1: 0.1, 2: 0.2})
     assert found.seeds == (0,)
     assert found.mean == pytest.approx(0.1)
     assert math.isnan(found.low)
     assert found.verdict(1) == "not shown"
     assert found.seeds_needed() is None
-
-
-def test_without_a_common_seed_there_is_nothing_to_tell() -> None:
-    found = Difference.of({0: 0.6}, {1: 0.5})
-    assert math.isnan(found.mean)
-    assert (found.seeds, found.verdict(1)) == ((), "not shown")
+    none = Difference.of({0: 0.6}, {1: 0.5})
+    assert math.isnan(none.mean)
+    assert (none.seeds, none.verdict(1)) == ((), "not shown")
 
 
 def test_seeds_needed_show_a_difference_four_times_out_of_five() -> None:

@@ -82,9 +82,3 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     assert held == ["0 a, density 1", "1 a, density 0.5", "2 b, density 1", "3 b, density 0.5"]
     run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes." in partition(run).caption  # type: ignore[union-attr]
-
-
-def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:
-    metrics = {"train_loss": (2.0,)}
-    bare = read(write_run(tmp_path / "r", metrics=metrics, evaluations=None, counts=None))
-    assert run_figures(bare) == []

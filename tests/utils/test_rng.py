@@ -26,18 +26,6 @@ def test_every_part_of_the_name_makes_another_stream() -> None:
     assert len(torch_draws) == len(numpy_draws) == len(NAMES)
 
 
-def test_drawing_from_one_stream_leaves_the_others_and_the_global_ones_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    one, other = torch_generator(0, "order", 1), torch_generator(0, "order", 2)
-    torch.rand(100, generator=one)
-    assert torch.equal(
-        torch.rand(3, generator=other), torch.rand(3, generator=torch_generator(0, "order", 2))
-    )
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_seeded_draws_leave_the_global_ones_alone() -> None:
     def draws() -> tuple[float, ...]:
         return torch.rand(()).item(), np.random.rand(), random.random()
