@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.configs.test_sweeps import ROOT, commands
+from tests.configs import test_sweeps as sweeps
 
-FOLDER = ROOT / "configs" / "fedbcd"
+FOLDER = sweeps.ROOT / "configs" / "fedbcd"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 METHODS = ["-fedavg", "-fedprox", "", "-i", "-standalone"]
 RATES = ["0.005", "0.016", "0.05", "0.16", "0.5", "1.6"]
@@ -22,13 +22,10 @@ def settings(config: str) -> dict[str, Any]:
 
 def lines(study: str) -> list[tuple[str, dict[str, str]]]:
     """Of every line the name of its configuration, and its other arguments by their last word."""
-    found = []
-    for words in commands(FOLDER / f"{study}.sweep"):
-        assert words[:2] == ["fit", "--config"]
-        assert Path(words[2]).parent == Path("configs/fedbcd")
-        given = dict(zip(words[3::2], words[4::2], strict=True))
-        found.append((Path(words[2]).stem, {k.rpartition(".")[2]: v for k, v in given.items()}))
-    return found
+    return [
+        (config, {key.rpartition(".")[2]: value for key, value in given.items()})
+        for config, given in sweeps.lines("fedbcd", study)
+    ]
 
 
 def searched(study: str) -> dict[str, list[str]]:

@@ -35,7 +35,7 @@ def shipped(method: str) -> Path:
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=SLOW if "lora" in SIBLINGS.get(m, "") else ()) for m in METHODS],
+    [pytest.param(m, marks=SLOW if shipped(m).parent.name == "lora" else ()) for m in METHODS],
 )
 def test_a_configuration_of_every_method_is_planned(
     method: str,

@@ -25,6 +25,19 @@ def commands(path: Path) -> list[list[str]]:
     return [shlex.split(line) for line in lines if not line.startswith("#")]
 
 
+def lines(folder: str, study: str) -> list[tuple[str, dict[str, str]]]:
+    """Of every line of a list the name of its configuration, and its other arguments."""
+    found = []
+    for command, *words in commands(ROOT / "configs" / folder / f"{study}.sweep"):
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        config = Path(given.pop("--config"))
+        assert command == "fit"
+        assert config.parent == Path("configs", folder)
+        assert (ROOT / config).is_file()
+        found.append((config.stem, given))
+    return found
+
+
 def strings(study: str) -> list[str]:
     """DATA:STRING of every line of a list."""
     path = ROOT / "configs" / "heterofl" / f"{study}.sweep"
@@ -119,7 +132,7 @@ def kinds(sweep: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.name)
 def test_the_last_line_parses(sweep: Path, parser: ArgumentParser) -> None:
-    words = kinds(sweep)[-1]
+    words = shape(commands(sweep)[-1])
     assert parser.parse_args(words).subcommand == "fit", words
 
 

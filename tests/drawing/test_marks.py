@@ -116,20 +116,6 @@ def test_a_long_name_does_not_stand_beside_a_point() -> None:
     assert [len(chart.spec["layer"]) for chart in pairs] == [2, 1]
 
 
-def test_columns_of_one_heading_are_told_apart_in_tables() -> None:
-    table = marks.heat(CELLS, "label", Axis("n", "client")).table
-    assert list(table) == ["label", "client y", "client value"]
-
-
-def test_rounds_have_whole_ticks_and_end_at_the_last_one() -> None:
-    rounds, shares = (marks.lines(TABLE, x, ACC, PLACES).spec for x in (ROUND, ACC))
-    whole, other = (spec["layer"][1]["encoding"]["x"] for spec in (rounds, shares))
-    assert whole["scale"]["nice"] is False
-    assert whole["axis"]["format"] == ",d"
-    assert "nice" not in other["scale"]
-    assert other["axis"]["format"] == ACC.format
-
-
 def test_values_that_are_not_finite_are_no_marks() -> None:
     table = TABLE.assign(acc=TABLE["acc"].where(TABLE["round"] != 2, np.inf))
     assert 2 not in set(marks.lines(table, ROUND, ACC, PLACES).data["x"])

@@ -46,24 +46,18 @@ def test_a_tenth_of_them_is_balanced_in_every_round(plan: Plan) -> None:
     assert number(r"speed    (\S+) times", text) >= 20
 
 
-@pytest.mark.parametrize("config", ["quickstart", "flexifed/digits-vgg"])
-def test_one_rank_is_planned_as_well(config: str, plan: Plan) -> None:
-    text = plan(CONFIGS / f"{config}.yaml", "--world-size=1", "--rounds=1")
-    assert number(r"speed    (\S+) times", text) == 1.0
-
-
 @pytest.mark.parametrize(
-    "config",
-    [
-        "dispfl/digits", "fedavg/digits", "fedbcd/digits-i-async", "fedprox/digits",
-        "flexifed/digits-vgg", "heterofl/prose", "lgfedavg/digits", "pfedmoe/digits-fedkd",
-        "standalone/digits", "quickstart",
-    ],
-)  # fmt: skip
-def test_every_kind_of_configuration_is_planned(config: str, plan: Plan) -> None:
+    "config", ["fedbcd/digits-i-async", "heterofl/prose", "pfedmoe/digits-fedkd"]
+)
+def test_every_rank_of_a_kind_of_configuration_has_a_line(config: str, plan: Plan) -> None:
     text = plan(CONFIGS / f"{config}.yaml", "--world-size=5", "--rounds=2")
     assert 1 <= number(r"speed    (\S+) times", text) <= 5
     assert len(re.findall(r"(?m)^\d  .*B$", text)) >= 5
+
+
+def test_one_rank_is_planned_as_well(plan: Plan) -> None:
+    text = plan(CONFIGS / "quickstart.yaml", "--world-size=1", "--rounds=1")
+    assert number(r"balance  (\S+):", text) == 1.0
 
 
 def test_the_cluster_of_a_configuration_need_not_be_here(plan: Plan) -> None:

@@ -11,6 +11,7 @@ from lightfed.results.run import Run, read
 from tests.report.make_run import write_run
 
 DEPTHS = (11, 13, 16, 19)
+STEPS = (0.0, 0.01, 0.02, 0.03)
 OPTIONS: dict[str, dict[str, Any]] = {
     "MaxCommon": {"max_common_layers": None, "share_classifier": False, "initial": "own"},
     "Standalone": {},
@@ -26,9 +27,7 @@ def strategy_run(
     name: str = "",
     versions: Sequence[int] = DEPTHS,
     counts: int | Sequence[int] = 2,
-    steps: Sequence[float] = (0.0, 0.01, 0.02, 0.03),
     options: Mapping[str, Any] | None = None,
-    setting: str = "depth",
     family: str = "VGG",
     data: str = "CIFAR10",
     partition: str = "Iid",
@@ -36,30 +35,14 @@ def strategy_run(
     metric: str = "accuracy",
     **changes: Any,
 ) -> Run:
-    """A run whose mean over all clients is `course`; version i lies `steps[i]` above the first.
+    """A run whose mean over all clients is `course`; version i lies `STEPS[i]` above the first.
 
-    Args:
-        root: the folder of the runs.
-        strategy: class of the algorithm.
-        course: mean over the clients of all versions, by round.
-        seed: of the run.
-        name: of the run; the strategy by default, always with the seed.
-        versions: values of `setting`, a client group each.
-        counts: clients of each version, or one number for all.
-        steps: by version.
-        options: of the algorithm, over its usual ones.
-        setting: of the model that tells versions apart.
-        family: class of the models.
-        data: class of the data set.
-        partition: class of the scheme.
-        batch_size: an option of the data.
-        metric: that was measured.
-        changes: of what `write_run` is given.
+    Its name is the strategy by default, with the seed. `versions` are depths of the models, a
+    client group each, and `counts` the clients of each, or one number for all. `options` are of
+    the algorithm, and `changes` of what `write_run` is given.
     """
     each = [counts] * len(versions) if isinstance(counts, int) else list(counts)
-    names = [f"{family}-{version}" for version in versions]
-    names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
-    client_groups = dict(zip(names, each, strict=True))
+    client_groups = dict(zip([f"{family}-{depth}" for depth in versions], each, strict=True))
     given = OPTIONS.get(strategy, {"initial": "own"}) | dict(options or {})
     algorithm = {"class_path": f"lightfed.algorithms.{strategy}"}
     config = {
@@ -71,7 +54,7 @@ def strategy_run(
                     "count": count,
                     "model": {
                         "class_path": f"lightfed.models.{family}",
-                        "init_args": {"num_classes": 10, setting: version, "width": 1.0},
+                        "init_args": {"num_classes": 10, "depth": version, "width": 1.0},
                     },
                     "name": client_group,
                 }
@@ -79,8 +62,6 @@ def strategy_run(
                     versions, client_groups.items(), strict=True
                 )
             ],
-            "evaluate": ["personal"],
-            "store": "device",
             "seed": seed,
         },
         "data": {
@@ -90,7 +71,7 @@ def strategy_run(
         },
     }
     means = np.asarray(course, dtype=float)
-    above = np.array(steps[: len(versions)])
+    above = np.array(STEPS[: len(versions)])
     columns = {f"personal/{metric}": means}
     if len(versions) > 1:  # as an evaluation writes them
         first = means - (above * each).sum() / sum(each)

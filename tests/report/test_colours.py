@@ -6,7 +6,6 @@ from lightfed.report.figures import comparison_figures
 from lightfed.results.groups import grouped, singles
 from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
-from tests.report.make_study import strategy_run
 from tests.report.test_clouds import _study
 from tests.report.test_pfedmoe import method_run
 
@@ -22,18 +21,6 @@ def test_the_first_experiment_of_each_method_comes_before_all_others(tmp_path: P
     runs = [method_run(tmp_path, m, (0.5, 0.6), name=f"{m}{i}") for i, m in enumerate(order)]
     for rows in (grouped(runs), singles(runs)):
         assert [row.place for row in rows] == [0, 3, 1, 2, 4]
-
-
-def test_strategies_keep_their_colours_in_every_protocol(tmp_path: Path) -> None:
-    order = ["MaxCommon", "Standalone", "ClusteredFL"]
-    runs = [
-        strategy_run(tmp_path, name, (0.5, 0.6), name=f"{name}-{partition}", partition=partition)
-        for partition in ("Iid", "Shards")
-        for name in order
-    ]
-    expected = {name: place for place, name in enumerate(order)}
-    assert _compared(runs[:3]) == expected
-    assert [figure.series for figure in study_figures(runs)] == [expected, expected]
 
 
 def test_clouds_keep_the_colours_of_their_experiments(tmp_path: Path) -> None:

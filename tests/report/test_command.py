@@ -11,24 +11,11 @@ from lightfed.report.command import main
 from lightfed.report.comparison import compare
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
-from tests.report.make_study import strategy_run
 
 
 def _two(root: Path) -> list[str]:
     stated = [{**ENVIRONMENT, "name": name, "seed": seed} for seed, name in enumerate("pq")]
     return [str(write_run(root / run["name"], environment=run)) for run in stated]
-
-
-def test_one_folder_gets_its_page_and_its_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "runs" / "known")
-    monkeypatch.chdir(tmp_path)
-    assert main(["runs/known"]) == 0
-    printed = capsys.readouterr().out
-    assert "75.00 %" in printed
-    assert printed.endswith("page: runs/known/index.html\n")
-    assert (tmp_path / "runs" / "known" / "index.html").is_file()
 
 
 def test_two_folders_are_compared_beside_themselves(
@@ -51,12 +38,10 @@ def test_compare_takes_all_runs_below_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_target_reaches_the_table(tmp_path: Path) -> None:
-    for name in ("ClusteredFL", "MaxCommon"):
-        strategy_run(tmp_path, name, (0.5, 0.75))
+    _two(tmp_path)
     assert main(["--compare", str(tmp_path), "--target", "0.625"]) == 0
-    assert (
-        "to 62.50 % personal accuracy" in (tmp_path / "comparison" / "comparison.html").read_text()
-    )
+    page = (tmp_path / "comparison" / "comparison.html").read_text()
+    assert "to 62.50 % global accuracy" in page
 
 
 @pytest.mark.parametrize(
@@ -65,9 +50,10 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["nowhere"], "report: there is no folder nowhere; name the folder of a run"),
         (["empty"], "report: empty holds no metrics.csv; name the folder of a run"),
         (["p", "nowhere"], "report: there is no folder nowhere"),
-        (["p", "--compare"], "report: a comparison of 1 run; name two or more runs"),
         (["--compare", "empty"], "report: a comparison of 0 runs; skipped empty"),
         (["p", "q", "--target", "80"], "--target: 80; give an accuracy in 0..1, such as 0.8"),
+        (["p", "q", "--target", "0"], "--target: 0; give an accuracy in 0..1, such as 0.8"),
+        (["p", "q", "--target", "nan"], "--target: nan; give an accuracy in 0..1, such as 0.8"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(
@@ -144,8 +130,8 @@ def test_the_only_run_of_many_folders_gets_its_page(
 
 def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    words = "--format svg,pdf,png --table csv,latex"
-    assert main([str(run), *words.split()]) == 0
+    assert main([str(run), "--format", "svg,pdf,png", "--table", "csv,latex"]) == 0
+    assert (run / "index.html").is_file()
     begins = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
     for kind, begin in begins.items():
         for name in ("curves", "clients", "partition"):

@@ -232,16 +232,6 @@ def test_a_report_reads_what_the_run_wrote_that_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_how_and_where_a_seed_was_run_is_no_setting_but_a_like_word_elsewhere_is(
-    tmp_path: Path,
-) -> None:
-    configs = ("{}", "logger: {name: x-seed2}\ntrainer: {devices: 2}\nmodel: {store: host}")
-    runs = [_write(tmp_path, "x", s, config=config) for s, config in enumerate(configs)]
-    assert len(grouped([read(folder) for folder in runs])) == 1
-    more = [_write(tmp_path, "y", s, config=f"data: {{name: Set{s}}}") for s in (1, 2)]
-    assert len(grouped([read(folder) for folder in more])) == 2
-
-
 def test_without_a_configuration_a_run_is_an_experiment_by_itself(tmp_path: Path) -> None:
     runs = [
         read(write_run(tmp_path / name, config=None, environment={"algorithm": "x", "rounds": 3}))
@@ -271,22 +261,10 @@ def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
     assert common_metric([runs["a"], runs["d"]]) == "global/accuracy"
 
 
-def test_many_synthetic_runs_are_counted_not_named(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "synthetic": True}
-    runs = [_write(tmp_path, f"m{i}", 1, environment=environment) for i in range(13)]
-    assert "Synthetic data: 13 runs." in ReadPage(compare(runs)).texts["p"]
-
-
 def test_a_run_named_twice_is_one_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config=CONFIG)
     with pytest.raises(UserError, match="report: a comparison of 1 run; name two or more"):
         compare([run, run.parent / "run" / ".." / "run"])
-
-
-def test_an_output_that_is_a_file_is_the_users_error(three: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"report: .* cannot be written"):
-        compare(three, output=tmp_path / "file")
 
 
 def test_a_pivot_has_a_column_for_each_partition_and_stars_the_best(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """DisPFL's figures: both stages of a round; distances of masks and similarity of labels."""
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import pack_mask, popcount
 from pandas import DataFrame
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from lightfed.results.run import Run, read
 from lightfed.studies.dispfl import figures, mask_distances, similarity_figure
@@ -152,19 +151,12 @@ def test_of_very_many_clients_a_hundred_are_read_and_forty_drawn(tmp_path: Path)
     assert figure.charts[0].data["x"].nunique() == 40
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-4]), "header"),
-        (lambda path: save_file({"masks": np.zeros(2, np.int32)}, path), "'mask'"),
-    ],
-)
-def test_a_damaged_mask_is_named(tmp_path: Path, damage: Callable[[Path], Any], named: str) -> None:
+def test_a_damaged_mask_is_named(tmp_path: Path) -> None:
     run = _masks(tmp_path, dict.fromkeys(range(3), AT < 9))
-    damage(run.folder / "masks" / "client1.safetensors")
-    with pytest.raises(UserError, match=r"masks/client1\.safetensors cannot be read: ") as caught:
+    path = run.folder / "masks" / "client1.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match=r"masks/client1\.safetensors cannot be read: .*header"):
         mask_distances(run)
-    assert named in str(caught.value)
 
 
 def _cells(run: Run) -> list[DataFrame]:

@@ -54,28 +54,6 @@ def test_protocols_are_named_by_what_tells_them_apart(
     }
 
 
-def test_data_partitions_and_numbers_of_clients_are_protocols(tmp_path: Path) -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"partition": "Shards"},
-        {"counts": 6},
-        {"data": "CINIC10", "family": "CIFARResNet"},
-    ]
-    runs = [
-        strategy_run(tmp_path, name, FLAT, name=f"{name}{i}", **change)
-        for i, change in enumerate(changes)
-        for name in ("ClusteredFL", "MaxCommon")
-    ]
-    found = [*_names(runs)]
-    assert len(found) == 4
-    assert [("Shards" in name, "24" in name, "CINIC10" in name) for name in found] == [
-        (False, False, False),
-        (True, False, False),
-        (False, True, False),
-        (False, False, True),
-    ]
-
-
 def test_arguments_of_a_strategy_and_seeds_share_a_protocol(row: list[Run]) -> None:
     root = row[0].folder.parent
     options = {"max_common_layers": 2}
@@ -103,12 +81,6 @@ def test_one_version_has_all_clients_alone(tmp_path: Path) -> None:
     (figure,) = figures(runs)
     assert list(by_title(figure)) == ["All clients"]
     assert figure.title.endswith("(synthetic data)")
-
-
-@pytest.mark.parametrize("target", [80.0, 0.0, -0.5, float("nan"), float("inf")])
-def test_a_target_that_is_no_accuracy_is_refused(row: list[Run], target: float) -> None:
-    with pytest.raises(UserError, match=r"^--target: .*; give an accuracy in 0..1, such as 0.8"):
-        compare([run.folder for run in row], target=target)
 
 
 def test_a_target_of_another_metric_is_any_number(tmp_path: Path) -> None:

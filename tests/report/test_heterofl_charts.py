@@ -22,54 +22,36 @@ def _run(
     clients: Mapping[str, int],
     score: float,
     *,
-    seed: int = 0,
     assignment: str = "fix",
     algorithm: str = "HeteroFL",
     partition: str = "Iid",
     norm: str = "bn",
-    metric: str = "accuracy",
-    data: str = "Digits",
     **changes: Any,
 ) -> Run:
     """A run of so many clients per level, as the command line writes its files."""
-    model = {
-        "class_path": "lightfed.models.Conv",
-        "init_args": {"hidden": [8, 16], "norm": norm, "rate": 1.0},
-    }
-    arguments: dict[str, Any] = {"assignment": assignment, "level_weights": None}
-    if assignment == "dynamic":
-        arguments["level_weights"] = [1.0] * len(clients)
+    weights = [1.0] * len(clients) if assignment == "dynamic" else None
+    arguments = {"assignment": assignment, "level_weights": weights}
+    model = {"class_path": "lightfed.models.Conv", "init_args": {"norm": norm, "rate": 1.0}}
     config = {
-        "trainer": {"name": name, "max_epochs": 1},
         "model": {
             "algorithm": {"class_path": algorithm, "init_args": arguments},
             "clients": [
-                {
-                    "count": count,
-                    "model": deepcopy(model),
-                    "rate": None,
-                    "level": level,
-                    "name": None,
-                }
+                {"count": count, "model": deepcopy(model), "level": level}
                 for level, count in clients.items()
             ],
-            "seed": seed,
         },
-        "data": {
-            "dataset": {"class_path": f"lightfed.data.{data}"},
-            "partition": {"class_path": f"lightfed.data.{partition}"},
-        },
+        "data": {"partition": {"class_path": f"lightfed.data.{partition}"}},
     }
     environment = {
         "name": name,
         "algorithm": algorithm,
-        "dataset": data,
+        "dataset": "Digits",
         "parameters": {level: SIZES[level] for level in clients},
         "groups": dict(clients),
-        "seed": seed,
+        "seed": 0,
     }
     files = {
-        "metrics": {f"global/{metric}": (score,), f"personal/{metric}": (score + 0.01,)},
+        "metrics": {"global/accuracy": (score,), "personal/accuracy": (score + 0.01,)},
         "environment": environment,
         "config": yaml.safe_dump(config, sort_keys=False),
     }

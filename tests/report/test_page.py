@@ -176,15 +176,6 @@ def test_a_loss_that_was_lost_says_so(tmp_path: Path) -> None:
     assert ReadPage(build(folder)).cards["train loss"] == ("not finite", "best 1 in round 2")
 
 
-def test_synthetic_data_is_reported_first(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "synthetic": True}
-    folder = write_run(
-        tmp_path / "run", environment=environment, metrics={"train_loss": (1.0,)}, evaluations=None
-    )
-    page = ReadPage(build(folder))
-    assert "Synthetic data" in page.texts["p"]
-
-
 def test_the_same_run_gives_the_same_page(known: Path, tmp_path: Path) -> None:
     again = build(write_run(tmp_path / known.parent.name / "run"))
     assert again.read_bytes() == (known / "index.html").read_bytes()
@@ -199,23 +190,23 @@ def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> N
     assert not list(folder.glob(".*"))
 
 
-def test_a_page_of_100_000_clients_is_small(tmp_path: Path) -> None:
-    clients, rounds, rng = 100_000, 60, np.random.default_rng(0)
+def test_a_page_of_very_many_clients_is_small(tmp_path: Path) -> None:
+    clients, rounds, rng = 20_000, 60, np.random.default_rng(0)
     curves = {name: rng.random(rounds).round(6).tolist() for name in METRICS}
-    environment = {
-        **ENVIRONMENT,
-        "clients": clients,
-        "groups": dict.fromkeys("abcde", clients // 5),
-    }
+    groups = dict.fromkeys("abcde", clients // 5)
+    environment = ENVIRONMENT | {"clients": clients, "groups": groups}
     counts = rng.poisson(rng.gamma(0.5, 8, (clients, 10)))
     folder = write_run(
         tmp_path / "run", metrics=curves, environment=environment, counts=counts,
         classes=list("0123456789"), evaluations=None,
     )  # fmt: skip
-    groups = np.repeat(list("abcde"), clients // 5)
     drawn = {name: rng.random(clients) for name in ("accuracy", "loss")}
     costs = {name: rng.integers(1, 10**9, clients) for name in ("bytes_up", "bytes_down", "flops")}
-    owned = {"client": range(clients), "group": groups, "samples": counts.sum(1)}
+    owned = {
+        "client": range(clients),
+        "group": sorted("abcde" * (clients // 5)),
+        "samples": counts.sum(1),
+    }
     pd.DataFrame({"round": rounds, **owned, **drawn, **costs}).to_csv(
         folder / "clients.csv", index=False
     )

@@ -29,30 +29,25 @@ def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
     assert (run.name, run.client_groups, run.num_clients) == ("known", ("a", "b"), 4)
 
 
-def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("kept", "text", "seen"),
+    [
+        (8, "4,0,a,30,0.9,0.1,1,1,1\r\n4,1,a,20,0.9", [3, 3, 3, 3]),
+        (2, "1,2,b", [1, 1]),  # the first one counts as far as it goes
+        (0, "", []),
+    ],
+)
+def test_of_a_round_that_is_being_written_nothing_is_read(
+    kept: int, text: str, seen: list[int], tmp_path: Path
+) -> None:
+    """An evaluation gives way to the one before it."""
+    folder = write_run(tmp_path / "run", evaluations=EVALUATIONS[:kept] or None)
+    append(folder / "clients.csv", text or CLIENTS)
     append(folder / "metrics.csv", "4,0.25,0.9,1.0,0.7,0.1,0.5,0.9,0.95,0.4,1000,2000,4e9,0,4,0,1.")
-    assert read(folder).rounds.index.tolist() == [1, 2, 3]
-
-
-def test_an_evaluation_that_is_being_written_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    append(folder / "clients.csv", "4,0,a,30,0.9,0.1,1,1,1\r\n4,1,a,20,0.9")
-    evaluation = read(folder).evaluation
-    assert evaluation["round"].tolist() == [3, 3, 3, 3]
-
-
-def test_the_first_evaluation_counts_even_while_it_is_being_written(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", evaluations=EVALUATIONS[:2])
-    append(folder / "clients.csv", "1,2,b")
-    evaluation = read(folder).evaluation
-    assert evaluation.index.tolist() == [0, 1]
-
-
-def test_a_header_that_is_being_written_is_no_evaluation(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", evaluations=None)
-    append(folder / "clients.csv", CLIENTS)
-    assert read(folder).evaluation.empty
+    run = read(folder)
+    assert run.rounds.index.tolist() == [1, 2, 3]
+    assert len(run.evaluation) == len(seen)
+    assert not seen or run.evaluation["round"].tolist() == seen
 
 
 def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
@@ -120,8 +115,3 @@ def test_damage_is_one_error_that_names_the_file(
     assert "\n" not in str(caught.value)
     assert str(path.parent) in caught.value.found
     assert caught.value.fix
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^report: there is no folder .*/run"):
-        read(tmp_path / "run")

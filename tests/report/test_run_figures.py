@@ -1,23 +1,17 @@
 """The figures of a run: what is drawn is what was measured, and as much as a page can hold."""
 
-import json
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from lightfed.drawing.marks import Chart, Figure
-from lightfed.drawing.markup import content
 from lightfed.report.figures import (
-    CELLS,
     clients,
     course,
     partition,
     run_figures,
 )
 from lightfed.results.run import Run, read
-from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, write_run
+from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, by_title, drawn, write_run
 
 
 @pytest.fixture
@@ -26,38 +20,25 @@ def run(tmp_path: Path) -> Run:
     return read(write_run(tmp_path / "run", environment=stated))
 
 
-def _chart(figure: Figure | None, title: str) -> Chart:
-    assert figure is not None
-    found = [chart for chart in figure.charts if chart.title == title]
-    assert len(found) == 1, [chart.title for chart in figure.charts]
-    return found[0]
-
-
-def _lines(chart: Chart) -> dict[str, list[list[float]]]:
-    return {
-        str(name): own[["x", "y"]].to_numpy().tolist() for name, own in chart.data.groupby("series")
-    }
-
-
 def test_the_curves_go_through_the_measured_points(run: Run) -> None:
-    lines = _lines(_chart(course(run), "Accuracy"))
-    assert lines["global"] == [[1, 0.5], [3, 0.75]]
-    assert lines["personal, worst 10 %"] == [[1, 0.4], [3, 0.3]]
-    assert _lines(_chart(course(run), "Loss"))["training"] == [[1, 2], [2, 1], [3, 0.5]]
-    band = _chart(course(run), "Accuracy").data.query("series == 'personal, mean'")
+    lines = drawn(by_title(course(run))["Accuracy"])
+    assert lines["global"] == [(1, 0.5), (3, 0.75)]
+    assert lines["personal, worst 10 %"] == [(1, 0.4), (3, 0.3)]
+    assert drawn(by_title(course(run))["Loss"])["training"] == [(1, 2), (2, 1), (3, 0.5)]
+    band = by_title(course(run))["Accuracy"].data.query("series == 'personal, mean'")
     assert band["low"].tolist() == pytest.approx([0.5, 0.4])
 
 
 def test_the_cost_panel_is_against_all_bytes_so_far(run: Run) -> None:
-    chart = _chart(course(run), "Accuracy for the bytes sent")
-    assert _lines(chart)["global"] == [[3, 0.5], [9, 0.75]]
+    chart = by_title(course(run))["Accuracy for the bytes sent"]
+    assert drawn(chart)["global"] == [(3, 0.5), (9, 0.75)]
     assert chart.columns["x"].heading.endswith("(kB)")
 
 
 def test_a_run_with_devices_has_a_panel_against_virtual_time(run: Run, tmp_path: Path) -> None:
     timed = write_run(tmp_path / "timed", metrics=METRICS | {"virtual_time": (60.0, 120.0, 150.0)})
-    chart = _chart(course(read(timed)), "Accuracy for virtual time")
-    assert _lines(chart)["global"] == [[1, 0.5], [2.5, 0.75]]
+    chart = by_title(course(read(timed)))["Accuracy for virtual time"]
+    assert drawn(chart)["global"] == [(1, 0.5), (2.5, 0.75)]
     assert chart.columns["x"].heading.endswith("(min)")
     figure = course(run)
     assert figure is not None
@@ -72,9 +53,9 @@ def test_a_metric_with_a_slash_and_one_of_a_users_own_have_panels(tmp_path: Path
     assert "f1" in str(
         [chart.title.lower() for figure in run_figures(run) for chart in figure.charts]
     )
-    assert _chart(course(run), "Val acc").columns["y"].format == ".4~%"
-    groups = _chart(clients(run), "Val acc by client group")
-    assert set(_lines(groups)) == {"a", "b"}
+    assert by_title(course(run))["Val acc"].columns["y"].format == ".4~%"
+    groups = by_title(clients(run))["Val acc by client group"]
+    assert set(drawn(groups)) == {"a", "b"}
 
 
 def test_clients_are_shown_by_group(run: Run) -> None:
@@ -90,20 +71,6 @@ def test_clients_are_shown_by_group(run: Run) -> None:
     assert sorted(spread.data["x"].dropna()) == [0.3, 0.5, 0.8, 1.0]
 
 
-def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
-    n, classes = 10_000, 100
-    table = pd.DataFrame({"client": range(n), "round": 3, "group": ["a", "b"] * (n // 2)})
-    table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
-    counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
-    run.evaluation, run.partition = table.set_index("client"), counts
-    run.group_sizes = {"a": n // 2, "b": n // 2}
-    figures = [clients(run), partition(run)]
-    assert sum(len(json.dumps(content(figure))) for figure in figures) < 90_000
-    (heat,) = figures[1].charts
-    assert len(heat.data) <= CELLS
-    assert "10,000 clients" in figures[1].caption
-
-
 def test_the_heat_map_shows_the_counts(run: Run) -> None:
     (heat,) = partition(run).charts  # type: ignore[union-attr]
     cells = heat.data.set_index(["y", "x"])["value"]
@@ -115,9 +82,3 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     assert held == ["0 a, density 1", "1 a, density 0.5", "2 b, density 1", "3 b, density 0.5"]
     run.partition = run.partition.clip(lower=1)  # type: ignore[union-attr]
     assert "of 3 classes." in partition(run).caption  # type: ignore[union-attr]
-
-
-def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:
-    metrics = {"train_loss": (2.0,)}
-    bare = read(write_run(tmp_path / "r", metrics=metrics, evaluations=None, counts=None))
-    assert run_figures(bare) == []

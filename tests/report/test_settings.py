@@ -1,23 +1,6 @@
 """The settings of an experiment, and in which of them experiments differ."""
 
-import re
-
 from lightfed.results.groups import options, told_apart
-
-
-def test_options_leave_out_what_they_are_asked_to() -> None:
-    keys = ("data.batch_size", "data.pool")
-    found = options(dict.fromkeys(keys, "1"), but=re.compile(r"data\.batch"))
-    assert found == {"pool": "1"}
-
-
-def test_an_option_has_a_short_name_and_a_class_its_last_one() -> None:
-    found = {"data.partition.class_path": "lightfed.Iid", "data.batch_size": "8"}
-    assert options(found) == {"partition": "Iid", "batch_size": "8"}
-    inner = {"model.clients.0.model.init_args.width": "4", "model.optimizer.init_args.lr": "1"}
-    assert options(inner) == {"clients 0 model width": "4", "lr": "1"}
-    unspoken = re.compile(r"^model\.clients\.0\.model\.")
-    assert options(inner, unspoken=unspoken) == {"width": "4", "lr": "1"}
 
 
 def test_options_that_would_share_a_name_have_longer_ones() -> None:

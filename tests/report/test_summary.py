@@ -30,14 +30,6 @@ def test_the_summary_holds_the_final_figures(
     assert rows["b"] == ["2", "40.00 %", "30.00 %", "500 B", "2.00 GFLOPs"]
 
 
-def test_personal_figures_of_some_clients_say_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stated = ENVIRONMENT | {"evaluated_clients": 3}
-    print_summary(write_run(tmp_path / "run", environment=stated))
-    assert "personal metrics of 3 of 4 clients" in " ".join(capsys.readouterr().out.split())
-
-
 def test_the_last_line_is_the_path_of_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,8 @@
 """What a checkpoint holds, which files it is, and what is refused as one."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,12 +35,6 @@ def test_stateless_runs_write_no_shards(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["last.ckpt"]
 
 
-def test_a_rank_without_clients_writes_an_empty_shard(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 5.0, ranks=4, clients=2)
-    assert value_of(path, clients=2) == 5.0
-
-
 def test_a_new_checkpoint_replaces_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for value, ranks in ((1.0, 3), (2.0, 2), (3.0, 1)):
@@ -57,6 +52,9 @@ def test_what_was_mapped_survives_the_next_checkpoint(tmp_path: Path) -> None:
     assert rows[3][0].tolist() == [4.0] * 4
 
 
+CODE = {checkpoint.SHARDS: {"tag": "x", "ranks": 0}, "x": Path("/")}
+
+
 def refused(path: Path, found: str) -> None:
     with pytest.raises(UserError, match=found) as caught:
         load(path)
@@ -64,23 +62,24 @@ def refused(path: Path, found: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.ckpt"
-    refused(path, "no file")
-    path.mkdir()
-    refused(path, "no file")
-    path = tmp_path / "text.ckpt"
-    path.write_text("epoch: 3\n" * 100)
-    refused(path, "cannot be read")
-    path.write_bytes(b"")
-    refused(path, "cannot be read")
-
-
-@pytest.mark.parametrize("content", [{"state_dict": {"w": torch.zeros(2)}}, torch.zeros(2), [1, 2]])
-def test_checkpoints_of_other_programs_are_refused(content: Any, tmp_path: Path) -> None:
-    path = tmp_path / "other.ckpt"
-    torch.save(content, path)
-    refused(path, "was not written by lightfed")
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda path: None, "no file"),
+        (Path.mkdir, "no file"),
+        (Path.touch, "cannot be read"),
+        (lambda path: path.write_text("epoch: 3\n" * 100), "cannot be read"),
+        (partial(torch.save, CODE), "cannot be read"),
+        (partial(torch.save, {"state_dict": {}}), "was not written by lightfed"),
+        (partial(torch.save, torch.zeros(2)), "was not written by lightfed"),
+    ],
+    ids=["missing", "folder", "empty", "text", "code", "other program", "tensor"],
+)
+def test_what_is_no_checkpoint_is_refused(
+    make: Callable[[Path], object], found: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "x.ckpt")
+    refused(tmp_path / "x.ckpt", found)
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_kept(
@@ -94,12 +93,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     refused(path, "has format 5; this version of lightfed reads format 4")
     monkeypatch.setattr(checkpoint, "FORMAT", 5)
     assert (value_of(path), tags_of(path)) == (2.0, 1)
-
-
-def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "code.ckpt"
-    torch.save({checkpoint.SHARDS: {"tag": "x", "ranks": 0}, "x": Path("/")}, path)
-    refused(path, "cannot be read")
 
 
 def test_a_link_stands_for_the_checkpoint_it_points_to(tmp_path: Path) -> None:

@@ -37,18 +37,15 @@ def exported(case: Case, folder: Path) -> Path:
     return folder / "run" / "models"
 
 
-def test_the_servers_weights_load_into_the_bare_network(tmp_path: Path) -> None:
-    folder = exported(CASES["heterofl"], tmp_path)
-    network = Conv(10, (1, 8, 8), hidden=(8, 12), norm="none")
-    weights = load_file(folder / "server.safetensors")
-    loaded = network.load_state_dict(weights, strict=False)
-    assert not loaded.missing_keys
-    assert all(name.split(".")[1] in ("2", "7") for name in loaded.unexpected_keys)  # the norms
-
-
-def test_every_client_gets_weights_of_its_own_width(tmp_path: Path) -> None:
+def test_the_bare_network_takes_the_servers_weights_and_a_client_has_its_own_width(
+    tmp_path: Path,
+) -> None:
     folder = exported(CASES["heterofl"], tmp_path)
     server = load_file(folder / "server.safetensors")
+    network = Conv(10, (1, 8, 8), hidden=(8, 12), norm="none")
+    loaded = network.load_state_dict(server, strict=False)
+    assert not loaded.missing_keys
+    assert all(name.split(".")[1] in ("2", "7") for name in loaded.unexpected_keys)  # the norms
     assert len(list(folder.glob("client*.safetensors"))) == CLIENTS
     widths = []
     for client in range(CLIENTS):
@@ -93,32 +90,28 @@ class OnlyNet(L.LightningModule):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
 
-def test_the_weights_of_a_module_keep_its_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "module", "files"),
+    [(FedAvg, OwnModule, 3), (Standalone, OwnModule, 2), (FedAvg, OnlyNet, 3)],
+)
+def test_a_module_of_ones_own_loads_all_of_its_weights(
+    algorithm: Any, module: Any, files: int, tmp_path: Path
+) -> None:
     made = Federation(
-        FedAvg(), [ClientGroup(2, OnlyNet)], optimizer=SGD_HALF, export=["server", "clients"],
+        algorithm(), [ClientGroup(2, module)], optimizer=SGD_HALF, export=["server", "clients"],
         evaluate=[],
     )  # fmt: skip
     small_fit(made, random_data([4, 4]), tmp_path)
-    files = sorted((tmp_path / "run" / "models").iterdir())
-    assert len(files) == 3
-    for file in files:
-        OnlyNet().load_state_dict(load_file(file))
-
-
-@pytest.mark.parametrize("algorithm", [FedAvg, Standalone])
-def test_a_module_of_ones_own_loads_all_of_its_weights(algorithm: Any, tmp_path: Path) -> None:
-    made = Federation(
-        algorithm(), [ClientGroup(2, OwnModule)], optimizer=SGD_HALF, export=["server", "clients"],
-        evaluate=[],
-    )  # fmt: skip
-    small_fit(made, random_data([4, 4]), tmp_path)
-    for file in (tmp_path / "run" / "models").iterdir():
-        own, weights = OwnModule(), load_file(file)
-        own.load_state_dict(weights)
-        assert torch.equal(own.other.weight, own.net.weight)
+    found = list((tmp_path / "run" / "models").iterdir())
+    assert len(found) == files
+    for file in found:
+        own = module()
+        own.load_state_dict(load_file(file))
         row = row_held(made.fleet, "1" in file.stem)[1].floats
-        assert own.weight.sum() != 4
         assert torch.isclose(sum(p.sum() for p in own.parameters()), row.sum())
+        if module is OwnModule:
+            assert torch.equal(own.other.weight, own.net.weight)
+            assert own.weight.sum() != 4
 
 
 def test_a_full_disk_at_the_end_is_one_line(
@@ -159,13 +152,6 @@ class Untested(Own):
         return None
 
 
-def test_a_client_of_an_own_algorithm_exports_what_is_tested(tmp_path: Path) -> None:
-    folder = exported(replace(CASES["fedavg"], algorithm=Own), tmp_path)
-    server, client = (load_file(folder / f"{name}.safetensors") for name in ("server", "client6"))
-    assert client.keys() == server.keys()
-    assert all(torch.equal(client[name], server[name]) for name in server)
-
-
 class OwnHeads(Own):
     """A client is tested with the server's model in place of the row that it keeps."""
 
@@ -176,9 +162,13 @@ class OwnHeads(Own):
         return None if kind == "global" else fed.rows(clients, given=self.model)
 
 
-def test_a_stateful_client_exports_what_is_tested_not_what_it_keeps(tmp_path: Path) -> None:
-    folder = exported(replace(CASES["fedavg"], algorithm=OwnHeads), tmp_path)
+@pytest.mark.parametrize("algorithm", [Own, OwnHeads])
+def test_a_client_exports_what_is_tested_not_what_it_keeps(
+    algorithm: type[Algorithm], tmp_path: Path
+) -> None:
+    folder = exported(replace(CASES["fedavg"], algorithm=algorithm), tmp_path)
     files = [load_file(folder / f"{n}.safetensors") for n in ("server", "client0", "client6")]
+    assert all(one.keys() == files[0].keys() for one in files)
     assert all(torch.equal(files[0][name], one[name]) for one in files for name in files[0])
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -75,13 +75,7 @@ class Late(Callback):
         pl_module.log("late", float(trainer.current_epoch))
 
 
-def test_what_callbacks_log_at_the_end_of_a_round_is_in_its_row(tmp_path: Path) -> None:
-    fit(federation(), data(), tmp_path, rounds=3, callbacks=[Late()])
-    assert column(tmp_path, "round") == [1.0, 2.0, 3.0]
-    assert column(tmp_path, "late") == [0.0, 1.0, 2.0]
-
-
-def test_steps_of_the_csv_logger_are_rounds(tmp_path: Path) -> None:
+def test_steps_of_other_loggers_are_rounds_and_both_have_what_callbacks_log(tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, name="csv", version=0), RunLogger(str(tmp_path), "run")]
     fit(federation(), data(), tmp_path, rounds=3, logger=loggers, callbacks=[Late()])
     rows = rows_of(tmp_path / "csv" / "version_0" / "metrics.csv")
@@ -90,27 +84,11 @@ def test_steps_of_the_csv_logger_are_rounds(tmp_path: Path) -> None:
         given = {k: float(v) for k, v in row.items() if v and k != "step"}
         figures.setdefault(int(row["step"]), {}).update(given)
     assert sorted(figures) == [0, 1, 2]
-    for name in ("train_loss", "global/accuracy", "personal/loss"):
-        with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-            ours = [float(row[name]) for row in csv.DictReader(file)]
+    for name in ("train_loss", "global/accuracy", "personal/loss", "evaluated", "late"):
+        ours = column(tmp_path, name)
         assert [figures[step][name] for step in range(3)] == pytest.approx(ours, rel=1e-6)
     for name in ("evaluated", "late"):
-        assert [figures[step][name] for step in range(3)] == [0.0, 1.0, 2.0]
-
-
-def test_steps_of_tensorboard_are_rounds(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
-
-    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
-    fit(federation(), data(), tmp_path, rounds=3, logger=[logger, RunLogger(str(tmp_path), "run")])
-    events = EventAccumulator(str(tmp_path / "tb" / "version_0"))
-    events.Reload()
-    for name in ("train_loss", "global/accuracy"):
-        scalars = events.Scalars(name)
-        assert [scalar.step for scalar in scalars] == [0, 1, 2]
-        assert [s.value for s in scalars] == pytest.approx(column(tmp_path, name), rel=1e-6)
+        assert column(tmp_path, name) == [0.0, 1.0, 2.0]
 
 
 def test_steps_of_mlflow_are_rounds(tmp_path: Path) -> None:
@@ -164,22 +142,14 @@ class Used(Callback):
         self.rates.append(pl_module.fleet.plan.lr)
 
 
-def test_the_monitor_logs_the_learning_rate_of_its_round(tmp_path: Path) -> None:
-    fit(scheduled(), data(), tmp_path, rounds=4, callbacks=[LearningRateMonitor()])
-    assert column(tmp_path, "lr-SGD") == LEARNING_RATES
-
-
-@pytest.mark.parametrize("stopped_at", [1, 2])
-def test_a_resumed_run_has_the_same_learning_rates(stopped_at: int, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_learning_rates_that_the_monitor_logs(
+    tmp_path: Path,
+) -> None:
     keep = ModelCheckpoint(monitor="step", mode="max", save_top_k=-1, filename="{epoch}")
-    fit(scheduled(), data(), tmp_path, rounds=3, callbacks=[keep])
-    path = tmp_path / "run" / "checkpoints" / f"epoch={stopped_at - 1}.ckpt"
-    used = Used()
+    callbacks = [keep, LearningRateMonitor()]
+    fit(scheduled(), data(), tmp_path, rounds=3, callbacks=callbacks)
+    path, used = tmp_path / "run" / "checkpoints" / "epoch=1.ckpt", Used()
     callbacks = [used, LearningRateMonitor()]
     fit(scheduled(), data(), tmp_path, rounds=4, ckpt_path=path, callbacks=callbacks)
-    assert used.rates == LEARNING_RATES[stopped_at:]
-    rows = rows_of(tmp_path / "run" / "metrics.csv")
-    logged = {int(row["round"]): row["lr-SGD"] for row in rows}
-    assert [logged[r + 1] for r in range(stopped_at, 4)] == [
-        str(rate) for rate in LEARNING_RATES[stopped_at:]
-    ]
+    assert used.rates == LEARNING_RATES[2:]
+    assert column(tmp_path, "lr-SGD") == LEARNING_RATES

@@ -62,70 +62,51 @@ def saved(logger: RunLogger, name: str = "last.ckpt") -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("begun", "then", "cluster", "name", "resumed"),
+    [
+        ([(12, 0)], (12, 0), "", "run-12", True),
+        ([(12, 0)], (13, 0), "", "run-13", False),
+        ([(12, 0)], (12, 0), "other", "run-12-2", False),  # which counts from 1 again
+        ([(21, 1), (31, 11)], (21, 1), "", "run-20_1", True),  # a task, not its sibling
+    ],
+)
 def test_the_same_job_goes_on_and_another_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: list[tuple[int, int]],
+    then: tuple[int, int],
+    cluster: str,
+    name: str,
+    resumed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job(monkeypatch, 12)
-    saved(start(tmp_path))
-    job(monkeypatch, 12, restarts=1)
-    again = start(tmp_path)
-    assert (again.folder.name, again.place.resumed) == ("run-12", True)
-    job(monkeypatch, 13)
-    other = start(tmp_path)
-    assert (other.folder.name, other.place.resumed) == ("run-13", False)
-
-
-def test_a_task_goes_on_in_its_own_folder_and_not_in_its_siblings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for task in (1, 11):
-        job(monkeypatch, 20 + task, task=task)
+    for number, task in begun:
+        job(monkeypatch, number, task=task)
         saved(start(tmp_path))
-    job(monkeypatch, 21, task=1, restarts=1)
+    job(monkeypatch, then[0], restarts=1, task=then[1])
+    if cluster:
+        monkeypatch.setenv("SLURM_CLUSTER_NAME", cluster)
     again = start(tmp_path)
-    assert (again.folder.name, again.place.resumed) == ("run-20_1", True)
-
-
-def test_another_configuration_in_the_same_job_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for restarts in (0, 1):  # requeued, both srun lines find their own
-        for config, name in (("a", "run-12"), ("b", "run-12-2")):
-            job(monkeypatch, 12, restarts=restarts)
-            logger = start(tmp_path, config=config)
-            assert (logger.folder.name, logger.place.resumed) == (name, restarts == 1)
-            saved(logger)
+    assert (again.folder.name, again.place.resumed) == (name, resumed)
 
 
 def test_a_job_that_died_before_its_first_checkpoint_uses_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job(monkeypatch, 12)
-    start(tmp_path)
-    job(monkeypatch, 12, restarts=1)
-    again = start(tmp_path)
-    assert (again.folder.name, again.place.resumed) == ("run-12", False)
-    assert [p.name for p in tmp_path.iterdir()] == ["run-12"]
-
-
-def test_a_cluster_that_counts_from_1_again_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job(monkeypatch, 12)
-    saved(start(tmp_path))
-    job(monkeypatch, 12, restarts=1)
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "other")
-    other = start(tmp_path)
-    assert (other.folder.name, other.place.resumed) == ("run-12-2", False)
-
-
-def test_runs_of_a_script_in_a_job_are_distinguished_by_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for restarts in (0, 1):
         job(monkeypatch, 12, restarts=restarts)
-        for name in ("run-12", "run-12-2"):
-            logger = start(tmp_path, config=None)
+        again = start(tmp_path)
+    assert (again.folder.name, again.place.resumed) == ("run-12", False)
+
+
+@pytest.mark.parametrize("configs", [("a", "b"), (None, None)])
+def test_runs_of_a_job_are_told_apart_by_configuration_or_those_of_a_script_by_order(
+    configs: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for restarts in (0, 1):  # requeued, both find their own
+        job(monkeypatch, 12, restarts=restarts)
+        for config, name in zip(configs, ("run-12", "run-12-2"), strict=True):
+            logger = start(tmp_path, config=config)
             assert (logger.folder.name, logger.place.resumed) == (name, restarts == 1)
             saved(logger)
 
@@ -277,6 +258,3 @@ def test_other_errors_of_files_pass(tmp_path: Path) -> None:
     own = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "runs" / "run" / "x"))
     with pytest.raises(DiskError, match=r"x cannot be written \(Disk quota"), logger.writing():
         raise own
-
-
-# Which configurations are of the same run.

@@ -198,8 +198,7 @@ class LosesItsFolder(L.Callback):
                 signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("signalled", [False, True])
-@pytest.mark.parametrize("validated", [1, 5])
+@pytest.mark.parametrize(("validated", "signalled"), [(1, False), (5, True)])
 def test_a_run_ends_in_one_line_and_leaves_what_is_there(
     validated: int, signalled: bool, tmp_path: Path
 ) -> None:

@@ -134,23 +134,23 @@ def resumed(folder: Path, *, finished: int) -> RunLogger:
     return logger
 
 
+@pytest.mark.parametrize("finished", [0, 2])
 def test_a_resumed_run_keeps_the_rows_of_finished_rounds_and_replays_the_others(
-    tmp_path: Path,
+    finished: int, tmp_path: Path
 ) -> None:
     stopped_run(tmp_path)
-    logger = resumed(tmp_path, finished=2)
+    logger = resumed(tmp_path, finished=finished)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
-    assert [row["round"] for row in rows_of(logger.folder / "metrics.csv")] == ["1", "2"]
-    for number in (3, 4, 5):
+    numbers = range(finished + 1, 6)
+    for number in numbers:
         logger.log_clients([{"round": number, "client": k, "accuracy": -number} for k in (0, 1)])
         log_round(logger, number, loss=-1.0)
     rows = rows_of(logger.folder / "metrics.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5"]
-    assert [row["loss"] for row in rows] == ["1.0", "0.5", "-1.0", "-1.0", "-1.0"]
+    assert [row["loss"] for row in rows] == [*["1.0", "0.5"][:finished], *["-1.0"] * len(numbers)]
     clients = rows_of(logger.folder / "clients.csv")
-    assert [row["accuracy"] for row in clients] == [
-        a for n in ("1", "2", "-3", "-4", "-5") for a in (n, n)
-    ]
+    accuracies = [*range(1, finished + 1), *(-number for number in numbers)]
+    assert [row["accuracy"] for row in clients] == [str(n) for n in accuracies for _ in (0, 1)]
 
 
 @pytest.mark.parametrize("torn", ["5", "5,0.", "1", ""])
@@ -165,15 +165,6 @@ def test_a_torn_last_line_is_no_row(tmp_path: Path, torn: str) -> None:
     rows = rows_of(logger.folder / "metrics.csv")
     assert [row["loss"] for row in rows] == ["1.0", "0.5", str(1.0 / 3), "0.25", "9.0"]
     assert [row["round"] for row in rows_of(logger.folder / "clients.csv")] == list("112233445")
-
-
-def test_a_restart_from_the_beginning_replaces_every_row(tmp_path: Path) -> None:
-    stopped_run(tmp_path)
-    logger = resumed(tmp_path, finished=0)
-    logger.log_clients([{"round": 1, "client": 0, "accuracy": 7.0}])
-    log_round(logger, 1, loss=7.0)
-    assert rows_of(logger.folder / "metrics.csv") == [{"round": "1", "loss": "7.0"}]
-    assert [r["accuracy"] for r in rows_of(logger.folder / "clients.csv")] == ["7.0"]
 
 
 def test_last_is_the_newest_run_of_the_name(tmp_path: Path) -> None:

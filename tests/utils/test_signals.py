@@ -72,27 +72,33 @@ def test_outside_the_main_thread_nobody_listens() -> None:
     assert heard == [signal.getsignal(signal.SIGUSR1)]
 
 
-@pytest.mark.parametrize("words", ["", "--help"])
-def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help(words: str) -> None:
-    heavy = "{'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules)"
-    call = f"lightfed.cli.command_line.main({words.split()})" if words else ""
-    code = f"import sys, lightfed.cli.command_line\n{call}\nif {heavy}: sys.exit(str({heavy}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+IMPORTS = """\
+import sys
+from lightfed.cli.command_line import main
+
+def imported(*names):
+    return {*names} & {*sys.modules}
+
+heavy = ("torch", "lightning", "numpy", "jsonargparse")
+assert not imported(*heavy), "before it listens"
+main(["--help"])
+assert not imported(*heavy), "for its help"
+for command in ("report", "control", "latency", "sweep"):
+    try:
+        main([command, "--help"])
+    except SystemExit as done:
+        assert not done.code, done.code
+    assert not imported("torch", "lightning", "matplotlib"), command
+"""
+
+
+def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help() -> None:
+    """Nor do commands without a trainer before their arguments are parsed."""
+    program = [sys.executable, "-c", IMPORTS]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in COMMANDS) is bool(words)
-
-
-@pytest.mark.parametrize("command", ["report", "control", "latency", "sweep"])
-def test_commands_without_a_trainer_parse_before_torch_is_imported(command: str) -> None:
-    code = (
-        "import sys\nfrom lightfed.cli.command_line import main\n"
-        f"try:\n    main([{command!r}, '--help'])\n"
-        "except SystemExit as done:\n    assert not done.code, done.code\n"
-        "sys.exit(str({'torch', 'lightning', 'matplotlib'} & set(sys.modules) or ''))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"lightfed {command}" in done.stdout
-    assert not done.stderr.strip(), done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+    assert done.stdout.count("usage: lightfed ") >= 4
 
 
 def test_the_help_names_all_commands() -> None:
@@ -139,27 +145,19 @@ def line_federation() -> Federation:
     return Federation(FedAvg(), [ClientGroup(2, Line)], optimizer=SGD_HALF)
 
 
+@pytest.mark.parametrize("kept", [True, False])
 def test_a_script_ends_with_the_status_of_the_signal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = random_data([4, 4], features=2)
+    flags = {"callbacks": [Asks()], "enable_checkpointing": kept}
     with pytest.raises(SystemExit) as left:
-        fit(line_federation(), data, tmp_path, rounds=9, callbacks=[Asks()])
+        fit(line_federation(), random_data([4, 4], features=2), tmp_path, rounds=9, **flags)
     assert left.value.code == 128 + signal.SIGTERM
-    assert "lightfed: stopped by SIGTERM after 0 of 9 rounds" in capsys.readouterr().err
-    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
+    said = capsys.readouterr().err
+    assert "lightfed: stopped by SIGTERM after 0 of 9 rounds" in said
+    assert ("nothing is saved" in said) is not kept
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file() is kept
     assert signals.asked() is None
-
-
-def test_a_run_that_keeps_no_checkpoints_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = random_data([4, 4], features=2)
-    flags = {"callbacks": [Asks()], "enable_checkpointing": False}
-    with pytest.raises(SystemExit) as left:
-        fit(line_federation(), data, tmp_path, rounds=9, **flags)
-    assert left.value.code == 128 + signal.SIGTERM
-    assert "nothing is saved" in capsys.readouterr().err
 
 
 def test_an_interrupt_from_the_keyboard_says_how_to_go_on(
