@@ -84,7 +84,7 @@ def test_a_merge_of_ranks_is_one_all_reduce_of_float64() -> None:
     def work(ranks: Ranks) -> tuple[Tensor, float]:
         mine = [k for k in range(4) if k % 2 == ranks.rank]  # the third rank has none
         out = layout.new_row()
-        block = rows[mine] if mine else []
+        block: Any = rows[mine] if mine else []
         coverage.merge_(out, [0] * 4, mine, block, weights=[3.0, 1.0, 5.0, 2.0], ranks=ranks)
         return out, ranks.take_wire_bytes()
 
