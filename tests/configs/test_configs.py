@@ -221,11 +221,13 @@ def test_the_readmes_commands_run(
             rounds = 2 if "--ckpt_path" in words else 1
             words = [w if w != "2" else "1" for w in words]
             words += [f"--trainer.max_epochs={rounds}", "--trainer.limit_train_batches=1"]
+            words += [] if "quickstart" in command else ["--trainer.enable_page=false"]
         if words[0] == "sweep":
-            words += ["--line", "1", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1"]
+            words += ["--line", "1", "--trainer.enable_page=false", *ONE_BATCH]
         if words[0] == "compare":
-            words = [w if w != "0-4" else "0" for w in words]
+            words = [w if w != "0-4" else "0-1" for w in words]
             words += ["--set", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]
+            words += ["trainer.enable_page=false"]
         try:
             lightfed(*words)
         except SystemExit as ended:

@@ -4,16 +4,9 @@ from pathlib import Path
 
 from lightfed.report.figures import comparison_figures
 from lightfed.results.groups import grouped, singles
-from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
 from tests.report.test_clouds import _study
 from tests.report.test_pfedmoe import method_run
-
-
-def _compared(runs: list[Run]) -> dict[str, int]:
-    """By label: the places in the comparison."""
-    column = "personal/accuracy"
-    return comparison_figures(grouped(runs), column)[0].series
 
 
 def test_the_first_experiment_of_each_method_comes_before_all_others(tmp_path: Path) -> None:
@@ -27,7 +20,8 @@ def test_clouds_keep_the_colours_of_their_experiments(tmp_path: Path) -> None:
     runs = _study(tmp_path)
     (studied,) = [figure.series for figure in study_figures(runs) if "times" in figure.name]
     by_label = {row.runs[0].name: row.place for row in grouped(runs)}
-    assert _compared(runs).keys() == {row.label for row in grouped(runs)}
+    compared = comparison_figures(grouped(runs), "personal/accuracy")[0].series
+    assert compared.keys() == {row.label for row in grouped(runs)}
     assert studied == {
         **{f"FedBCD, wait {b}": by_label[f"b{b}-s0"] for b in (3, 5, 7, 10)},
         "FedBCDI": by_label["FedBCDI-s0"],
