@@ -70,7 +70,7 @@ def test_a_merge_is_the_weighted_mean_of_what_covers(
     assert ((found.double() - expected).abs() <= bound).all()
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(case=slice_cases(), rng=st.randoms(use_true_random=False))
 def test_sums_of_any_processes_finished_in_any_shards_have_the_bits_of_the_whole(
     device: torch.device, case: SliceCase, rng: random.Random
