@@ -74,7 +74,7 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     ("algorithm", "key"),
     [
         (FedBN, "model.clients"),
-        (partial(FedRep, "net.other."), "model.clients"),
+        (partial(FedRep, "net.other."), "model.algorithm.init_args.head"),
         (partial(FedPer, "net.other."), "model.algorithm.init_args.head"),
     ],
 )

@@ -9,12 +9,9 @@ from torch.optim import SGD, Optimizer
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, Phase
-from lightfed.models.networks.mlp import MLP
-from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
-from tests.small import fleet_of, random_data, run_round
+from tests.small import run_round
 
 
 def released(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
@@ -66,9 +63,3 @@ def test_the_length_of_a_phase() -> None:
     assert [LocalWork().phase(phase, 3) for phase in (epochs, steps)] == [6, 2]
     assert [LocalWork(limit=4).phase(phase, 3) for phase in (epochs, steps)] == [4, 2]
     assert [LocalWork(limit=0.5).phase(phase, 3) for phase in (epochs, steps)] == [3, 1]
-
-
-def test_a_head_that_no_model_has_is_refused_before_the_first_round() -> None:
-    with pytest.raises(UserError) as refused:
-        fleet_of([ClientGroup(2, MLP)], FedRep("net.head."), random_data([4, 4]))
-    assert refused.value.key == "model.algorithm.init_args.head"

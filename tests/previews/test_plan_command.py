@@ -57,7 +57,7 @@ def test_every_rank_of_a_kind_of_configuration_has_a_line(config: str, plan: Pla
 
 def test_one_rank_is_planned_as_well(plan: Plan) -> None:
     text = plan(CONFIGS / "quickstart.yaml", "--world-size=1", "--rounds=1")
-    assert number(r"balance  (\S+):", text) == 1.0
+    assert number(r"speed    (\S+) times", text) == 1.0
 
 
 def test_the_cluster_of_a_configuration_need_not_be_here(plan: Plan) -> None:

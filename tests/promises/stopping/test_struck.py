@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.report import page
-from lightfed.runs.run_logger import RunLogger
+from lightfed.runs.run_folder import RunFolder
 from lightfed.utils.errors import DiskError, UserError
 from tests.engine.spy import data, federation
 from tests.small import fit
@@ -109,7 +109,7 @@ def test_a_full_disk_after_the_last_round_is_a_warning(
     if what == "the page":
         monkeypatch.setattr(page, "build", refused)
     elif what == "the record":
-        monkeypatch.setattr(RunLogger, "finish", full)
+        monkeypatch.setattr(RunFolder, "finish", full)
     else:
         monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
     with caplog.at_level(logging.WARNING):
