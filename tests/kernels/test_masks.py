@@ -179,7 +179,7 @@ def test_values_come_from_anywhere_in_a_buffer(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("words", [1, 31, 33])
-def test_a_mask_zeroes_what_it_does_not_cover_be_it_nan(
+def test_a_mask_zeroes_what_it_does_not_cover_even_nan(
     device: torch.device, dtype: torch.dtype, words: int
 ) -> None:
     mask = bits(2, 32 * words)
