@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,6 +129,8 @@ def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> O
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
             start_new_session=True,  # so that its ranks end with it
+            # A job in the background ignores it, and so would the part.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         try:
             status = process.wait(timeout=seconds)

@@ -195,12 +195,10 @@ def test_weights_in_the_order_of_the_images_are_not_copied(
     assert operators["first"] <= operators["both"] < operators["images"]
 
 
-MORE = [("W7", "packs32", "32"), ("W6", "packs32", "bf16")]
-
-
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "way", "precision"),
-    [("W8", "sequential", "32"), *(pytest.param(*case, marks=pytest.mark.matrix) for case in MORE)],
+    [("W8", "sequential", "32"), ("W7", "packs32", "32"), ("W6", "packs32", "bf16")],
 )
 def test_models_are_timed(name: str, way: str, precision: str) -> None:
     import models
