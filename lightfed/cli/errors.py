@@ -107,11 +107,9 @@ def run_error(error: Exception) -> UserError | None:
     twice = re.match(r"Received both `precision=", message)  # a ValueError
     if not isinstance(error, MisconfigurationException) and not twice:
         return None
-    message = message.replace("`Timer(duration", "`Trainer(max_time")
-    places = r"\bTrainer\((\w+)|`(\w+)` (?:parameter|must)|\bfor (\w+), it has|\b(plugin)s?\b"
-    flag = re.search(places, message)
+    flag = re.search(r"\bTrainer\((\w+)|`(\w+)` parameter|\b(plugin)s?\b", message)
     fix = "give more" if message.startswith("You restored") else _HELP
-    name = f"trainer.{flag[1] or flag[2] or flag[3] or 'plugins'}" if flag else "trainer"
+    name = f"trainer.{flag[1] or flag[2] or 'plugins'}" if flag else "trainer"
     return UserError(name, message, fix)
 
 

@@ -136,7 +136,9 @@ def _outcome(wanted: Wanted, process: BaseProcess, log: Path, seconds: float) ->
         said = ours[-1].removeprefix("error: ") if status else ""
         if NOT_FINITE in said:
             log.rename(wanted.diverged)
-        else:
-            log.unlink()
+            return Outcome(wanted, status, seconds, said)
+        log.unlink()
+        if not status:
+            wanted.diverged.unlink(missing_ok=True)
         return Outcome(wanted, status, seconds, said)
     return Outcome(wanted, status, seconds, f"{' '.join(lines[-1:])} (output: {log})")

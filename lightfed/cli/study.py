@@ -6,6 +6,7 @@ docs/studies.md has the keys of configs/studies/NAME.yaml. `--markdown` prints d
 import hashlib
 import json
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -58,13 +59,13 @@ def main(argv: Sequence[str]) -> int:
     study = read_study(asked.name)
     way = Way(asked.jobs, asked.slurm, study["seconds"])
     tune = [f"{key}={','.join(map(str, values))}" for key, values in study["tune"].items()]
-    grid = grid_of(tune, seed_list(str(study["tune_seed"])))
+    grid = grid_of(tune, study["tune_seed"])
     target, parts = next(iter(study["target"].items()), None), list[str]()
     runs: list[Run] = []
     for case in study["cases"]:
         held = hold(
             methods_of(asked.name, study, case),
-            seeds(study["seeds"]),
+            study["seeds"],
             way,
             grid=grid,
             metric=study["metric"],
@@ -98,6 +99,11 @@ def read_study(name: str) -> dict[str, Any]:
     named = [name for claim in study["claims"] for name in (claim["better"], claim["than"])]
     for other in {*named, *study["theirs"]} - {*study["methods"]}:
         raise UserError(f"{path.name}: claims", f"no method {other!r}", "name one of the methods")
+    for key, of in (("seeds", seeds), ("tune_seed", seed_list)):
+        try:
+            study[key] = of(str(study[key]))
+        except ArgumentTypeError as error:
+            raise UserError(f"{path.name}: {key}", str(error), "write such as 0-4") from error
     return study
 
 

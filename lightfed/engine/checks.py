@@ -5,10 +5,11 @@ names the key.
 """
 
 import os
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.api.algorithm import Algorithm
@@ -51,12 +52,35 @@ def _refuse(bad: bool, flag: str, found: object, fix: str) -> None:
         raise UserError(f"trainer.{flag}", f"{found}", fix)
 
 
+def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
+    """Reject an invalid length of the run."""
+    for flag, value in (("max_epochs", max_epochs), ("max_steps", max_steps)):
+        none = value is None or value < -1 or value == 0
+        _refuse(none, flag, f"{value} rounds", "give at least 1, or -1 for no limit")
+    try:
+        seconds = Timer(max_time).time_remaining()
+    except (MisconfigurationException, TypeError) as error:
+        fix = "write days:hours:minutes:seconds, such as 00:12:00:00"
+        raise UserError("trainer.max_time", f"{max_time}", fix) from error
+    no_time = seconds is not None and seconds <= 0
+    _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
+
+
 def last_checkpoint(every: int | None, *, enabled: bool) -> LastCheckpoint | None:
     """The default checkpoint of a run, None without; impossible intervals are rejected."""
     check_least("trainer.checkpoint_every", every)
     unused, fix = every is not None and not enabled, "enable checkpoints, or remove it"
     _refuse(unused, "checkpoint_every", "trainer.enable_checkpointing is false", fix)
     return LastCheckpoint(every) if enabled else None
+
+
+def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
+    """Reject an impossible number (int) or share (float) of batches; None is all."""
+    if isinstance(value, float):
+        fix = "give a float above 0 and at most 1, or a whole number of batches"
+        _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is not a share", fix)
+    else:
+        check_least(f"trainer.{flag}", value, least)
 
 
 def check_clipping(value: float | None, algorithm: str) -> None:

@@ -22,7 +22,7 @@ from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError, require
+from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
@@ -124,12 +124,14 @@ class FederatedTrainer(RunTrainer):
         self.limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
         if name is not None:
             check_name("trainer.name", name)
-        fix = "give at least 1, or -1 for no limit"
-        require(0 not in (max_epochs, max_steps), "trainer.max_epochs", "0 rounds", fix)
+        checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
         checks.check_least("trainer.num_threads", num_threads)
         checks.check_least("trainer.num_nodes", num_nodes)
         checks.check_least("trainer.ranks_per_device", ranks_per_device)
         checks.check_least("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
+        checks.check_limit("limit_train_batches", limit_train_batches, least=1)
+        checks.check_limit("limit_val_batches", limit_val_batches, least=0)
+        checks.check_limit("limit_test_batches", limit_test_batches, least=0)
         checks.check_clipping(gradient_clip_val, gradient_clip_algorithm)
         self.clipping = gradient_clip_algorithm
         strategy = checks.federated(strategy)

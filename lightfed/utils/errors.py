@@ -44,7 +44,7 @@ class UserError(ValueError):
     """An argument, flag or file given by the user cannot be used.
 
     Args:
-        key: the configuration key, flag or file to change.
+        key: the configuration key, flag or file to change, or a class and its argument.
         found: what was found there.
         fix: how to fix it.
 

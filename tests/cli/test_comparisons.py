@@ -305,6 +305,7 @@ def test_a_study_says_whether_its_claim_holds(
     [
         ({"seconds": ...}, "small.yaml: seconds"),
         ({"rounds": 3}, "small.yaml: rounds"),
+        ({"tune_seed": [100, 101]}, "small.yaml: tune_seed"),
         ({"claims": [{"better": "x", "than": "one", "metric": "m"}]}, "small.yaml: claims"),
     ],
 )

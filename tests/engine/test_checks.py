@@ -1,5 +1,6 @@
 """What the Trainer's flags may be: with two GPUs, and at the edges of what is allowed."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -85,7 +86,9 @@ def test_ranks_share_a_gpu_that_is_there() -> None:
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("gradient_clip_val", float("nan")), ("gradient_clip_algorithm", "net"), ("max_epochs", 0),
+        ("limit_train_batches", float("nan")), ("limit_train_batches", 0.0),
+        ("gradient_clip_val", float("nan")), ("gradient_clip_algorithm", "net"),
+        ("max_time", timedelta(0)), ("max_time", {"moons": 1}), ("max_steps", 0),
     ],
 )  # fmt: skip
 def test_flags_that_are_refused(flag: str, value: Any) -> None:

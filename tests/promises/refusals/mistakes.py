@@ -106,7 +106,7 @@ class Case:
     @property
     def kind(self) -> tuple[str, ...]:
         """What is refused: an argument of a trainer or module, or a class of a user's own."""
-        return ".".join(self.key.split(".")[:2]), *re.findall(rf"{CODE}\.(\w+)", str(self.edits))
+        return self.key, *re.findall(rf"{CODE}\.(\w+)", str(self.edits))
 
     def write(self, folder: Path) -> list[str]:
         """The configuration into a folder; the command line."""
@@ -310,17 +310,19 @@ FLAGS = [
     edit("trainer.name", "..", "'..'; give a plain folder name"),
     edit("trainer.default_root_dir", "bad.yaml", "Not a directory"),
     edit("trainer.max_epochs", 0, "0 rounds"),
-    edit("trainer.max_epochs", -2, "must be a non-negative integer or -1"),
-    edit("trainer.max_steps", -2, "must be a non-negative integer or -1"),
-    edit("trainer.max_time", "soon", "is not a valid duration. Expected a string in the format"),
+    edit("trainer.max_epochs", -2, "-2 rounds; give at least 1, or -1 for no limit"),
+    edit("trainer.max_steps", 0, "0 rounds"),
+    edit("trainer.max_time", "soon", "soon; write days:hours:minutes:seconds"),
+    edit("trainer.max_time", "00:00:00:00", "give a time above 0"),
     edit("trainer.accelerator", "tpuu", "choose one of auto, cpu, gpu"),
     edit("trainer.devices", [0], "give the number of ranks"),
     edit("trainer.num_nodes", 0, "0; give at least 1"),
     edit("trainer.num_threads", 0, "0; give at least 1"),
     edit("trainer.check_val_every_n_epoch", 0, "0; give at least 1"),
     edit("trainer.gradient_clip_val", -1, "-1.0; give a limit above 0"),
-    edit("trainer.limit_train_batches", 1.5, "it has to be in [0.0, 1.0]"),
-    edit("trainer.limit_val_batches", -1, "it has to be in [0.0, 1.0]"),
+    edit("trainer.limit_train_batches", 1.5, "1.5 is not a share"),
+    edit("trainer.limit_train_batches", 0, "0; give at least 1"),
+    edit("trainer.limit_val_batches", -1, "-1; give at least 0"),
     edit(
         "trainer.callbacks", [of_class("EarlyStopping", monitor="global/loss")] * 2, "EarlyStopping"
     ),
