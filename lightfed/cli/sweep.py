@@ -16,7 +16,7 @@ from lightfed.cli.runner import Outcome, check, run_all
 from lightfed.cli.wanted import Wanted
 from lightfed.results.run import primary_metric, read
 from lightfed.results.text import goal_text, seconds_text
-from lightfed.utils.errors import OneLineParser, UserError, require
+from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError, require
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
@@ -127,14 +127,20 @@ def _line_of(outcome: Outcome) -> str:
 
 
 def _become(wanted: Wanted) -> int:
-    """Run a command as the only one of this process."""
+    """Run a command as the only one of this process; a file says if it has diverged."""
     from lightfed.cli.command_line import run_words
 
     if (folder := wanted.finished()) is not None:
         print(f"{folder} is finished")
         return 0
     sys.argv[1:] = wanted.resumed()
-    run_words(sys.argv[1:])
+    try:
+        run_words(sys.argv[1:])
+    except SystemExit as leaving:
+        if NOT_FINITE in str(leaving.__context__):
+            wanted.diverged.parent.mkdir(parents=True, exist_ok=True)
+            wanted.diverged.touch()
+        raise
     return 0
 
 

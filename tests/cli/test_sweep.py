@@ -163,6 +163,16 @@ def test_missing_lines_are_submitted(here: Path, monkeypatch: pytest.MonkeyPatch
     assert words == ["--array=1,2,4%8", "slurm/sweep.sbatch", "list", *more]
 
 
+def test_a_task_of_an_array_says_that_its_run_has_diverged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"{FIT} --model.optimizer.init_args.lr 1e30 --model.max_failed_clients 0"
+    (folder / "list").write_text(words)
+    monkeypatch.setattr(sys, "argv", ["lightfed"])
+    assert status_of("list", "--line", "1") == 2
+    assert Wanted.of(words.split()).diverged.exists()
+
+
 def test_other_limits_are_another_run(folder: Path) -> None:
     main(FIT.split())
     short, long, other = (
