@@ -162,12 +162,23 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
 
 def to_device(table: np.ndarray, device: torch.device) -> Tensor:
     """A small table on the device; the host does not wait for the copy."""
-    return torch.from_numpy(np.ascontiguousarray(table)).to(device, non_blocking=True)
+    host = torch.from_numpy(np.ascontiguousarray(table))
+    if device.type == "cuda":
+        # From pageable memory the driver copies before it returns.
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 def resident(table: np.ndarray, device: torch.device) -> Tensor:
-    """A table on the device that is copied once: rows mostly stay where they are."""
+    """A table of int64 on the device that is copied once: rows mostly stay where they are."""
+    if table.nbytes > _KEPT_BYTES:
+        return to_device(table, device)
     return _resident(table.tobytes(), device)
+
+
+# Bytes of a table that is worth keeping: a larger one is that of many receivers, whose neighbours
+# are others in every round.
+_KEPT_BYTES = 2**16
 
 
 @lru_cache(maxsize=256)

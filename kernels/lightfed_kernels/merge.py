@@ -162,7 +162,6 @@ def _tables(members: Members) -> list[Tensor]:
         table.tensors,
         table.levels,
         members.first,
-        members.levels_of,
         members.totals,
         members.label_words,
         members.label_totals,
@@ -334,7 +333,7 @@ def _merge(
 
         merge("merge", out, out, rows, (flat, rest), tables, weights)
         return
-    tensors, levels, first, _, totals, label_words, label_totals = tables
+    tensors, levels, first, totals, label_words, label_totals = tables
     local = _Local(rows, first, weights, label_words)
     counts = _Counts(totals, label_totals)
     scratch = torch.empty(0, dtype=torch.float64, device=out.device)
@@ -363,7 +362,7 @@ def _sum(
 
         merge("sum", rows[0], partial, rows, (flat, rest), tables, weights)
         return
-    tensors, levels, first, _, _, label_words, _ = tables
+    tensors, levels, first, _, label_words, _ = tables
     local = _Local(rows, first, weights, label_words)
     for piece in _pieces(tensors, levels, _chunk(partial.device)):
         local.add(piece, piece.of(partial))
@@ -381,9 +380,9 @@ def _finish(
     if backend(out, partial) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        merge("finish", out, partial, (), (flat, rest), tables, tables[4], start=start)
+        merge("finish", out, partial, (), (flat, rest), tables, tables[3], start=start)
         return
-    tensors, levels, _, _, totals, _, label_totals = tables
+    tensors, levels, _, totals, _, label_totals = tables
     counts, stop = _Counts(totals, label_totals), start + len(partial)
     for piece in _pieces(tensors, levels, _chunk(out.device)):
         begin, end = piece.begin, piece.end

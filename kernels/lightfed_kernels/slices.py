@@ -214,7 +214,6 @@ class Members:
         sizes: row length of every local client, in the order given.
         order: local client of every line of the tables.
         first: (L + 1,) int32: where the local clients of every level begin.
-        levels_of: (lines,) int32: the levels of the local clients.
         weights: (lines,) float64.
         totals: (L,) float64: the weights of all clients of a level.
         label_words: (lines, ceil(labels / 32)) int32: bit k of a client: it holds label k.
@@ -227,7 +226,6 @@ class Members:
     sizes: tuple[int, ...]
     order: tuple[int, ...]
     first: Tensor
-    levels_of: Tensor
     weights: Tensor
     totals: Tensor
     label_words: Tensor
@@ -279,7 +277,6 @@ class Members:
             sizes=tuple(table.sources[levels[k]].size for k in given),
             order=tuple(order),
             first=to_device(first, device),
-            levels_of=to_device(ranks[mine].astype(np.int32), device),
             weights=to_device(a[mine], device),
             totals=to_device(totals, device),
             label_words=to_device(_packed(held[mine]), device),

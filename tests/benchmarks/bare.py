@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from math import ceil, cos, pi
 from typing import Literal
 
@@ -26,7 +27,7 @@ from lightfed.utils.memory import keep_heap
 from lightfed.utils.rng import derive_seed
 
 Way = Literal["loop", "tuned", "batched"]
-Make = Callable[[nn.Module, Tensor, Tensor], Sessions]
+Make = Callable[..., Sessions]
 
 
 class Bare(ABC):
@@ -41,7 +42,12 @@ class Bare(ABC):
     def __init__(self, workload: Workload, make: Make, device: str) -> None:
         self.workload, self.device = workload, device
         self.x, self.y = (part.to(device) for part in workload.samples("train", workload.pool))
-        self.make = lambda rate=1.0: make(self._model(rate).train(), self.x, self.y)
+        self._make_sessions = make
+
+    def make(self, rate: float = 1.0) -> Sessions:
+        """The sessions of the network of a width."""
+        model = self._model(rate).train()
+        return self._make_sessions(model, self.x, self.y, batch=self.workload.batch)
 
     def _model(self, rate: float = 1.0) -> nn.Module:
         return self.workload.build(rate).to(self.device)
@@ -188,4 +194,4 @@ def bare(workload: Workload, way: Way, device: str = "cpu") -> Bare:
     if way == "batched":
         return METHODS[workload.method](workload, Batched, device)
     tuned = way == "tuned"
-    return METHODS[workload.method](workload, lambda *made: OneByOne(*made, tuned=tuned), device)
+    return METHODS[workload.method](workload, partial(OneByOne, tuned=tuned), device)

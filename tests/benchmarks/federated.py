@@ -138,6 +138,7 @@ def build(
         _algorithm(workload),
         _groups(workload),
         optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE),
+        local_epochs=workload.epochs,
         evaluate=(),
         export=(),
         seed=SEED,

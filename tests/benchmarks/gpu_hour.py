@@ -1,14 +1,16 @@
-"""The first hour on a card: tests, kernels, rounds, models, NCCL, operators, short trainings.
+"""The first minutes on a card: kernels, published rounds, peers, NCCL, tests, in order of value.
 
     python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,..] [--quick]
 
 Run it in the root of a checkout, installed or not. Each part is a process with a time limit, a log
-and a folder of its own, so a run that is cut off keeps what it has. The end of a log is printed too
-if its part does not end well. Without a CUDA device, parts that need one are named as not run, and
-the others run on the CPU. `--quick` shows in two minutes that they run.
+and a folder of its own, so a run that is cut off keeps what it has; the same command again skips
+the parts that are done. The end of a log is printed too if its part does not end well. Without a
+CUDA device, parts that need one are named as not run, and the others run on the CPU. `--quick`
+shows in minutes that they run. At the end stands what was aimed at, and what was reached.
 """
 
 import argparse
+import csv
 import os
 import signal
 import subprocess
@@ -21,6 +23,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # as a test imports it
+from aims import Aim, read_aims
 
 DONE, NOT_RUN = "done", "not run: no CUDA device"
 _GRACE = 15  # seconds for a part that is cut off to say what it has found
@@ -57,35 +62,57 @@ TESTS = (
     "tests/promises/ranks/test_strategy.py", "tests/data/test_resident.py", "tests/kernels",
     "tests/promises/test_gpu.py",
 )  # fmt: skip
-# In processes that share the card: most of the time the host compiles kernels.
-_PYTEST = ("-m", "pytest", "-n", "4", "-m", "gpu", "-rf", "--tb", "short", *TESTS)
-_KERNELS = ("-m", "lightfed_kernels.bench", "--device", "cuda", "--save", "OUT")
+# In processes that share the card: most of the time the host compiles kernels. Each test is named
+# as it ends, and a file is no unit, as one of them takes most of the time.
+_PYTEST = (
+    *("-m", "pytest", "-p", "no:cacheprovider", "-n", "12", "--dist", "worksteal"),
+    *("-vv", "-m", "gpu", "-rf", "--tb", "short", *TESTS),  # -q is the default
+)
+_BENCH = ("-m", "lightfed_kernels.bench", "--device", "cuda")
+_KERNELS = (*_BENCH, "--save", "OUT")
+# Every kernel once, held against float64: what fails here need not be timed.
+_FIRST = (*_BENCH, "--quick", "--clients", "10", "--dtype", "float32")
 _ROUNDS = (
     *(f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--passes", "5"),
-    *("--workloads", "W1,W5,W2,W3,W4"),  # each is printed as it ends
+    *("--workloads", "W5,W3,W1,W2,W4"),  # each is printed as it ends
 )
 _ON_DEVICE = ("--device", "DEVICE", "--out", "OUT")
 _MODELS = (f"{_BENCHMARKS}/models.py", *_ON_DEVICE)
+_PUBLISHED = (f"{_BENCHMARKS}/published.py", *_ON_DEVICE)
+_COHORT = (f"{_BENCHMARKS}/cohort.py", *_ON_DEVICE)
 _FORMATS = (f"{_BENCHMARKS}/formats.py", "--device", "DEVICE")
 _NCCL = (f"{_BENCHMARKS}/nccl.py", *_ON_DEVICE)
-_OPERATORS = (f"{_BENCHMARKS}/operators.py", *_ON_DEVICE)
+_OPERATORS = (f"{_BENCHMARKS}/operators.py", *_ON_DEVICE, "--workloads", "cohort,hundred,W5")
 _CURVE = (f"{_BENCHMARKS}/curve.py", *_ON_DEVICE)
 _QUICKSTART = (
     *("-m", "lightfed", "fit", "--config", "configs/quickstart.yaml"),
     *("--trainer.accelerator", "ACCELERATOR", "--trainer.default_root_dir", "OUT/runs"),
 )
 _LITTLE = ("--tiny", "--passes", "1", "--workloads", "W6")
+# In the order of what they are worth, as a card may be lent for minutes only. Shares are about the
+# seconds that a part takes on an H100.
 PARTS = (
-    Part("tests", _PYTEST, 0.2, needs_card=True),
-    Part("kernels", (*_KERNELS, "--gate"), 0.1, needs_card=True),
-    Part("rounds", _ROUNDS, 0.17, quick=("--workloads", "W5", "--passes", "1")),
-    Part("models", _MODELS, 0.25, needs_card=True, quick=_LITTLE),
-    Part("formats", _FORMATS, 0.03, needs_card=True, quick=_LITTLE),
-    Part("nccl", _NCCL, 0.05, needs_card=True, quick=("--cases", "heterofl")),
-    Part("operators", _OPERATORS, 0.05, quick=("--workloads", "W5")),
-    Part("curve", _CURVE, 0.07, quick=("--tiny", "--rounds", "2")),
-    Part("training", _QUICKSTART, 0.04, quick=("--trainer.max_epochs", "2")),
-    Part("operations", (*_KERNELS, "--dtype", "float32"), 0.04, needs_card=True),
+    Part("first", _FIRST, 30, needs_card=True),
+    Part("kernels", (*_KERNELS, "--gate"), 60, needs_card=True),
+    Part("cohort", _COHORT, 60, quick=("--tiny", "--passes", "1")),
+    Part("published", _PUBLISHED, 110, quick=("--tiny", "--passes", "1")),
+    Part("nccl", _NCCL, 40, needs_card=True, quick=("--cases", "heterofl")),
+    Part("operators", _OPERATORS, 40, quick=("--workloads", "W5")),
+    Part("tests", _PYTEST, 110, needs_card=True),
+    Part("rounds", _ROUNDS, 110, quick=("--workloads", "W5", "--passes", "1")),
+    Part("models", _MODELS, 150, needs_card=True, quick=_LITTLE),
+    Part("curve", _CURVE, 30, quick=("--tiny", "--rounds", "2")),
+    Part("training", _QUICKSTART, 20, quick=("--trainer.max_epochs", "2")),
+    Part("formats", _FORMATS, 20, needs_card=True, quick=_LITTLE),
+    Part("operations", (*_KERNELS, "--dtype", "float32"), 60, needs_card=True),
+)
+# Of the copy bandwidth, by operation and shape; see the benchmark of the kernels.
+_KERNEL_AIMS = (
+    ("slice_merge", "10 clients"),
+    ("slice_merge", "100 clients"),
+    ("masked_mean", "1 receiver of 11"),
+    ("masked_mean", "13 receivers of 100"),
+    ("masked_mean", "100 receivers of 100"),
 )
 
 
@@ -147,6 +174,29 @@ def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> O
     return Outcome(part, state, time.monotonic() - start)
 
 
+def _aims(out: Path) -> list[str]:
+    """What was aimed at and reached, a line each, of all parts that have said so."""
+    aims: list[Aim] = []
+    for operation, shape in _KERNEL_AIMS:
+        share = _share_of_copy(out / "kernels", operation, shape)
+        aims.append(Aim(f"{operation}, {shape}: of a copy", share, 90, 70, "%"))
+    for name in ("cohort", "published"):
+        aims += read_aims(out / name)
+    return [aim.line() for aim in aims]
+
+
+def _share_of_copy(folder: Path, operation: str, shape: str) -> float | None:
+    """Percent of the copy bandwidth that our kernel reached; None if it was not measured."""
+    for path in folder.glob("*.csv"):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if (row["operation"], row["shape"]) != (operation, shape):
+                    continue
+                if (row["contender"], row["dtype"]) == ("ours", "float32"):
+                    return float(row["copy_percent"])
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts in order; print a line for each as it ends, and write them to summary.txt.
 
@@ -164,26 +214,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--parts: {', '.join(sorted(unknown))}; choose among the default's")
     if not Path(_BENCHMARKS).is_dir():
         parser.error("no tests/benchmarks in this folder; run it in the root of a checkout")
-    chosen = [part for part in PARTS if part.name in named]
+    by_name = {part.name: part for part in PARTS}
+    chosen = [by_name[name] for name in named]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     title = torch.cuda.get_device_name() if device == "cuda" else "CPU; no CUDA device"
     print(title, flush=True)
-    lines, left = [title], 60 * options.minutes
-    outcomes = []
+    lines = [title]
+    left = 60 * options.minutes
+    outcomes: list[Outcome] = []
     for position, part in enumerate(chosen):
+        if (out / f"{part.name}.done").exists():
+            lines.append(f"{part.name:10} done by an earlier command")
+            print(lines[-1], flush=True)
+            continue
         # What a part does not use is there for the later ones.
         ahead = [later.share for later in chosen[position:] if later.runs_on(device)]
         seconds = left * part.share / (sum(ahead) or 1)
         found = run(part, out, device=device, seconds=seconds, quick=options.quick)
         outcomes.append(found)
-        left -= outcomes[-1].seconds
-        lines.append(outcomes[-1].line())
+        left -= found.seconds
+        if found.state == DONE:
+            (out / f"{part.name}.done").touch()
+        lines.append(found.line())
         print(lines[-1], flush=True)
         if found.state not in (DONE, NOT_RUN):
             print((out / f"{part.name}.log").read_text(errors="replace")[-_SHOWN:], flush=True)
-        (out / "summary.txt").write_text("\n".join(lines) + "\n")
+        (out / "summary.txt").write_text("\n".join([*lines, "", *_aims(out)]) + "\n")
+    for line in _aims(out):
+        print(line, flush=True)
     return 0 if all(outcome.state in (DONE, NOT_RUN) for outcome in outcomes) else 1
 
 

@@ -107,7 +107,7 @@ class Warnings(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def _memory(device: str) -> float:
+def memory(device: str) -> float:
     if device == "cuda":
         return float(torch.cuda.max_memory_allocated())
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -124,11 +124,16 @@ def by_hand(workload: Workload, way: Way, device: str, passes: int) -> Measured:
             side.round(drawn, t)
             t += 1
         seconds.append((seconds_on(device) - start) / count)
-    return Measured(tuple(seconds[1:]), _memory(device))
+    return Measured(tuple(seconds[1:]), memory(device))
 
 
 def by_lightfed(
-    workload: Workload, way: str, device: str, passes: int, precision: str = "32"
+    workload: Workload,
+    way: str,
+    device: str,
+    passes: int,
+    precision: str = "32",
+    settings: dict[str, Any] | None = None,
 ) -> Measured:
     """A run of lightfed.
 
@@ -138,6 +143,7 @@ def by_lightfed(
         device: cpu or cuda.
         passes: measurements.
         precision: 32, tf32 or bf16.
+        settings: of the Federation, instead of the way's.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -145,7 +151,8 @@ def by_lightfed(
     logging.getLogger("lightfed").addHandler(warned)
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    settings = WAYS.get(way, {})
+    if settings is None:
+        settings = WAYS.get(way, {})
     plan = [_EAGER, *[workload.rounds] * passes]
     times: list[float] = []
     losses: list[float] = []
@@ -168,7 +175,7 @@ def by_lightfed(
     logging.getLogger("lightfed").removeHandler(warned)
     ends = losses[0], losses[-1]
     return Measured(
-        tuple(seconds[1:]), _memory(device), ends, "; ".join(dict.fromkeys(warned.texts))
+        tuple(seconds[1:]), memory(device), ends, "; ".join(dict.fromkeys(warned.texts))
     )
 
 
@@ -186,24 +193,25 @@ class Table:
     Args:
         device: cpu or cuda.
         passes: measurements of a side.
-        out: folder for models.csv; None for none.
+        out: folder for the table; None for none.
+        name: of the table.
 
     Attributes:
         good: whether no side failed, and all losses are numbers.
     """
 
-    def __init__(self, device: str, passes: int, out: Path | None) -> None:
+    def __init__(
+        self, device: str, passes: int, out: Path | None, name: str = "models.csv"
+    ) -> None:
         self._device, self._passes = device, passes
         self._rows: list[list[str]] = []
-        self._file = None if out is None else out / "models.csv"
+        self._file = None if out is None else out / name
         self.good = True
 
-    def side(
-        self, workload: Workload, side: str, function: Any, way: str, *precision: str
-    ) -> Measured:
+    def side(self, workload: Workload, side: str, function: Any, way: str, *more: Any) -> Measured:
         """Measure a side; one that fails, such as for want of memory, leaves the others."""
         try:
-            given = workload, way, self._device, self._passes, *precision
+            given = workload, way, self._device, self._passes, *more
             found: Measured = apart(function, *given)
             self.good = self.good and all(map(math.isfinite, found.losses))
         except Exception as error:  # of a process that may have died

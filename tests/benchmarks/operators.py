@@ -5,8 +5,8 @@
 Counted by torch.profiler in one round, after others: operators that Python or autograd calls (not
 those that operators call), those that do the work below them (a launch each on a card; foreach
 takes one a tensor where rows are strided), launches on a card, and values that the host waits for
-(`item` and the like). A step is one client's. `--out` keeps a trace of each for chrome://tracing.
-The ways:
+(`item` and the like). A step is one client's. `--out` keeps a trace of each for chrome://tracing,
+and tables of the most expensive operators. The ways:
 
     off      one client after the other
     packed   32 side by side
@@ -29,7 +29,7 @@ from lightning.pytorch.callbacks import Callback
 from rounds import WARM_UP, workloads
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
-from workloads import BATCH_SIZE, CLIENT_SAMPLES, WORKLOADS, Workload
+from workloads import WORKLOADS, Workload
 
 _LAUNCHES = (*("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync"),)
 _OPERATORS = ("aten::", "lightfed::")
@@ -54,12 +54,14 @@ class Counts:
         working: that do the work.
         launches: on a card.
         reads: values that the host waits for.
+        table: the most expensive operators or, on a card, kernels.
     """
 
     operators: int
     working: int
     launches: int
     reads: int
+    table: str
 
     @classmethod
     def of(cls, profiled: profile) -> "Counts":
@@ -70,7 +72,14 @@ class Counts:
             sum(_work(event) for event in operators if not _in_operator(event)),
             sum(event.name.startswith(_LAUNCHES) for event in events),
             sum(event.name == _READ for event in events),
+            _most_expensive(profiled),
         )
+
+
+def _most_expensive(profiled: profile) -> str:
+    key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    averages = profiled.key_averages()
+    return averages.table(sort_by=key, row_limit=14, max_name_column_width=60)
 
 
 def _in_operator(event: object) -> bool:
@@ -138,8 +147,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     print(machine())
+    tables: list[str] = []
     for workload in options.workloads:
-        steps = workload.per_round * -(-CLIENT_SAMPLES // BATCH_SIZE)
+        steps = workload.per_round * -(-workload.each // workload.batch)
         print(f"\n{workload.name}  {workload.title}, {steps} steps of clients a round")
         for way in WAYS:
             file = f"{workload.name}-{way}.json.gz"
@@ -152,6 +162,9 @@ def main(argv: list[str] | None = None) -> int:
                 f"{found.launches / steps:.1f} a step; {found.reads} values read",
                 flush=True,
             )
+            tables.append(f"\n{workload.name} {way}\n{found.table}")
+            if options.out is not None:
+                (options.out / "tables.txt").write_text("\n".join(tables) + "\n")
     return 0
 
 

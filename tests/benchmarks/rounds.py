@@ -35,7 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from figures import Figure, busy, machine, spread
 from peers import MEASURED
 from workers import Side, Worker
-from workloads import WORKLOADS, Workload
+from workloads import CARD, WORKLOADS, Workload
 
 SIDES: tuple[Side, ...] = ("loop", "tuned", "batched", "lightfed")
 PACKS: tuple[Side, ...] = (*SIDES, "packs32", "packs128", "sequential")
@@ -49,6 +49,8 @@ def compare(workload: Workload, *, passes: int, device: str = "cpu", packs: bool
     workers = {side: Worker(side, workload, device) for side in sides}
     seconds: dict[Side, list[float]] = {side: [] for side in sides}
     try:
+        for worker in workers.values():
+            worker.ready()
         start = workers["lightfed"].loss()
         for worker in workers.values():
             worker.seconds(WARM_UP)
@@ -117,11 +119,13 @@ def workloads(text: str) -> list[Workload]:
     Raises:
         argparse.ArgumentTypeError: there is no such workload.
     """
-    unknown = [name for name in text.split(",") if name not in WORKLOADS]
-    if unknown:
-        known = ", ".join(WORKLOADS)
-        raise argparse.ArgumentTypeError(f"no workload {unknown[0]!r}; choose of {known}")
-    return [WORKLOADS[name] for name in text.split(",")]
+    known = WORKLOADS | CARD
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            choices = ", ".join(known)
+            raise argparse.ArgumentTypeError(f"no workload {name!r}; choose of {choices}")
+    return [known[name] for name in names]
 
 
 if __name__ == "__main__":

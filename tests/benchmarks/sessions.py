@@ -24,10 +24,12 @@ class Sessions(ABC):
         model: in training mode; its values do not matter.
         x: (N, ...) the samples of all clients.
         y: (N,) their labels.
+        batch: samples of a step.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, *, batch: int = BATCH_SIZE) -> None:
         self.model = model
+        self.batch = batch
         self.x, self.y = x, y
         self.convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
 
@@ -65,10 +67,13 @@ class OneByOne(Sessions):
         x: as of `Sessions`.
         y: as of `Sessions`.
         tuned: convolutions on channels_last if safe, gradients without .grad and an optimiser.
+        batch: as of `Sessions`.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, *, tuned: bool) -> None:
-        super().__init__(model, x, y)
+    def __init__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, tuned: bool, batch: int = BATCH_SIZE
+    ) -> None:
+        super().__init__(model, x, y, batch=batch)
         self._tuned = tuned
         self._last = tuned and self.convolves and not crashing(model)
         if self._last:
@@ -114,7 +119,7 @@ class OneByOne(Sessions):
     ) -> None:
         optimizer = None if self._tuned else torch.optim.SGD(self._leaves, lr=LEARNING_RATE)
         xs, ys = self._gather(index), self.y.index_select(0, index)
-        for x, y in zip(xs.split(BATCH_SIZE), ys.split(BATCH_SIZE), strict=True):
+        for x, y in zip(xs.split(self.batch), ys.split(self.batch), strict=True):
             logits = self.model(x)
             if held is not None:
                 logits = logits.masked_fill(~held, 0.0)
@@ -142,8 +147,8 @@ class Batched(Sessions):
     Takes networks that run their layers in the order of their definition.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        super().__init__(model, x, y)
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, *, batch: int = BATCH_SIZE) -> None:
+        super().__init__(model, x, y, batch=batch)
         self._layers = [part for part in model.modules() if not list(part.children())]
 
     @override
@@ -175,7 +180,7 @@ class Batched(Sessions):
         masks: Tensors | None = None,
     ) -> None:
         leaves = [stack.detach().requires_grad_() for stack in stacks]
-        for index in order.split(BATCH_SIZE, 1):
+        for index in order.split(self.batch, 1):
             grads = torch.autograd.grad(self._loss(leaves, index, held), leaves)
             if masks is not None:
                 torch._foreach_mul_(grads, masks)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import gpu_hour as gpu
+from tests.benchmarks.aims import Aim, write_aims
 from tests.benchmarks.gpu_hour import Part, main
 
 _THIS = "tests/benchmarks/test_gpu_hour.py"
@@ -44,7 +45,8 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def states(out: Path) -> dict[str, str]:
-    lines = (out / "summary.txt").read_text().splitlines()[1:]
+    parts, _ = (out / "summary.txt").read_text().split("\n\n")
+    lines = parts.splitlines()[1:]
     return {line.split()[0]: line.split(" s  ")[1] for line in lines}
 
 
@@ -65,10 +67,41 @@ def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(
 
 
 def test_its_own_files_are_in_the_folder_and_all_well_is_status_0(tmp_path: Path) -> None:
-    assert main(["--out", str(tmp_path), "--parts", "card,last"]) == 0
-    assert (tmp_path / "last/result").read_text() == "-c"
-    assert main(["--out", str(tmp_path), "--parts", "last", "--quick"]) == 0
-    assert (tmp_path / "last/result").read_text() == "quick"
+    assert main(["--out", str(tmp_path / "whole"), "--parts", "card,last"]) == 0
+    assert (tmp_path / "whole/last/result").read_text() == "-c"
+    assert main(["--out", str(tmp_path / "quick"), "--parts", "last", "--quick"]) == 0
+    assert (tmp_path / "quick/last/result").read_text() == "quick"
+
+
+def test_a_second_command_takes_up_where_the_first_ended(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--minutes", "1", "--parts", "last,bad"]) == 1
+    (tmp_path / "last/result").unlink()
+    assert main(["--out", str(tmp_path), "--minutes", "1", "--parts", "last,bad,good"]) == 1
+    assert not (tmp_path / "last/result").exists()
+    assert (tmp_path / "good.done").exists()
+    assert not (tmp_path / "bad.done").exists()
+
+
+def test_the_table_says_what_was_reached(tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    rows = ["operation,shape,contender,dtype,copy_percent"]
+    rows.append("slice_merge,10 clients,official,float32,1.0")
+    rows.append("slice_merge,10 clients,ours,float32,92.5")
+    rows.append("slice_merge,100 clients,ours,float32,71.0")
+    (kernels / "card.csv").write_text("\n".join(rows) + "\n")
+    cohort = tmp_path / "cohort"
+    cohort.mkdir()
+    write_aims(cohort, [Aim("over a peer", 2.0, 5.0, 3.0)])
+
+    assert main(["--out", str(tmp_path), "--parts", "last"]) == 0
+
+    _, table = (tmp_path / "summary.txt").read_text().split("\n\n")
+    verdicts = {line.split("  ")[0]: line.rsplit(": ", 1)[-1] for line in table.splitlines()}
+    assert verdicts["slice_merge, 10 clients: of a copy"] == "met"
+    assert verdicts["slice_merge, 100 clients: of a copy"] == "above the floor"
+    assert verdicts["over a peer"] == "MISSED"
+    assert "not measured" in table
 
 
 @pytest.mark.parametrize("arguments", [["--parts", "good,other"], []])

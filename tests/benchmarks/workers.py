@@ -44,7 +44,10 @@ class Worker:
         self._process = context.Process(target=target, args=(theirs, workload, side, device))
         self._process.start()
         theirs.close()
-        self._pipe.recv()  # ready
+
+    def ready(self) -> None:
+        """Wait until it has imported and built what it needs; workers do so side by side."""
+        self._pipe.recv()
 
     def seconds(self, rounds: int) -> float:
         """Seconds of one of so many rounds."""

@@ -59,7 +59,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Workload:
-    """One local epoch of plain SGD, 100 samples a client.
+    """Local epochs of plain SGD.
 
     Attributes:
         name: short.
@@ -75,7 +75,9 @@ class Workload:
         labels: classes of a client's samples.
         noise: of the samples, relative to the patterns of the classes.
         words: of the vocabulary, if samples are windows of text; 0 for classes.
-        batch: samples of a batch; lightfed alone takes another than the default.
+        batch: samples of a step.
+        each: samples of a client.
+        epochs: of a client in a round.
         narrow: builds a smaller model, for `tiny`.
     """
 
@@ -93,6 +95,8 @@ class Workload:
     noise: float = 2.0
     words: int = 0
     batch: int = BATCH_SIZE
+    each: int = CLIENT_SAMPLES
+    epochs: int = 1
     narrow: Callable[..., nn.Module] | None = field(default=None, repr=False)
 
     def build(self, rate: float = 1.0) -> nn.Module:
@@ -121,7 +125,7 @@ class Workload:
         patterns = self._patterns()
         generator = torch_generator(SEED, f"benchmark/{split}")
         drawn = torch.randint(self.labels, (count,), generator=generator)
-        labels = (drawn + torch.arange(count) // CLIENT_SAMPLES) % CLASSES
+        labels = (drawn + torch.arange(count) // self.each) % CLASSES
         x = torch.randn(count, *self.input_shape, generator=generator).mul_(self.noise)
         return x.add_(patterns[labels]).div_((1 + self.noise**2) ** 0.5), labels
 
@@ -137,8 +141,8 @@ class Workload:
 
     def owned(self, client: int) -> slice:
         """The samples of a client: a window on the pool, whose length is a multiple of it."""
-        start = client * CLIENT_SAMPLES % self.pool
-        return slice(start, start + CLIENT_SAMPLES)
+        start = client * self.each % self.pool
+        return slice(start, start + self.each)
 
     def level(self, client: int) -> int:
         """The position of a client's width among HeteroFL's levels; 0 for other methods."""
@@ -154,21 +158,23 @@ class Workload:
             for receiver, heard in of_round.items():
                 senders[receiver, heard] = 1.0
         order = torch.stack([self._shuffled(k, t, "order") for k in chosen])
+        # A loop goes over the samples in the same order again.
+        order = torch.cat([order] * self.epochs, 1)
         return Draws(chosen, order, torch.stack(batch), senders)
 
     def _shuffled(self, client: int, t: int, purpose: str) -> Tensor:
         generator = torch_generator(SEED, purpose, t, client)
-        return self.owned(client).start + torch.randperm(CLIENT_SAMPLES, generator=generator)
+        return self.owned(client).start + torch.randperm(self.each, generator=generator)
 
     def tiny(self) -> "Workload":
         """The same work in small, for tests of the benchmark."""
         shape = (self.input_shape[0], 16, 16) if len(self.input_shape) == 3 else self.input_shape
         per_round = 10 if self.clients == self.per_round else 6  # as few as form a pack
-        pool = 10 * CLIENT_SAMPLES
+        pool = 10 * self.each
         return replace(
             self, input_shape=shape, clients=10, per_round=per_round, pool=pool, rounds=1,
             network=self.narrow or self.network, words=min(self.words, 50),
-            batch=max(self.batch, CLIENT_SAMPLES // 4),
+            batch=max(self.batch, self.each // 4),
         )  # fmt: skip
 
 
@@ -236,3 +242,35 @@ LARGE = {
         ),
     )
 }  # fmt: skip
+
+# Settings that others have published, for a card.
+PUBLISHED = replace(
+    LARGE["W6"],
+    name="published",
+    title="HeteroFL, PreActResNet-18 on 3x32x32, five widths, 10 clients of 50 steps of 10",
+    batch=10,
+    each=500,
+    pool=5_000,
+)
+# With a hundred clients packs have something to pack; a client has a fifth of a published epoch.
+HUNDRED = replace(
+    PUBLISHED,
+    name="hundred",
+    title="the same, 100 of 1,000 clients of 10 steps of 10",
+    clients=1_000,
+    per_round=100,
+    each=100,
+    pool=10_000,
+)
+COHORT = replace(
+    WORKLOADS["W2"],
+    name="cohort",
+    title="two convolutions on 3x32x32, 50 of 1,000 clients, 5 steps of 10",
+    clients=1_000,
+    per_round=50,
+    pool=50_000,
+    each=50,
+    batch=10,
+    rounds=10,
+)
+CARD = {workload.name: workload for workload in (PUBLISHED, HUNDRED, COHORT)}

@@ -31,7 +31,7 @@ def force(kernels: torch.device, monkeypatch: pytest.MonkeyPatch) -> Force:
     """Chooses the kernel, whatever the sizes."""
     from lightfed_kernels.gpu import masked_mean as gpu
 
-    return lambda tile: monkeypatch.setattr(gpu, "shared", lambda lengths, chosen: tile)
+    return lambda tile: monkeypatch.setattr(gpu, "shared", lambda *sizes: tile)
 
 
 def drawn(receivers: int, senders: int, longest: int) -> list[list[int]]:
@@ -99,7 +99,7 @@ def test_sizes_that_share_tiles_give_the_reference(device: torch.device, over: s
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [96, 128, 320])
+@pytest.mark.parametrize("width", [96, 256, 320])
 def test_rows_are_replaced_tile_by_tile(kernels: torch.device, force: Force, width: int) -> None:
     """Blocks of less than a tile, of one, of some and a part; and the last one, of 32 columns."""
     words = pack_mask(bits(5, 352, density=0.5, seed=3)).to(kernels)
@@ -116,7 +116,7 @@ def test_rows_are_replaced_tile_by_tile(kernels: torch.device, force: Force, wid
 def rule(neighbours: Neighbours) -> bool:
     from lightfed_kernels.gpu.masked_mean import shared
 
-    return shared(np.diff(neighbours.first.numpy()), neighbours.index.numpy())
+    return shared(np.diff(neighbours.first.numpy()), neighbours.index.numpy(), element_size=4)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
@@ -165,7 +165,7 @@ def test_no_list_is_read_beyond_the_table(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setenv("LIGHTFED_KERNELS", "triton")
     monkeypatch.setattr(gpu, "mean_tile", Spy())
-    monkeypatch.setattr(gpu, "shared", lambda lengths, chosen: True)
+    monkeypatch.setattr(gpu, "shared", lambda *sizes: True)
     lists = [[0] * 9, [1], []]
     masked_mean(values(2, 256), Neighbours.build(lists, senders=2))
 

@@ -1,4 +1,4 @@
-"""On a CUDA device: the federations of the kit train, in every precision and store, over NCCL."""
+"""On a CUDA device: the federations of the kit train, in every precision and store."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 def trained(case: Case, folder: Path, **flags: object) -> dict[str, float]:
     trainer, federation = fit(case, folder, rounds=8, accelerator="gpu", **flags)
-    assert torch.distributed.get_backend() == "nccl"
+    assert not torch.distributed.is_initialized()  # one rank needs no group; nccl.py gives it one
     assert all(v.isfinite().all() for v in federation.state_dict().values())
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 

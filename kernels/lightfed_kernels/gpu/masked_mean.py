@@ -16,11 +16,18 @@ from lightfed_kernels.gpu.masks import TYPES, on_device
 WORDS = 32
 WARPS = 4
 
-# Of tiles that receivers share: receivers at a time, each with a warp; bytes of a row, 16 a thread;
-# bytes that the tiles of all rows take at most. Two programs fill an L1 cache of 256 KiB.
+# Of tiles that receivers share: receivers at a time, each with a warp.
 GROUP = 16
-ROW = 512
-ROOM = 96 * 2**10
+
+# Bytes of a row in such a tile, by the size of an element. Eight elements a thread share the
+# addresses and the mask word of a neighbour; of float64 they would take too many registers.
+ROW_BYTES = {2: 512, 4: 1024, 8: 512}
+
+# Bytes that the tiles of all rows take at most: two programs fill an L1 cache of 256 KiB.
+ROOM = 120 * 2**10
+
+# Bytes of a cache line, which the mask words of a row in a tile take.
+LINE = 128
 
 
 @triton.jit(
@@ -68,7 +75,8 @@ def masked_mean(
     else:
         total = tl.zeros([WORDS, 32], ACC)
         count = tl.zeros([], ACC)
-    for e in tl.range(begin, end, num_stages=3):
+    # Four rows are under way at once, in registers.
+    for e in tl.range(begin, end, num_stages=1, loop_unroll_factor=4):
         row = tl.multiple_of(tl.load(edges + 2 * e).to(tl.pointer_type(DTYPE)), 16)
         value = tl.load(row + elements, mask=inside[:, None], other=0.0).to(ACC)
         weight = 1.0
@@ -151,7 +159,8 @@ def mean_tile(
             both = tl.zeros([GROUP, WORDS, 32, 2], ACC)
         else:
             both = tl.zeros([GROUP, WORDS, 32], ACC)
-        for k in tl.range(0, most, num_stages=1, loop_unroll_factor=2):
+        # Unrolled, a program would take registers of a second one on its multiprocessor.
+        for k in tl.range(0, most, num_stages=1):
             # A shorter list reads on in the table, and nothing where that points to.
             taken = (k < degree)[:, None]
             row = tl.multiple_of(tl.load(own + 2 * k).to(tl.pointer_type(DTYPE)), [16])
@@ -181,15 +190,22 @@ def mean_tile(
         tl.store(target[:, None, None] + elements, mean.to(DTYPE), mask=there[:, None, None])
 
 
-def shared(lengths: np.ndarray, chosen: np.ndarray) -> bool:
+def shared(lengths: np.ndarray, chosen: np.ndarray, element_size: int) -> bool:
     """Whether `mean_tile` is to be launched: sizes alone decide, not what memory is free.
 
     It is if receivers read twice as many rows as there are rows to read and to write, if the tiles
-    of those to read, with a line of 128 bytes for their words, have room, and if lists are alike.
+    of those to read, with a line of cache for their words, have room, and if lists are alike.
+
+    Args:
+        lengths: (R,) of the receivers' lists.
+        chosen: the senders of all lists.
+        element_size: bytes.
     """
     heard = np.count_nonzero(np.bincount(chosen))
-    fits = heard * (ROW + 128) <= ROOM and lengths.max() * len(lengths) <= 2 * len(chosen)
-    return bool(fits and len(chosen) >= 2 * (heard + len(lengths)))
+    tiles_fit = heard * (ROW_BYTES[element_size] + LINE) <= ROOM
+    lists_alike = lengths.max() * len(lengths) <= 2 * len(chosen)
+    read_often = len(chosen) >= 2 * (heard + len(lengths))
+    return bool(tiles_fit and lists_alike and read_often)
 
 
 def launch(
@@ -219,12 +235,14 @@ def launch(
     # A table for each block, all of them in one copy.
     further = np.array([width * out.element_size(), width // 8 if masks else 0])
     lengths = np.diff(first.numpy())
-    most = int(lengths.max()) if weights is None and shared(lengths, chosen) else 0
+    most = 0
+    if weights is None and shared(lengths, chosen, out.element_size()):
+        most = int(lengths.max())
     steps = [first.numpy() * 0, np.tile(further, len(chosen)), np.full(len(kept), width // 8)]
     beyond = np.zeros(2 * most, np.int64)
     blocks = np.arange(-(-size // width))[:, None] * np.concatenate([*steps, beyond])
     blocks += np.concatenate([first.numpy(), edges.ravel(), kept, beyond])
-    tables = _rows.to_device(blocks, out.device)
+    tables = _rows.resident(blocks, out.device).view(blocks.shape)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     shares = None
     if weights is not None:
@@ -234,7 +252,7 @@ def launch(
         "DTYPE": TYPES[out.dtype], "ACC": TYPES[wide], "MASKED": bool(masks),
         "COUNTED": bool(masks) and not over_neighbours, "KEPT": bool(receivers),
     }  # fmt: skip
-    tile = ROW // out.element_size() // 32
+    tile = ROW_BYTES[out.element_size()] // out.element_size() // 32
     with on_device(out):
         for table, begin in zip(tables, range(0, size, width), strict=True):
             n_words = min(width, size - begin) // 32

@@ -54,7 +54,8 @@ def means_kernel(
     if FROM_ROWS:
         total = tl.zeros([BLOCK], tl.float64)
         weight = tl.full([], 0, tl.float64)
-        for m in tl.range(begin, end, num_stages=3):
+        # Four rows are under way at once, in registers.
+        for m in tl.range(begin, end, num_stages=1, loop_unroll_factor=4):
             row = tl.multiple_of(tl.load(rows_ptr + m).to(tl.pointer_type(TYPE)), 16) + base
             if WEIGHTED:
                 share = tl.load(weights_ptr + m)

@@ -81,8 +81,8 @@ def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.co
 @triton.jit
 def _merge_tile(
     out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, first_ptr,
-    levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels, weights_ptr, start,
-    size, TYPE: tl.constexpr, MODE: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr,
+    totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels, weights_ptr, start, size,
+    TYPE: tl.constexpr, MODE: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
     """The merge of one tile; arguments as merge_kernel's, FLAT as _within's."""
@@ -105,26 +105,27 @@ def _merge_tile(
         # counts in another and converts through shared memory.
         never = tl.load(out_ptr + base + place, mask=inside & (reach < 0), other=0.0)
         weight = never.to(tl.float64)
-    if MODE != FINISH:
-        for client in tl.range(0, tl.load(first_ptr + reach), num_stages=4):
-            level = tl.load(levels_of_ptr + client)
-            source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
-            begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
-            x_ptr = tl.multiple_of(tl.load(rows_ptr + client).to(tl.pointer_type(TYPE)), 16)
-            x = tl.load(x_ptr + begin + where, mask=there, other=0.0)
-            if TYPE == tl.bfloat16:
-                x = x.to(tl.float32)
-            x = x.to(tl.float64) * tl.load(weights_ptr + client)
-            if not FLAT:
-                word_ptr = words_ptr + client * n_words + (label >> 5)
-                word = tl.load(word_ptr, mask=there & labelled, other=-1)
-                x = tl.where(((word >> (label & 31)) & 1) != 0, x, 0.0)
-            # Elements that are not held were loaded as 0, and the weight is finite.
-            sums += x
-    if MODE != SUM:
-        for level in range(reach):
-            source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
-            begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
+    # Levels outside and clients inside: where a tile lies in a client's row is a matter of its
+    # level, so that a client costs a load, a conversion and a sum. Clients are sorted by level, so
+    # the order of the sum is theirs. Four loads are under way at once, without shared memory.
+    for level in range(reach):
+        source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
+        begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
+        if MODE != FINISH:
+            first, last = tl.load(first_ptr + level), tl.load(first_ptr + level + 1)
+            for client in tl.range(first, last, num_stages=1, loop_unroll_factor=4):
+                x_ptr = tl.multiple_of(tl.load(rows_ptr + client).to(tl.pointer_type(TYPE)), 16)
+                x = tl.load(x_ptr + begin + where, mask=there, other=0.0)
+                if TYPE == tl.bfloat16:
+                    x = x.to(tl.float32)
+                x = x.to(tl.float64) * tl.load(weights_ptr + client)
+                if not FLAT:
+                    word_ptr = words_ptr + client * n_words + (label >> 5)
+                    word = tl.load(word_ptr, mask=there & labelled, other=-1)
+                    x = tl.where(((word >> (label & 31)) & 1) != 0, x, 0.0)
+                # Elements that are not held were loaded as 0, and the weight is finite.
+                sums += x
+        if MODE != SUM:
             total = tl.load(totals_ptr + level)
             if FLAT:
                 weight += tl.where(there, total, 0.0)
@@ -150,9 +151,8 @@ def _merge_tile(
 @triton.jit(do_not_specialize=["n_rest", "n_tensors", "n_words", "n_labels", "start", "size"])
 def merge_kernel(
     out_ptr, partial_ptr, rows_ptr, flat_ptr, rest_ptr, n_rest, tensors_ptr, n_tensors, levels_ptr,
-    first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
-    weights_ptr, start, size, TYPE: tl.constexpr, MODE: tl.constexpr, TILE: tl.constexpr,
-    VECTOR: tl.constexpr,
+    first_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels, weights_ptr, start,
+    size, TYPE: tl.constexpr, MODE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
 
@@ -160,7 +160,6 @@ def merge_kernel(
         rows_ptr: addresses of the clients' rows, wide levels first.
         flat_ptr, rest_ptr: (N, 4), tensors_ptr: (T, 5), levels_ptr: (L, T, 4); see SliceTable.
         first_ptr: (L + 1,) where the clients of a level begin.
-        levels_of_ptr: (clients,) their levels.
         totals_ptr: (L,) weights of all clients of a level.
         words_ptr: (clients, n_words) labels that a client holds.
         label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
@@ -175,14 +174,14 @@ def merge_kernel(
         lane = program % VECTOR * LANES
         _merge_tile(
             out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr,
-            first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+            first_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
             weights_ptr, start, size, TYPE, MODE, LANES, False, VECTOR,
         )  # fmt: skip
     else:
         tile_ptr = flat_ptr + (program - n_rest).to(tl.int64) * 4
         _merge_tile(
             out_ptr, partial_ptr, rows_ptr, tile_ptr, 0, tensors_ptr, n_tensors, levels_ptr,
-            first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+            first_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
             weights_ptr, start, size, TYPE, MODE, TILE, True, VECTOR,
         )  # fmt: skip
 
@@ -240,7 +239,7 @@ def merge(
     start: int = 0,
 ) -> None:
     """One launch; "finish" is from column `start` on. What a mode does not use is any tensor."""
-    tensors, levels, first, levels_of, totals, words, label_totals = tables
+    tensors, levels, first, totals, words, label_totals = tables
     table = resident(addresses("rows", rows), tensors.device)
     addresses("out", [out, partial])
     programs, work, constants = _work(f"slice_{mode}{'' if mode == 'sum' else '_'}", out, tiles)
@@ -248,7 +247,7 @@ def merge(
         return
     with on_device(out):
         merge_kernel[(programs,)](
-            out, partial, table, *work, tensors, tensors.shape[0], levels, first, levels_of, totals,
+            out, partial, table, *work, tensors, tensors.shape[0], levels, first, totals,
             words, words.shape[1], label_totals, label_totals.shape[1], weights,
             start // ALIGNMENT, len(partial), MODE=_MODES[mode], **constants,
         )  # fmt: skip

@@ -1,20 +1,16 @@
-"""Compile kernels for sm_90 without a GPU and read what the compiler says of the machine code.
+"""What the machine code of a kernel has to be like, and what it is like.
 
     python -m tests.kernels.machine.harness [part of a name ..]
 
-prints a table, with `--json` and whole names one JSON object, case name -> report. Tests run it in
-a process of its own: under TRITON_INTERPRET=1 there is nothing to compile.
+prints a table of the cases. Kernels are compiled for sm_90 without a GPU, see launches.py.
 """
 
 import importlib
-import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +24,43 @@ class Case:
     Attributes:
         name: unique.
         kernel: `module:function` under lightfed_kernels.gpu.
-        signature: the type of every argument as Triton writes it (`*fp32`, `i64`); constants left
-            out.
-        constants: the values of the tl.constexpr arguments; fp32, bf16 and fp64 stand for types.
-        aligned: arguments that are multiples of 16 (addresses in bytes, integers in units).
+        constants: the values of the tl.constexpr arguments, as the launcher gives them; fp32, bf16
+            and fp64 stand for types.
+        dtype: of the rows, where the constants do not say it: fp32, bf16 or fp64.
         registers: at most so many a thread.
         shared: at most so many bytes of shared memory.
         wide_loads: at least so many 16-byte loads, and as many `wide_stores`.
-        asynchronous: at least so many 16-byte copies to shared memory that nothing waits for.
         blocks: at least so many at once on a multiprocessor.
         atomics: whether it may have atomic operations.
+        barriers: at most so many barriers in the whole kernel; None for any number.
+        loop: at most so many instructions in its busiest innermost loop; None for any number.
     """
 
     name: str
     kernel: str
-    signature: dict[str, str]
     constants: dict[str, Any] = field(default_factory=dict)
-    aligned: tuple[str, ...] = ()
+    dtype: str = ""
     warps: int = 4
     registers: int = 64
     shared: int = 0
     wide_loads: int = 0
     wide_stores: int = 0
-    asynchronous: int = 0
     blocks: int = 1
     atomics: bool = False
+    barriers: int | None = None
+    loop: int | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler made of a case: per thread, in bytes, or as counts of instructions."""
+    """What the compiler made of a case: per thread, in bytes, or as counts of instructions.
+
+    Attributes:
+        instructions: in the whole kernel.
+        barriers: instructions at which a block waits for all its warps.
+        loop: instructions of the innermost loop that has most loads, 0 without a loop.
+        loop_loads: loads from global memory in it, copies to shared memory included.
+    """
 
     registers: int
     stack: int
@@ -68,6 +71,10 @@ class Report:
     asynchronous: int
     atomics: int
     blocks: int
+    instructions: int
+    barriers: int
+    loop: int
+    loop_loads: int
 
 
 def cases() -> list[Case]:
@@ -78,49 +85,77 @@ def cases() -> list[Case]:
     return found
 
 
-def compile_case(case: Case) -> Report:
-    import triton
-    import triton.language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def report(cubin: bytes, ptx: str, shared: int, warps: int) -> Report:
+    """Read the machine code of a kernel."""
+    found = resources(cubin)
+    instructions, loops = _instructions(_examined(cubin, "nvdisasm", "--print-code"))
+    loop = max(loops, key=lambda body: (_loads(body), len(body)), default=[])
 
-    module, name = case.kernel.split(":")
-    function = getattr(importlib.import_module(f"lightfed_kernels.gpu.{module}"), name)
-    order = list(function.arg_names)
-    signature = {a: case.signature.get(a, "constexpr") for a in order}
-    constants = {a for a, kind in signature.items() if kind == "constexpr"}
-    assert constants == set(case.constants), f"{case.name}: {constants ^ set(case.constants)}"
-    attributes = {(order.index(a),): [["tt.divisibility", 16]] for a in case.aligned}
-    types = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp64": tl.float64}
-    values = {a: types.get(v, v) for a, v in case.constants.items()}
-    source = ASTSource(function, signature, constexprs=values, attrs=attributes)
-    options = {"num_warps": case.warps}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared, case.warps)
-
-
-def _read(cubin: bytes, ptx: str, shared: int, warps: int) -> Report:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        usage = subprocess.run(
-            [_cuobjdump(), "--dump-resource-usage", str(path)],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-    found = dict(re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage))
     # As the ptx says: 16 bytes are four 32-bit or two 64-bit registers (bf16 travels in pairs).
     wide = r"[\w.:]*\.(?:v4\.[bf]32|v2\.[bf]64)"
     return Report(
-        registers=int(found["REG"]),
-        stack=int(found["STACK"]),
-        local=int(found["LOCAL"]),
+        registers=found["REG"],
+        stack=found["STACK"],
+        local=found["LOCAL"],
         shared=shared,
         wide_loads=len(re.findall(rf"\bld\.global{wide}", ptx)),
         wide_stores=len(re.findall(rf"\bst\.global{wide}", ptx)),
         asynchronous=len(re.findall(r"\bcp\.async\.cg[\w.:]* .*, 0x10|\bcp\.async\.bulk", ptx)),
         atomics=len(re.findall(r"\b(?:atom|red)\.", ptx)),
-        blocks=_blocks(int(found["REG"]), shared, warps),
+        blocks=_blocks(found["REG"], shared, warps),
+        instructions=len(instructions),
+        barriers=sum("BAR." in line for line in instructions),
+        loop=len(loop),
+        loop_loads=_loads(loop),
     )
+
+
+def _instructions(code: str) -> tuple[list[str], list[list[str]]]:
+    """The instructions of disassembled code, and those of each innermost loop.
+
+    A loop is what lies between a label and a branch back to it.
+    """
+    lines: list[str] = []
+    labels: dict[str, int] = {}
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line) and "NOP" not in line:
+            lines.append(line)
+
+    spans: list[tuple[int, int]] = []
+    for position, line in enumerate(lines):
+        target = re.search(r"\bBRA\b.*(\.L_x_\d+)", line)
+        # A branch to itself fills the end of the code.
+        if target is not None and labels[target[1]] < position:
+            spans.append((labels[target[1]], position + 1))
+
+    loops: list[list[str]] = []
+    for begin, end in spans:
+        inside = [span for span in spans if span != (begin, end) and begin <= span[0] < end]
+        if not inside:
+            loops.append(lines[begin:end])
+    return lines, loops
+
+
+def _loads(lines: list[str]) -> int:
+    return sum(bool(re.search(r"\b(?:LDG|LDGSTS|UBLKCP)\b", line)) for line in lines)
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """REG a thread, STACK and LOCAL bytes a thread, SHARED bytes a block, of machine code."""
+    usage = _examined(cubin, "cuobjdump", "--dump-resource-usage")
+    found = re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage)
+    return {name: int(value) for name, value in found}
+
+
+def _examined(cubin: bytes, tool: str, option: str) -> str:
+    """What one of NVIDIA's tools, which Triton's wheel carries, says of machine code."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [_tool(tool), option, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _blocks(registers: int, shared: int, warps: int) -> int:
@@ -131,36 +166,22 @@ def _blocks(registers: int, shared: int, warps: int) -> int:
     return min(32, 64 // warps, by_registers, by_memory)
 
 
-def _cuobjdump() -> str:
+def _tool(name: str) -> str:
     import triton
 
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
-
-
-@cache
-def reports(names: tuple[str, ...]) -> dict[str, Report]:
-    """The reports of some cases, compiled by a child process."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.machine.harness", "--json", *names],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {name: Report(**report) for name, report in json.loads(done.stdout).items()}
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
 def main() -> None:
+    from tests.kernels.machine.launches import launches, of_case
+
     words = sys.argv[1:]
-    if words[:1] == ["--json"]:
-        named = {case.name: case for case in cases()}
-        print(json.dumps({name: compile_case(named[name]).__dict__ for name in words[1:]}))
-        return
-    chosen = [c for c in cases() if not words or any(part in c.name for part in words)]
-    found = {case.name: compile_case(case).__dict__ for case in chosen}
+    chosen = [case for case in cases() if not words or any(word in case.name for word in words)]
     names = [each.name for each in fields(Report)]
     print(" ".join([f"{'':36}", *(f"{name:>12}" for name in names)]))
-    for case, report in found.items():
-        print(" ".join([f"{case:36}", *(f"{report[name]:12}" for name in names)]))
+    for case in chosen:
+        found = asdict(of_case(case, launches()).report)
+        print(" ".join([f"{case.name:36}", *(f"{found[name]:12}" for name in names)]))
 
 
 if __name__ == "__main__":

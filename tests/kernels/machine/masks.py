@@ -12,53 +12,37 @@ _ROWS = ("fp32", "bf16", "fp64")
 _WIDE = {"fp32": 2, "bf16": 1, "fp64": 4}
 
 
-def _ints(*names: str) -> dict[str, str]:
-    return dict.fromkeys(names, "i32")
-
-
 CASES: list[Case] = [
     Case(
         "masks pack", "masks:pack",
-        {"words_out": "*i32", "mask": "*i8"}
-        | _ints("words_stride", "mask_stride", "n_words", "n_tiles"),
-        {"WORDS": 64}, ("mask",), registers=32, shared=256, wide_loads=1,
+        {"WORDS": 64}, registers=32, shared=256, wide_loads=1,
     ),
     Case(
         "masks unpack", "masks:unpack",
-        {"mask": "*i8", "words_in": "*i32"}
-        | _ints("mask_stride", "words_stride", "n_words", "n_tiles"),
-        {"WORDS": 64}, ("mask",), registers=32, wide_stores=1,
+        {"WORDS": 64}, registers=32, wide_stores=1,
     ),
     Case(
         "masks count", "masks:count",
-        {"counts": "*i32", "words_in": "*i32"}
-        | _ints("words_stride", "n_words", "n_tiles", "n_programs"),
         _WORDS | {"TILES": 32}, registers=32, shared=128,
     ),
     *(
         Case(
             f"masks compress {row}", "masks:compress",
-            {"values": f"*{row}", "source": f"*{row}", "words_in": "*i32", "ends": "*i64"}
-            | _ints("n_words", "nnz"),
-            _WORDS, ("source",), registers=56, shared=8192, wide_loads=_WIDE[row],
+            _WORDS, row, registers=56, shared=8192, wide_loads=_WIDE[row],
         )
         for row in _ROWS
     ),
     *(
         Case(
             f"masks expand {row}", "masks:expand",
-            {"target": f"*{row}", "values": f"*{row}", "words_in": "*i32", "ends": "*i64"}
-            | _ints("n_words", "nnz"),
-            _WORDS, ("target",), registers=40, shared=8192, wide_stores=_WIDE[row],
+            _WORDS, row, registers=40, shared=8192, wide_stores=_WIDE[row],
         )
         for row in _ROWS
     ),
     *(
         Case(
             f"masks apply {row}", "masks:apply",
-            {"rows": f"*{row}", "words_in": "*i32"}
-            | _ints("rows_stride", "words_stride", "n_words", "n_tiles"),
-            _WORDS, ("rows",), registers=40, wide_loads=_WIDE[row], wide_stores=_WIDE[row],
+            _WORDS, row, registers=40, wide_loads=_WIDE[row], wide_stores=_WIDE[row],
         )
         for row in _ROWS
     ),
