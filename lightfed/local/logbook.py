@@ -28,6 +28,10 @@ class LogBook:
         self._metrics: dict[str, Metric] = {}
         self.batch_size = 1
 
+    def see(self, batch: Any) -> None:
+        """A batch is trained or evaluated on: what is logged for it counts by its size."""
+        self.batch_size = batch_size(batch)
+
     def log(
         self, name: str, value: Any, *_: Any, batch_size: int | None = None, **options: Any
     ) -> None:

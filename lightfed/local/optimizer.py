@@ -274,6 +274,24 @@ class Stepper:
             self._params[i].grad = grad
 
 
+@dataclass(frozen=True)
+class Steps:
+    """How the sessions of a group take their steps.
+
+    Attributes:
+        stepper: Of sessions that are no Lightning fits.
+        takes_lr: The optimizer uses the learning rate of the round.
+        configure: Makes the optimizers and schedulers of a session that is a Lightning fit, with
+            the learning rate of the round; None for other sessions.
+        reason: Why sessions are Lightning fits; empty if they are not.
+    """
+
+    stepper: Stepper
+    takes_lr: bool
+    configure: Callable[[float | None], tuple[list[Optimizer], list[LRSchedulerConfig]]] | None
+    reason: str = ""
+
+
 def rate_of(own: float, configured: float, lr: float | None) -> float:
     """A parameter group's learning rate in a round of rate `lr`; None keeps its own."""
     return own if lr is None else lr if own == configured else own * (lr / configured)

@@ -404,7 +404,7 @@ class PackResult:
             strict=True,
         )  # fmt: skip
         found = [
-            Report(client, count, n, {"train_loss": loss}, norm, seconds=seconds)
+            Report(client, count, n, {"train_loss": loss}, norm, updates=n, seconds=seconds)
             for client, count, n, norm, loss in columns
         ]
         for name, sums in self.logged.items():

@@ -103,6 +103,11 @@ class Packs:
         """
         if self.side_by_side == "off":
             return Packing(reason="model.side_by_side: off")
+        if state.table.reason:
+            level = logging.INFO if self.side_by_side == "auto" else logging.WARNING
+            log.log(level, "group %s trains one client at a time: %s", state.name,
+                    state.table.reason)  # fmt: skip
+            return Packing(reason=state.table.reason)
         if state.group.count == 1:
             return Packing(reason="its only client")
         for hooks in fleet.hooks:
