@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.fits.client_fit import Configure, Configured
-from lightfed.fits.session_trainer import SessionHost, SessionTrainer
+from lightfed.fits.session_trainer import Position, SessionHost, SessionTrainer
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper, Steps, hooked, make_stepper, rate_of
 from lightfed.local.session import Runtime
@@ -97,7 +98,37 @@ def client_stepper(
     require(not steps, "model.optimizer", found, "name another optimizer, such as SGD")
     if trainer is None:
         state.trainer = SessionTrainer(state.module, SessionHost(device=state.store.device))
+    if trainer is not None:
+        configured = optimizers, schedulers
+        configure = _FirstOnce(configure, configured, trainer.position if counted else None)
     return Steps(stepper, not own, configure, why)
+
+
+class _FirstOnce:
+    """Gives the first session the optimizers that have been configured before it, unchanged.
+
+    A module's `configure_optimizers` is so called once for each session, as in Lightning.
+
+    Args:
+        configure: Makes those of the other sessions.
+        configured: The optimizers and schedulers, which no session has used.
+        position: Of the session that they are for; None if they fit any.
+    """
+
+    def __init__(
+        self, configure: Configure, configured: Configured, position: Position | None
+    ) -> None:
+        self._configure = configure
+        self._configured: Configured | None = configured
+        self._position = position
+        self._expected = None if position is None else replace(position)
+
+    def __call__(self, lr: float | None) -> Configured:
+        configured, self._configured = self._configured, None
+        fits = self._position is None or self._expected == replace(self._position, active=False)
+        if configured is None or lr is not None or not fits:
+            return self._configure(lr)
+        return configured
 
 
 def _own_optimizers(module: L.LightningModule, key: str, lr: float | None) -> Configured:

@@ -72,7 +72,7 @@ def host_of(trainer: RunTrainer, data: FederatedDataModule) -> SessionHost:
     given = getattr(data.dataset, "datamodule", None)
     transfers = next((m for m in (given, data) if m is not None and vars_of(m)), None)
     limit = trainer.gradient_clip_val
-    clips = "value" if trainer.clipping == "value" else "norm"
+    clips = "value" if trainer.clipping == "value" else None
     return SessionHost(
         run=trainer,
         callbacks=trainer.step_callbacks,

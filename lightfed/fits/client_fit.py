@@ -42,6 +42,7 @@ class Book(Protocol):
     batch_size: int
 
     def see(self, batch: Any) -> None: ...
+    def epoch_ends(self) -> None: ...
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None: ...
 
 
@@ -52,15 +53,25 @@ class _Epochs:
         self._batches = iter(batches)
         self._epoch, self._total = epoch, total
         self._started = 0  # batches of the epochs that have begun
+        self._taken = 0  # of these, those that have been trained on or skipped
         self._length = min(epoch, total)
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
+        # A hook may have ended the last epoch early, by -1 from on_train_batch_start.
+        for _ in islice(self._batches, self._started - self._taken):
+            pass
+        self._taken = self._started
         self._length = min(self._epoch, self._total - self._started)
         self._started += self._length
-        return islice(self._batches, self._length)
+        return self._of_epoch(self._length)
+
+    def _of_epoch(self, length: int) -> Iterator[Any]:
+        for batch in islice(self._batches, length):
+            self._taken += 1
+            yield batch
 
 
 class _EpochLoop(_TrainingEpochLoop):
@@ -155,6 +166,7 @@ class ClientFit:
         strategy.after_training_step = session.trained_on
         strategy.after_transfer = session.moved
         strategy.after_optimizer_step = session.stepped
+        trainer.epoch_ends = self._book.epoch_ends
         loop = _SessionLoop(trainer, session.each(work.batches))
         try:
             with trainer.running(loop):

@@ -79,7 +79,7 @@ class SessionHost:
         datamodule: What modules see as `self.trainer.datamodule`.
         transfers: The user's LightningDataModule, whose transfer hooks are called; None for none.
         stage: What `setup` and `teardown` are told: fit, validate, test or predict.
-        clip: `gradient_clip_val` and `gradient_clip_algorithm` of the run.
+        clip: `gradient_clip_val` and `gradient_clip_algorithm` of the run; None is by norm.
     """
 
     run: L.Trainer | None = None
@@ -88,7 +88,11 @@ class SessionHost:
     datamodule: Any = None
     transfers: Any = None
     stage: str = "fit"
-    clip: tuple[float, str] | None = None
+    clip: tuple[float, str | None] | None = None
+
+
+def _nothing() -> None:
+    """By default, nobody listens."""
 
 
 def _here(make: Callable[[], None]) -> None:
@@ -169,6 +173,11 @@ class _Metrics(_LoggerConnector):
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         self._logged_metrics.update(metrics)
 
+    @override
+    def update_train_epoch_metrics(self) -> None:
+        self.trainer.epoch_ends()
+        super().update_train_epoch_metrics()
+
 
 class SessionTrainer(L.Trainer):
     """`self.trainer` of a client's module: a Trainer of sessions, one after the other.
@@ -180,6 +189,7 @@ class SessionTrainer(L.Trainer):
             False.
         for_the_run: Callbacks that a module has configured, and that hear rounds.
         hook: That is called before the rows are laid out, for errors.
+        epoch_ends: Called when Lightning is about to reset what an epoch has logged.
         frozen: Parameters that `setup` of a callback has frozen, and may train later.
     """
 
@@ -197,6 +207,7 @@ class SessionTrainer(L.Trainer):
         self.for_the_run: list[Callback] = []
         self.frozen: list[nn.Parameter] = []
         self.hook = ""
+        self.epoch_ends: Callable[[], None] = _nothing
         self._host = host
         self.precision_of_sessions = SessionPrecision()
         with silenced():

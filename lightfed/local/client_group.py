@@ -145,6 +145,8 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
+    if not module.automatic_optimization:
+        return 0.0  # several networks, as of a GAN: what its forward takes is unknown
     key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
     outputs: list[Any] = []
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))

@@ -55,6 +55,13 @@ class LogBook:
         for name, value in dictionary.items():
             self.log(name, value, batch_size=batch_size, **options)
 
+    def epoch_ends(self) -> None:
+        """Take the values of metric objects: Lightning resets them after each epoch of a fit."""
+        for name, metric in self._metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + metric.compute()
+            self._counts[name] = self._counts.get(name, 0) + 1
+        self._metrics = {}
+
     def close(self) -> dict[str, Tensor | float]:
         """Return the means, on their device, and clear them."""
         means: dict[str, Tensor | float] = {n: s / self._counts[n] for n, s in self._sums.items()}

@@ -226,6 +226,7 @@ class LocalSession:
         position, trainer = self._position, self._trainer or _NO_TRAINER
         trainable = self._live.trainable
         parameters = row.floats[: self._live.layout.parameter_size]
+        epoch = work.epoch_batches
         losses: list[Tensor] = []
         sizes: list[int] = []
         values = [p.data for p in trainable]
@@ -238,7 +239,7 @@ class LocalSession:
                     stepper.train_only(work.phases[index])
                 book.batch_size = size = batch_size(batch)
                 with context():
-                    loss = _loss(module.training_step(batch, index))
+                    loss = _loss(module.training_step(batch, index % epoch))
                 put_back(trainable, values)
                 if loss is not None:
                     stepper.step(loss, work.hook)
@@ -247,7 +248,9 @@ class LocalSession:
                         apply_mask_(row.floats, work.mask)
                     losses.append(loss.detach())
                     sizes.append(size)
-                if (index + 1) % work.epoch_batches == 0:
+                else:
+                    stepper.skip()
+                if (index + 1) % epoch == 0:
                     stepper.schedule("epoch")
                 if trainer.should_stop:
                     break
