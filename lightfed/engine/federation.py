@@ -263,7 +263,9 @@ class Federation(Recorded, L.LightningModule):
         self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
             self.algorithm.round(self.fleet, t)
-        self._report.trained(self.federated_trainer, self.fleet.close_round())
+        manually = any(not s.module.automatic_optimization for s in self.fleet.groups)
+        metrics = self.fleet.close_round()
+        self._report.trained(self.federated_trainer, metrics, manually=manually)
 
     @override
     def on_train_epoch_end(self) -> None:
