@@ -87,7 +87,7 @@ def client_stepper(
     # Schedulers go on with their optimizer; those that count the steps of a session are its own.
     why = state.table.reason
     if not why and counted:
-        why = f"configure_optimizers of {type(state.module).__name__} asks for the session's length"
+        why = counting(state.module)
     if not why and keep and schedulers:
         why = "its scheduler goes on from session to session"
     if not why:
@@ -129,6 +129,11 @@ class _FirstOnce:
         if configured is None or lr is not None or not fits:
             return self._configure(lr)
         return configured
+
+
+def counting(module: L.LightningModule) -> str:
+    """Why each session of a module configures its optimizers anew."""
+    return f"configure_optimizers of {type(module).__name__} asks for the session's length"
 
 
 def _own_optimizers(module: L.LightningModule, key: str, lr: float | None) -> Configured:
@@ -218,9 +223,14 @@ def single_optimizer(
     """The optimiser of a module, if nothing else acts in its steps, or else what does."""
     try:
         if is_overridden("configure_optimizers", module):
-            if runtime.trainer is not None:
-                module.trainer = runtime.trainer
-            configured: Any = module.configure_optimizers()
+            trainer = module._trainer
+            if isinstance(trainer, SessionTrainer):
+                with trainer.configuring():
+                    configured: Any = module.configure_optimizers()
+                if trainer.counted:
+                    return counting(module)
+            else:
+                configured = module.configure_optimizers()
             (optimizer,), schedulers, _ = _configure_optimizers(configured)
         else:
             trained = [p for p in module.parameters() if p.requires_grad]

@@ -5,11 +5,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import lightning.pytorch as L
 import torch
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_summary import summarize
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
@@ -17,7 +20,7 @@ from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
-from lightfed.fits.hook_table import vars_of
+from lightfed.fits.hook_table import check_datamodule, vars_of
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.packing import Packs
@@ -70,16 +73,15 @@ def attach_sessions(
 def host_of(trainer: RunTrainer, data: FederatedDataModule) -> SessionHost:
     """What the sessions of clients get from a run."""
     given = getattr(data.dataset, "datamodule", None)
+    if given is not None:
+        check_datamodule(given, "data.dataset.init_args.train")
     transfers = next((m for m in (given, data) if m is not None and vars_of(m)), None)
-    limit = trainer.gradient_clip_val
-    clips = "value" if trainer.clipping == "value" else None
     return SessionHost(
         run=trainer,
         callbacks=trainer.step_callbacks,
         datamodule=data if given is None else given,
         transfers=transfers,
         stage=trainer.state.fn.value if trainer.state.fn else "fit",
-        clip=(float(limit), clips) if limit else None,
     )
 
 
@@ -88,7 +90,7 @@ def attach_configured(trainer: RunTrainer, fleet: Fleet, root: Any, stage: str) 
 
     Of several groups with callbacks of one class, the first group's is taken.
     """
-    found: dict[type, Callback] = {}
+    found: dict[type, Callback] = {}  # by class
     for state in fleet.groups:
         for callback in state.trainer.for_the_run if state.trainer is not None else ():
             found.setdefault(type(callback), callback)
@@ -101,6 +103,29 @@ def attach_configured(trainer: RunTrainer, fleet: Fleet, root: Any, stage: str) 
     for callback in found.values():
         vars(callback).update(log=root.log, log_dict=root.log_dict)
         callback.setup(trainer, root, stage)
+
+
+class ClientsSummary(stock.ModelSummary):
+    """Lightning's summary of the networks of the clients, which the root module does not hold.
+
+    It prints as the callback whose place it takes.
+    """
+
+    def __init__(self, asked: stock.ModelSummary) -> None:
+        super().__init__(asked._max_depth, **asked._summarize_kwargs)
+        self._asked = asked
+
+    @override
+    def _summary(self, trainer: Any, pl_module: Any) -> Any:
+        networks = L.LightningModule()
+        for state in pl_module.fleet.groups:
+            networks.add_module(state.name.replace(".", "_"), state.module)
+        return summarize(networks, max_depth=self._max_depth)
+
+    @override
+    def summarize(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Print as the asked callback does."""
+        self._asked.summarize(*args, **kwargs)
 
 
 def packing_of(
@@ -240,6 +265,7 @@ def with_defaults(
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
     for callback in given:
         check_callback(callback)
+    given = [ClientsSummary(c) if isinstance(c, stock.ModelSummary) else c for c in given]
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
     own = next((c for c in given if _is_found(c, loggers)), None)

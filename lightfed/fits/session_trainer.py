@@ -18,6 +18,7 @@ from lightning.pytorch.plugins import Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -79,7 +80,6 @@ class SessionHost:
         datamodule: What modules see as `self.trainer.datamodule`.
         transfers: The user's LightningDataModule, whose transfer hooks are called; None for none.
         stage: What `setup` and `teardown` are told: fit, validate, test or predict.
-        clip: `gradient_clip_val` and `gradient_clip_algorithm` of the run; None is by norm.
     """
 
     run: L.Trainer | None = None
@@ -88,7 +88,6 @@ class SessionHost:
     datamodule: Any = None
     transfers: Any = None
     stage: str = "fit"
-    clip: tuple[float, str | None] | None = None
 
 
 def _nothing() -> None:
@@ -169,6 +168,8 @@ class SessionStrategy(SingleDeviceStrategy):
 class _Metrics(_LoggerConnector):
     """Keeps what a fit logs, for `callback_metrics`; the loggers of a run get its rounds."""
 
+    trainer: "SessionTrainer"
+
     @override
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         self._logged_metrics.update(metrics)
@@ -226,8 +227,6 @@ class SessionTrainer(L.Trainer):
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 use_distributed_sampler=False,
-                gradient_clip_val=None if host.clip is None else host.clip[0],
-                gradient_clip_algorithm=None if host.clip is None else host.clip[1],
                 enable_autolog_hparams=False,
             )
         self._logger_connector = _Metrics(self)
@@ -242,6 +241,11 @@ class SessionTrainer(L.Trainer):
         if run is None or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(run, name)
+
+    def clips(self, limit: float, *, by_value: bool) -> None:
+        """Clip gradients; by norm is what Lightning does if nothing else is said."""
+        self.gradient_clip_val = limit
+        self.gradient_clip_algorithm = GradClipAlgorithmType.VALUE if by_value else None
 
     # Once for each live module, in Lightning's order.
 

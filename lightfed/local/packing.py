@@ -139,7 +139,9 @@ class Packs:
             module = deepcopy(state.module)
         except Exception as error:  # of a user's module
             return f"it cannot be copied: {reason(error)}"
+        module.trainer = state.trainer
         optimizer = make(module)
+        module.trainer = None  # a check's steps are of no session
         if isinstance(optimizer, str) or (why := _mixes(optimizer, module)):
             return optimizer if isinstance(optimizer, str) else why
         kind, even = type(optimizer), couples(module)

@@ -168,6 +168,9 @@ class LocalSession:
         if trainer is not None:
             module.trainer = trainer
             trainer.precision_of_sessions.context = self._context
+            clipping = runtime.clipping
+            if clipping is not None:
+                trainer.clips(clipping.limit, by_value=clipping.algorithm == "value")
         elif runtime.trainer is not None:
             module.trainer = runtime.trainer
         if configure is not None:
