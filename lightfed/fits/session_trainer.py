@@ -416,6 +416,11 @@ class SessionTrainer(L.Trainer):
         return done == position.total or done % position.epoch_batches == 0
 
     @property
+    def round(self) -> int:
+        """The round of the run; 0 without one."""
+        return 0 if self._run_trainer is None else self._run_trainer.current_epoch
+
+    @property
     @override
     def callback_metrics(self) -> Any:
         if self.fitting or self._run_trainer is None:

@@ -7,7 +7,6 @@ one is a bare loop plus precision, clipping, schedulers and `self.log`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -354,7 +353,7 @@ class PendingReport:
     steps: int
     updates: int
     logged: dict[str, Tensor | float] = field(default_factory=dict)
-    square: Tensor = field(default_factory=partial(torch.zeros, ()))
+    square: Tensor | float = 0.0
     stopwatch: Stopwatch | None = None
     flops: Tensor | float = 0.0
 

@@ -1,5 +1,6 @@
 """What a user's module, callbacks and data module do under Lightning, they do as a client."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,13 @@ def test_every_hook_of_lightning_has_its_line(table: Any, kinds: Any) -> None:
         assert not strange, f"{kind.__name__} has new methods: a hook, or not?"
         known |= hooks_of(kind) | OTHERS[kind]
     assert known == set(table)
+
+
+def test_the_page_on_sessions_names_every_hook() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sessions.md").read_text()
+    for name in {*MODULE_HOOKS, *CALLBACK_HOOKS, *DATA_HOOKS}:
+        pattern = re.sub(r"_(validation|test|predict)_.*", r"_\1_*", name)
+        assert f"`{name}`" in page or f"`{pattern}`" in page, name
 
 
 def test_every_hook_of_a_session_has_a_case() -> None:
