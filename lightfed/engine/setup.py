@@ -123,6 +123,14 @@ class ClientsSummary(stock.ModelSummary):
         return summarize(networks, max_depth=self._max_depth)
 
     @override
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        plain = type(self._asked) is stock.ModelSummary
+        if not plain:
+            super().on_fit_start(trainer, pl_module)
+        elif self._max_depth and trainer.is_global_zero:
+            print(self._summary(trainer, pl_module))  # Lightning logs it, which a run silences
+
+    @override
     def summarize(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Print as the asked callback does."""
         self._asked.summarize(*args, **kwargs)
