@@ -24,6 +24,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
 from lightfed.engine.trainer import FederatedTrainer
+from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
@@ -152,6 +153,7 @@ def fleet_of(
     policy: Policy | None = None,
     local_penalty: Any = None,
     keep_optimizer: bool = False,
+    host: SessionHost | None = None,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -168,10 +170,12 @@ def fleet_of(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
         personal=personal, devices=devices, policy=policy,
-        local_penalty=local_penalty, keep_optimizer=keep_optimizer,
+        local_penalty=local_penalty, keep_optimizer=keep_optimizer, host=host,
     )  # fmt: skip
     steppers = [
-        client_stepper(state, i, optimizer, runtime, algorithm.lr_factors(state.module))
+        client_stepper(
+            state, i, optimizer, runtime, algorithm.lr_factors(state.module), keep=keep_optimizer
+        )
         for i, state in enumerate(fleet.groups)
     ]
     fleet.training.attach(runtime, steppers)

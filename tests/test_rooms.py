@@ -23,6 +23,7 @@ ROOMS = (
     "state",
     "aggregation",
     "simulation",
+    "fits",
     "local",
     "api",
     "runs",

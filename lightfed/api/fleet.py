@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Literal, NamedTuple, TypeVar
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from lightfed_kernels import apply_mask_, popcount
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
+from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
@@ -82,6 +84,7 @@ class Fleet:
         policy: when the server merges; by default when all clients have sent.
         local_penalty: a term of the clients' objective, besides the algorithm's own.
         keep_optimizer: clients keep the state of their optimiser from session to session.
+        host: what sessions get from the Trainer of the run; nothing by default.
 
     Attributes:
         clients: number of clients.
@@ -98,6 +101,8 @@ class Fleet:
         client_rows: of this rank's clients.
         kept: what these keep besides their rows.
         optimizers: of these, the states of optimisers; None if they are not kept.
+        attributes: of these, what modules and callbacks keep in Python; None likewise.
+        updates: steps that the optimisers of each client have taken in all of its sessions.
         ledger: bytes and FLOPs of all clients.
         training: runs sessions.
         session: under way, while its model is tested.
@@ -127,6 +132,7 @@ class Fleet:
         policy: Policy | None = None,
         local_penalty: LocalPenalty | None = None,
         keep_optimizer: bool = False,
+        host: SessionHost | None = None,
     ) -> None:
         self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
         self.device, self.work = ranks.device, work or LocalWork()
@@ -152,6 +158,8 @@ class Fleet:
             device=self.device,
             host_rows=host_rows,
             prepare=self.prepare,
+            host=replace(host or SessionHost(), device=self.device),
+            once=None if ranks.rank < 0 else ranks.first,
         )
         self.groups = [
             build(group, data, name=name, position=position)
@@ -165,6 +173,8 @@ class Fleet:
         self.keeps_late = policy is not None and policy.late == "keep"
         self.keeps = self.stateful or self.keeps_late
         self.optimizers = self.keep("optimizer") if keep_optimizer else None
+        self.attributes = self.keep("attributes") if keep_optimizer else None
+        self.updates = np.zeros(self.clients, dtype=np.int64)
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
         for state in self.groups:
             if pack is not None:
@@ -435,6 +445,8 @@ class Fleet:
             for n, report in zip(passes, reports, strict=True)
         ]
         self.ledger.computed(trained, flops)
+        for report in reports:
+            self.updates[report.client] += report.updates
         if self.clock is not None:
             self.clock.trained({report.client: report.steps for report in reports}, t)
         for report in reports:

@@ -137,6 +137,19 @@ class FederatedDataModule(Recorded, LightningDataModule):
             self.dataset.fetch()
 
     @override
+    def teardown(self, stage: str) -> None:
+        """The run is over: tell the data module that the samples come from."""
+        given: Any = getattr(self.dataset, "datamodule", None)
+        if given is not None:
+            given.teardown(stage)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        given: Any = getattr(self.dataset, "datamodule", None)
+        if given is not None:
+            given.on_exception(exception)
+
+    @override
     def setup(self, stage: str) -> None:
         assert self.trainer is not None
         federation: Any = self.trainer.lightning_module

@@ -176,8 +176,16 @@ class Federation(Recorded, L.LightningModule):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
         self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
+        setup.attach_configured(trainer, self.fleet, self, stage)
         setup.check_built(self._kinds, self.fleet, data)
         self.evaluation = self._evaluate(self.fleet, data)
+
+    @override
+    def teardown(self, stage: str) -> None:
+        """Lightning calls this after a run: so it is over for the clients' modules, too."""
+        for state in self.fleet.groups if hasattr(self, "fleet") else ():
+            if state.trainer is not None:
+                state.trainer.close()
 
     @property
     def federated_trainer(self) -> RunTrainer:
@@ -218,6 +226,7 @@ class Federation(Recorded, L.LightningModule):
             work=work,
             rounds=rounds if rounds > 0 else None,
             pack=setup.packing_of(self.packs, self.optimizer, trainer),
+            host=setup.host_of(trainer, data),
             **self._fleet_options | {"devices": devices},
             **given,
         )
@@ -254,7 +263,9 @@ class Federation(Recorded, L.LightningModule):
         self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
             self.algorithm.round(self.fleet, t)
-        self._report.trained(self.federated_trainer, self.fleet.close_round())
+        manually = any(not s.module.automatic_optimization for s in self.fleet.groups)
+        metrics = self.fleet.close_round()
+        self._report.trained(self.federated_trainer, metrics, manually=manually)
 
     @override
     def on_train_epoch_end(self) -> None:

@@ -56,10 +56,16 @@ class RoundReport:
         """Measure the time of a round from now on."""
         self._started = time.monotonic()
 
-    def trained(self, trainer: L.Trainer, metrics: dict[str, float]) -> None:
-        """Replace the metrics by those of a round that is trained."""
+    def trained(
+        self, trainer: L.Trainer, metrics: dict[str, float], *, manually: bool = False
+    ) -> None:
+        """Replace the metrics by those of a round that is trained.
+
+        Clients that optimise `manually` need not return a loss.
+        """
         self.metrics = metrics
-        if not trainer.current_epoch and trainer.is_global_zero and "train_loss" not in metrics:
+        known = manually or "train_loss" in metrics
+        if not trainer.current_epoch and trainer.is_global_zero and not known:
             log.warning("round 0 trains nothing: no session has a loss to minimise")
         self._show(trainer)
 

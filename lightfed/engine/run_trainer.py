@@ -35,6 +35,7 @@ class RunTrainer(Recorded, L.Trainer):
         resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
         limits: on rounds and time, as given; under others a stopped run goes on.
+        step_callbacks: those that act on the steps of clients, and hear no rounds.
         in_round: whether a round is running; requested checkpoints wait for its end.
     """
 
@@ -46,6 +47,7 @@ class RunTrainer(Recorded, L.Trainer):
     in_round: bool = False
     _config: dict[str, Any] | None = None
     limits: dict[str, Any]
+    step_callbacks: Sequence[Callback] = ()
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
     @property

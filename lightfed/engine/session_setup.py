@@ -1,28 +1,32 @@
 """Precision, clipping and optimisers of local sessions, as configured."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lightfed.fits.client_fit import Configure, Configured
+from lightfed.fits.session_trainer import Position, SessionHost, SessionTrainer
 from lightfed.local.client_group import GroupState
-from lightfed.local.optimizer import Clipping, Stepper, hooked, make_stepper
+from lightfed.local.optimizer import Clipping, Stepper, Steps, hooked, make_stepper, rate_of
 from lightfed.local.session import Runtime
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
     is_overridden,
 )
-
-log = logging.getLogger(__name__)
 
 _REHEARSED = 1000  # rounds at most
 
@@ -50,30 +54,167 @@ def client_stepper(
     factory: OptimizerFactory | None,
     runtime: Runtime,
     lr_factors: Mapping[str, float],
-) -> tuple[Stepper, bool]:
-    """A group's optimiser: its module's own, if it defines one, or the configuration's.
+    *,
+    keep: bool = False,
+) -> Steps:
+    """How a group's sessions take their steps: with their module's own optimizer, or the run's.
 
-    `lr_factors` are those of parts of the module, by name prefix. Also returns whether the
-    optimiser uses the round's learning rate.
+    Args:
+        state: The group.
+        position: Among the groups.
+        factory: Of the configured optimizer; None if modules have their own.
+        runtime: Precision and clipping.
+        lr_factors: Of parts of the module, by name prefix.
+        keep: A client's optimizer goes on from session to session.
+
+    Raises:
+        UserError: a session cannot use the optimizer.
     """
-    module, key = state.module, f"model.clients.{position}.model"
-    _warn_of_hooks(module)
-    if is_overridden("configure_optimizers", module):
-        return _own_stepper(state, key, runtime), False
+    key = f"model.clients.{position}.model"
+    own = is_overridden("configure_optimizers", state.module)
+    if own:
+        configure: Configure = partial(_own_optimizers, state.module, key)
+    else:
+        configure = partial(_run_optimizers, state, key, factory, lr_factors)
+    trainer = state.trainer
+    with nullcontext() if trainer is None else trainer.configuring():
+        optimizers, schedulers = configure(None)
+        counted = trainer is not None and trainer.counted
+    _check_optimizers(optimizers, schedulers, state, key, runtime)
+    if trainer is not None:
+        trainer.set_optimizers(optimizers, schedulers)
+    stepper = _stepper(state, optimizers, schedulers, runtime, own=own, factory=factory)
+    # Schedulers go on with their optimizer; those that count the steps of a session are its own.
+    why = state.table.reason
+    if not why and counted:
+        why = counting(state.module)
+    if not why and keep and schedulers:
+        why = "its scheduler goes on from session to session"
+    if not why:
+        return Steps(stepper, not own, None)
+    name = type(optimizers[0]).__name__
+    found = f"{name}, which takes its steps itself, and {why}"
+    steps = hasattr(optimizers[0], "stepper")
+    require(not steps, "model.optimizer", found, "name another optimizer, such as SGD")
+    if trainer is None:
+        state.trainer = SessionTrainer(state.module, SessionHost(device=state.store.device))
+    if trainer is not None:
+        configured = optimizers, schedulers
+        configure = _FirstOnce(configure, configured, trainer.position if counted else None)
+    return Steps(stepper, not own, configure, why)
+
+
+class _FirstOnce:
+    """Gives the first session the optimizers that have been configured before it, unchanged.
+
+    A module's `configure_optimizers` is so called once for each session, as in Lightning.
+
+    Args:
+        configure: Makes those of the other sessions.
+        configured: The optimizers and schedulers, which no session has used.
+        position: Of the session that they are for; None if they fit any.
+    """
+
+    def __init__(
+        self, configure: Configure, configured: Configured, position: Position | None
+    ) -> None:
+        self._configure = configure
+        self._configured: Configured | None = configured
+        self._position = position
+        self._expected = None if position is None else replace(position)
+
+    def __call__(self, lr: float | None) -> Configured:
+        configured, self._configured = self._configured, None
+        fits = self._position is None or self._expected == replace(self._position, active=False)
+        if configured is None or lr is not None or not fits:
+            return self._configure(lr)
+        return configured
+
+
+def counting(module: L.LightningModule) -> str:
+    """Why each session of a module configures its optimizers anew."""
+    return f"configure_optimizers of {type(module).__name__} asks for the session's length"
+
+
+def _own_optimizers(module: L.LightningModule, key: str, lr: float | None) -> Configured:
+    """What a module's own `configure_optimizers` returns."""
+    try:
+        configured: Any = module.configure_optimizers()
+    except Exception as error:
+        found = f"configure_optimizers of {type(module).__name__}: {reason(error)}"
+        raise UserError(key, found, "correct it") from error
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(configured)
+        if module.automatic_optimization:
+            return optimizers, _configure_schedulers_automatic_opt(schedulers, monitor)
+        return optimizers, _configure_schedulers_manual_opt(schedulers)
+    except MisconfigurationException as error:
+        found = f"a {type(configured).__name__} from configure_optimizers"
+        raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
+
+
+def _run_optimizers(
+    state: GroupState,
+    key: str,
+    factory: OptimizerFactory | None,
+    lr_factors: Mapping[str, float],
+    lr: float | None,
+) -> Configured:
+    """The configuration's optimizer, with the learning rate of the round."""
     if factory is None:
         raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
     rate = _alone(factory).param_groups[0]["lr"]
     optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors))
-    _check_parameters(optimizer, "model.optimizer", module)
-    stepper = make_stepper(
+    for group in optimizer.param_groups:
+        group["lr"] = rate_of(group["lr"], rate, lr)
+    return [optimizer], []
+
+
+def _check_optimizers(
+    optimizers: list[Optimizer],
+    schedulers: list[LRSchedulerConfig],
+    state: GroupState,
+    key: str,
+    runtime: Runtime,
+) -> None:
+    """Refuse optimizers that no session can use."""
+    module = state.module
+    name, manual = type(module).__name__, not module.automatic_optimization
+    found = f"{len(optimizers)} optimizers from configure_optimizers"
+    fix = "return one, whose parameter groups may have rates of their own, or optimise manually"
+    require(manual or len(optimizers) == 1, key, found, fix)
+    require(bool(optimizers), key, found, "return at least one")
+    for optimizer in optimizers:
+        _check_parameters(optimizer, key, module)
+    plateau = any(config.reduce_on_plateau for config in schedulers)
+    fix = "a session has no metric to monitor; use a schedule of steps"
+    require(not plateau, key, "a ReduceLROnPlateau scheduler", fix)
+    found = f"given, and {name} optimises manually"
+    fix = "leave it out, and clip in training_step by self.clip_gradients"
+    require(not (manual and runtime.clipping), "trainer.gradient_clip_val", found, fix)
+
+
+def _stepper(
+    state: GroupState,
+    optimizers: list[Optimizer],
+    schedulers: list[LRSchedulerConfig],
+    runtime: Runtime,
+    *,
+    own: bool,
+    factory: OptimizerFactory | None,
+) -> Stepper:
+    """What steps in sessions that are no Lightning fits; the first optimizer of several."""
+    optimizer = optimizers[0]
+    rate = None if own or factory is None else _alone(factory).param_groups[0]["lr"]
+    return make_stepper(
         optimizer,
-        schedulers=[],
-        clipping=runtime.clipping and runtime.clipping.of(module, optimizer),
+        schedulers=[config for config in schedulers if config.scheduler.optimizer is optimizer],
+        clipping=runtime.clipping and runtime.clipping.of(state.module, optimizer),
+        trainable=state.live.trainable if own else None,
         rate=rate,
     )
-    return stepper, True
 
 
 def single_optimizer(
@@ -82,7 +223,15 @@ def single_optimizer(
     """The optimiser of a module, if nothing else acts in its steps, or else what does."""
     try:
         if is_overridden("configure_optimizers", module):
-            (optimizer,), schedulers, _ = _configure_optimizers(_configured(module, runtime))
+            trainer = module._trainer
+            if isinstance(trainer, SessionTrainer):
+                with trainer.configuring():
+                    configured: Any = module.configure_optimizers()
+                if trainer.counted:
+                    return counting(module)
+            else:
+                configured = module.configure_optimizers()
+            (optimizer,), schedulers, _ = _configure_optimizers(configured)
         else:
             trained = [p for p in module.parameters() if p.requires_grad]
             optimizer, schedulers = factory(trained), []  # type: ignore[misc]
@@ -169,57 +318,3 @@ def step_schedule(schedule: Any) -> None:
     except (ValueError, ZeroDivisionError) as error:
         found = f"round {schedule.last_epoch + 1}: {error}"
         raise UserError("model.lr_schedule", found, "correct its init_args") from error
-
-
-# Hooks that Lightning calls in its loops but a session does not.
-_UNCALLED = """
-on_train_start on_train_epoch_start on_train_batch_start on_train_batch_end on_train_epoch_end
-on_train_end on_before_zero_grad on_before_backward on_after_backward on_before_optimizer_step
-optimizer_step optimizer_zero_grad configure_gradient_clipping lr_scheduler_step
-on_validation_epoch_end
-"""
-
-
-def _warn_of_hooks(module: L.LightningModule) -> None:
-    """Warn about a module's hooks that sessions do not call."""
-    uncalled = [name for name in _UNCALLED.split() if is_overridden(name, module)]
-    if uncalled:
-        log.warning(
-            "%s: a session calls training_step, validation_step, configure_optimizers and "
-            "self.log, but not %s", type(module).__name__, ", ".join(uncalled),
-        )  # fmt: skip
-
-
-def _configured(module: L.LightningModule, runtime: Runtime) -> Any:
-    """What a module's own `configure_optimizers` returns."""
-    if runtime.trainer is not None:
-        module.trainer = runtime.trainer
-    return module.configure_optimizers()
-
-
-def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
-    module = state.module
-    try:
-        configured = _configured(module, runtime)
-    except Exception as error:
-        found = f"configure_optimizers of {type(module).__name__}: {reason(error)}"
-        raise UserError(key, found, "correct it") from error
-    try:
-        optimizers, schedulers, monitor = _configure_optimizers(configured)
-    except MisconfigurationException as error:
-        found = f"a {type(configured).__name__} from configure_optimizers"
-        raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
-    found = f"{len(optimizers)} optimizers from configure_optimizers"
-    fix = "return one; parts with rates of their own are its parameter groups"
-    require(len(optimizers) == 1, key, found, fix)
-    _check_parameters(optimizers[0], key, module)
-    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    plateau = any(config.reduce_on_plateau for config in configs)
-    fix = "a session has no metric to monitor; use a schedule of steps"
-    require(not plateau, key, "a ReduceLROnPlateau scheduler", fix)
-    return make_stepper(
-        optimizers[0],
-        schedulers=configs,
-        clipping=runtime.clipping and runtime.clipping.of(module, optimizers[0]),
-        trainable=state.live.trainable,
-    )

@@ -5,11 +5,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import lightning.pytorch as L
 import torch
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_summary import summarize
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
@@ -17,6 +20,8 @@ from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
+from lightfed.fits.hook_table import check_datamodule, vars_of
+from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.packing import Packs
 from lightfed.models.build import blank
@@ -25,7 +30,7 @@ from lightfed.models.image_format import channels_first, crashing, suits_channel
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.lightning_private import _CallbackConnector, is_overridden
 
 
 def attach_sessions(
@@ -40,18 +45,95 @@ def attach_sessions(
     modules define it.
     """
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
+    first = 0  # client of a group: its session is what optimizers are first configured for
+    for state in fleet.groups:
+        if state.trainer is not None:
+            epoch = data.num_batches(first)
+            state.trainer.position.expect(epoch, fleet.work.batches(epoch))
+        first += state.group.count
     steppers = [
         session_setup.client_stepper(
-            state, i, optimizer, runtime, fleet.algorithm.lr_factors(state.module)
+            state,
+            i,
+            optimizer,
+            runtime,
+            fleet.algorithm.lr_factors(state.module),
+            keep=fleet.optimizers is not None,
         )
         for i, state in enumerate(fleet.groups)
     ]
-    used = optimizer is None or any(takes_lr for _, takes_lr in steppers)
+    used = optimizer is None or any(steps.takes_lr for steps in steppers)
     found, fix = "given, but the modules of all clients configure their own", "leave it out"
     require(used, "model.optimizer", found, fix)
     fleet.training.attach(runtime, steppers)
     if data.gives_channels_last(fleet.device):
         _choose_formats(fleet, always=data.channels_last is True)
+
+
+def host_of(trainer: RunTrainer, data: FederatedDataModule) -> SessionHost:
+    """What the sessions of clients get from a run."""
+    given = getattr(data.dataset, "datamodule", None)
+    if given is not None:
+        check_datamodule(given, "data.dataset.init_args.train")
+    transfers = next((m for m in (given, data) if m is not None and vars_of(m)), None)
+    return SessionHost(
+        run=trainer,
+        callbacks=trainer.step_callbacks,
+        datamodule=data if given is None else given,
+        transfers=transfers,
+        stage=trainer.state.fn.value if trainer.state.fn else "fit",
+    )
+
+
+def attach_configured(trainer: RunTrainer, fleet: Fleet, root: Any, stage: str) -> None:
+    """Give the run the callbacks that the clients' modules configure, as Lightning does.
+
+    Of several groups with callbacks of one class, the first group's is taken.
+    """
+    found: dict[type, Callback] = {}  # by class
+    for state in fleet.groups:
+        for callback in state.trainer.for_the_run if state.trainer is not None else ():
+            found.setdefault(type(callback), callback)
+    for callback in found.values():
+        check_callback(callback)
+    if not found:
+        return
+    others = [c for c in trainer.callbacks if not any(issubclass(k, type(c)) for k in found)]
+    trainer.callbacks = _CallbackConnector._reorder_callbacks([*others, *found.values()])
+    for callback in found.values():
+        vars(callback).update(log=root.log, log_dict=root.log_dict)
+        callback.setup(trainer, root, stage)
+
+
+class ClientsSummary(stock.ModelSummary):
+    """Lightning's summary of the networks of the clients, which the root module does not hold.
+
+    It prints as the callback whose place it takes.
+    """
+
+    def __init__(self, asked: stock.ModelSummary) -> None:
+        super().__init__(asked._max_depth, **asked._summarize_kwargs)
+        self._asked = asked
+
+    @override
+    def _summary(self, trainer: Any, pl_module: Any) -> Any:
+        networks = L.LightningModule()
+        for state in pl_module.fleet.groups:
+            networks.add_module(state.name.replace(".", "_"), state.module)
+        return summarize(networks, max_depth=self._max_depth)
+
+    @override
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        plain = type(self._asked) is stock.ModelSummary
+        if not plain:
+            super().on_fit_start(trainer, pl_module)
+        elif self._max_depth and trainer.is_global_zero:
+            print(self._summary(trainer, pl_module))  # Lightning logs it, which a run silences
+
+    @override
+    def summarize(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Print as the asked callback does."""
+        self._asked.summarize(*args, **kwargs)
 
 
 def packing_of(
@@ -161,6 +243,12 @@ _IDLE = (
 )
 
 
+def check_callback(callback: Callback) -> None:
+    """Refuse a callback that changes a training loop which a federation does not have."""
+    idle, found = isinstance(callback, _IDLE), type(callback).__name__
+    require(not idle, "trainer.callbacks", f"{found} has no effect on sessions", "remove it")
+
+
 def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
     """A user's loggers, and that of the run folder first unless it is among them.
 
@@ -184,8 +272,8 @@ def with_defaults(
     """A user's callbacks, and those that a run has by default unless they are among them."""
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
     for callback in given:
-        idle, found = isinstance(callback, _IDLE), type(callback).__name__
-        require(not idle, "trainer.callbacks", f"{found} has no effect on sessions", "remove it")
+        check_callback(callback)
+    given = [ClientsSummary(c) if isinstance(c, stock.ModelSummary) else c for c in given]
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
     own = next((c for c in given if _is_found(c, loggers)), None)

@@ -18,8 +18,9 @@ from lightfed.engine.checks import Clips
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.engine.setup import with_defaults, with_folder
+from lightfed.engine.setup import check_callback, with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.fits.hook_table import split
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError
@@ -91,7 +92,9 @@ class FederatedTrainer(RunTrainer):
             precision: Precision of local training.
             strategy: How ranks are started; only `federated` works here.
             logger: Lightning's loggers, besides the run folder; False for neither.
-            callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.
+            callbacks: Lightning callbacks. One that overrides hooks of steps hears each session as
+                a fit; for others an epoch is a round, and a batch a wave of sessions. A class says
+                it itself by hears = "steps" or hears = "rounds".
             fast_dev_run: One round of one batch per client, no files.
             limit_train_batches: Batches (int) or share of the batches (float) per session.
             limit_val_batches: Evaluation jobs per rank; 0 for no validation. Metrics then depend on
@@ -141,6 +144,10 @@ class FederatedTrainer(RunTrainer):
         # Otherwise Lightning's launcher sets another value.
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
         keep_heap()
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        for callback in given:
+            check_callback(callback)
+        of_the_run, self.step_callbacks = split(given)
         folder = None if fast_dev_run else RunLogger(default_root_dir, name)
         loggers = with_folder(logger, folder)
         keeps = enable_checkpointing and not fast_dev_run
@@ -153,7 +160,11 @@ class FederatedTrainer(RunTrainer):
             precision=precision,
             logger=loggers,
             callbacks=with_defaults(
-                callbacks, loggers, checkpoint=last, max_time=max_time, progress=enable_progress_bar
+                of_the_run,
+                loggers,
+                checkpoint=last,
+                max_time=max_time,
+                progress=enable_progress_bar,
             ),
             fast_dev_run=fast_dev_run,
             max_epochs=max_epochs,

@@ -1,7 +1,8 @@
 """Client groups: the clients of one architecture, as configured and as held on a rank."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightfed.fits.hook_table import MODULE_HOOKS, HookTable, check_module, table_of
+from lightfed.fits.session_trainer import SessionHost, SessionTrainer
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
@@ -28,6 +31,8 @@ from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.keys import LEVELS
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import derive_seed, seeded
+
+_NO_HOST = SessionHost()
 
 
 @dataclass
@@ -133,14 +138,15 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
     key, name = f"model.clients.{position}.model", type(module).__name__
     trains, fix = is_overridden("training_step", module), "define one that returns a batch's loss"
     require(trains, key, f"{name} has no training_step", fix)
-    fix = "set automatic_optimization = True and return the loss from training_step"
-    require(module.automatic_optimization, key, f"{name} optimises manually", fix)
+    check_module(module, key)
 
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
+    if not module.automatic_optimization:
+        return 0.0  # several networks, as of a GAN: what its forward takes is unknown
     key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
     outputs: list[Any] = []
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
@@ -187,7 +193,8 @@ def _step_costs(
 
     batch = data.longest()
     given = (step, batch_size(batch))
-    module.trainer = data.trainer  # a step may ask it
+    attached = module._trainer
+    module.trainer = attached or data.trainer  # a step may ask it
     vars(module).update(log=ignore, log_dict=ignore)
     try:
         flops = forward_flops(module, batch, *given)
@@ -202,7 +209,7 @@ def _step_costs(
         raise UserError(f"model.clients.{position}.model", found, fix) from error
     finally:
         del module.log, module.log_dict
-        module.trainer = None
+        module.trainer = attached
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -241,8 +248,12 @@ class GroupState:
         device: of the rank.
         host_rows: keep the rows in host memory.
         prepare: the algorithm's change to a fresh module.
+        host: what sessions get from the run.
+        once: runs on rank 0 what all ranks wait for; by default this process runs it.
 
     Attributes:
+        table: the hooks that its module and callbacks override.
+        trainer: what the module sees as `self.trainer`; None without a Trainer and hooks.
         layout: of its rows.
         live: the one module, bound to one row at a time.
         initial: the module's initial values.
@@ -261,6 +272,8 @@ class GroupState:
     optimizer: Optimizer
     takes_lr: bool = True
     packing: Packing = Packing()
+    table: HookTable = HookTable()
+    trainer: SessionTrainer | None = None
     personal: Tensor = torch.empty(0, dtype=torch.int64)
 
     def __init__(
@@ -275,11 +288,59 @@ class GroupState:
         device: torch.device,
         host_rows: bool,
         prepare: Callable[[L.LightningModule, DataSpec], None],
+        host: SessionHost = _NO_HOST,
+        once: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         module = group.build(data, position=position, seed=seed)
+        self.trainer = self._opened(module, host, once, seed=seed, position=position)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
         self.group, self.name = group, name
+        with nullcontext() if self.trainer is None else self.trainer.thawed():
+            self._lay_out(module, data, base, position=position, device=device)
+        self.store = RowStore(self.layout, device=device, host=host_rows)
+        self.staging = Staging(self.store) if self.store.host else None
+        self._borrowed: Row | None = None
+
+    def _opened(
+        self,
+        module: L.LightningModule,
+        host: SessionHost,
+        once: Callable[[Callable[[], None]], None] | None,
+        *,
+        seed: int,
+        position: int,
+    ) -> SessionTrainer | None:
+        """Call the hooks of a module that come once, before its rows are laid out."""
+        hooks = [hook for hook, when in MODULE_HOOKS.items() if when == "module"]
+        own = any(is_overridden(hook, module) for hook in hooks)
+        self.table = table_of(module, host.callbacks, host.transfers)
+        if not (own or self.table.reason or host.run is not None):
+            return None
+        trainer = SessionTrainer(module, host)
+        callbacks = host.callbacks if position == 0 else deepcopy([*host.callbacks])
+        try:
+            with seeded(derive_seed(seed, "setup", client=position)):
+                trainer.open(module, callbacks, once)
+        except UserError:
+            raise
+        except Exception as error:  # of the user's hooks
+            hook = trainer.hook or "configure_callbacks"
+            found = f"{hook} of {type(module).__name__} or a callback: {reason(error)}"
+            raise UserError(f"model.clients.{position}.model", found, "correct it") from error
+        self.table = table_of(module, trainer.callbacks, host.transfers)
+        return trainer
+
+    def _lay_out(
+        self,
+        module: L.LightningModule,
+        data: DataSpec,
+        base: FrozenBase,
+        *,
+        position: int,
+        device: torch.device,
+    ) -> None:
+        """Find the layout of rows, the initial values and the costs of a step."""
         self.layout = ModelLayout.of(module)
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
@@ -295,9 +356,6 @@ class GroupState:
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
         base.add_group(self.live)
-        self.store = RowStore(self.layout, device=device, host=host_rows)
-        self.staging = Staging(self.store) if self.store.host else None
-        self._borrowed: Row | None = None
 
     @property
     def row_bytes(self) -> int:

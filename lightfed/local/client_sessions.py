@@ -8,6 +8,7 @@ import lightning.pytorch as L
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
+from lightfed.fits.python_state import Attributes
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
@@ -178,9 +179,10 @@ class ClientSessions:
             pull, hooked = replace(pull, gamma=0.0), True
         plans, client, t = self.plans, s.client, s.round
         repeat = 1 if purpose else plans.repeat
+        total = plans.steps_of(client, t, purpose)
         return Work(
             client,
-            plans.batches(client, t, plans.steps_of(client, t, purpose), purpose),
+            plans.batches(client, t, total, purpose),
             epoch_batches=self._fleet.data.num_batches(client, t) * repeat,
             lr=self._fleet.plan.lr if s.group.takes_lr else None,
             seed=plans.seed(client, t, purpose),
@@ -188,6 +190,9 @@ class ClientSessions:
             mask=mask,
             proximal=pull,
             phases={} if purpose else plans.phases_of(client, t, s.module),
+            total=total,
+            first=int(self._fleet.updates[client]),
+            attributes=Attributes(None if purpose else self._fleet.attributes, client),
         )
 
     @property

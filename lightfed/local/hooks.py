@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -244,6 +245,8 @@ class SessionFleet(Protocol):
     device: torch.device
     kept: KeptStates
     optimizers: Kept | None
+    attributes: Kept | None
+    updates: np.ndarray
     session: SessionContext | None
     ranks: Ranks
     seed: int

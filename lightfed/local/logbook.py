@@ -28,6 +28,10 @@ class LogBook:
         self._metrics: dict[str, Metric] = {}
         self.batch_size = 1
 
+    def see(self, batch: Any) -> None:
+        """A batch is trained or evaluated on: what is logged for it counts by its size."""
+        self.batch_size = batch_size(batch)
+
     def log(
         self, name: str, value: Any, *_: Any, batch_size: int | None = None, **options: Any
     ) -> None:
@@ -50,6 +54,13 @@ class LogBook:
     ) -> None:
         for name, value in dictionary.items():
             self.log(name, value, batch_size=batch_size, **options)
+
+    def epoch_ends(self) -> None:
+        """Take the values of metric objects: Lightning resets them after each epoch of a fit."""
+        for name, metric in self._metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + metric.compute()
+            self._counts[name] = self._counts.get(name, 0) + 1
+        self._metrics = {}
 
     def close(self) -> dict[str, Tensor | float]:
         """Return the means, on their device, and clear them."""

@@ -204,6 +204,11 @@ class Stepper:
         if self._schedulers:
             self.schedule("step")
 
+    def skip(self) -> None:
+        """A batch has no loss: only schedulers go on, as in Lightning."""
+        if self._schedulers:
+            self.schedule("step")
+
     def _backward(self, loss: Tensor) -> None:
         """loss.backward() without its Python overhead, a tenth of a small model's step."""
         if self._one.dtype != loss.dtype or self._one.device != loss.device:
@@ -237,11 +242,16 @@ class Stepper:
                 yield name, p, part
 
     def schedule(self, interval: str) -> None:
-        """Called after a "step", and by a session after an "epoch"."""
+        """Called after a "step", and by a session after an "epoch".
+
+        Lightning counts the steps of an epoch, for schedulers of a frequency.
+        """
         self._counts[interval] += 1
         for config in self._schedulers:
             if config.interval == interval and self._counts[interval] % config.frequency == 0:
                 config.scheduler.step()  # type: ignore[call-arg]
+        if interval == "epoch":
+            self._counts["step"] = 0
 
     def _gradients(self) -> tuple[list[int], Params]:
         """Positions of the parameters in the last loss, and their gradients."""
@@ -272,6 +282,24 @@ class Stepper:
             self.clipping(grads, used)
         for i, grad in zip(used, grads, strict=True):
             self._params[i].grad = grad
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How the sessions of a group take their steps.
+
+    Attributes:
+        stepper: Of sessions that are no Lightning fits.
+        takes_lr: The optimizer uses the learning rate of the round.
+        configure: Makes the optimizers and schedulers of a session that is a Lightning fit, with
+            the learning rate of the round; None for other sessions.
+        reason: Why sessions are Lightning fits; empty if they are not.
+    """
+
+    stepper: Stepper
+    takes_lr: bool
+    configure: Callable[[float | None], tuple[list[Optimizer], list[LRSchedulerConfig]]] | None
+    reason: str = ""
 
 
 def rate_of(own: float, configured: float, lr: float | None) -> float:

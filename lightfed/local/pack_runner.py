@@ -95,6 +95,7 @@ class PackRunner:
             shared=buffers.shared,
             phases=plans.phases_of(order[0], t, state.module),
             timings=plans.timings,
+            epoch_batches=fleet.data.num_batches(order[0], t) * plans.repeat,
         )
         result = self.trainers[group].train(block, work)
         store.put_block(order, block)

@@ -45,6 +45,7 @@ class PackWork:
         shared: such buffers that are the same for all.
         phases: the parameters trained from a batch on, by its index.
         timings: of this rank.
+        epoch_batches: of a local epoch, where a step is told the number of its batch.
     """
 
     clients: Sequence[int]
@@ -56,6 +57,7 @@ class PackWork:
     shared: Views
     phases: Mapping[int, Sequence[Tensor]]
     timings: Timings
+    epoch_batches: int
 
 
 class PackForward:
@@ -65,7 +67,13 @@ class PackForward:
         module: a classifier with a loss of its own (`ClientModule`), or any other.
         layout: of its rows.
         context: of the Trainer's precision.
+
+    Attributes:
+        epoch_batches: of a local epoch, in which a step's batches are counted; 0 to count them in
+            the session.
     """
+
+    epoch_batches = 0
 
     def __init__(
         self, module: L.LightningModule, layout: ModelLayout, context: Autocast | None
@@ -111,7 +119,7 @@ class PackForward:
                 logits = forward(batch[0])
                 losses, logged = _cross_entropies(logits, batch[1], sizes), {}
             else:
-                self._step.index = index
+                self._step.index = index % self.epoch_batches if self.epoch_batches else index
                 losses, logged = forward(batch)
         grads = torch.autograd.grad(losses, leaves, torch.ones_like(losses), allow_unused=True)
         return losses.detach(), logged, list(grads)
@@ -152,6 +160,7 @@ class PackSession:
         seed_default_generators(work.seed, device)
         sizes, optimizer, names = work.batches.sizes, self._optimizer, self._forward.trained
         whole = stacked.gather(self._layout, rows, self._module) | work.own
+        self._forward.epoch_batches = work.epoch_batches
         pulls = _Pulls(self, rows, work)
         optimizer.start([whole[n] for n in names], lr=work.lr, momenta=pulls.momenta)
         masks = self._masks(work, rows)
@@ -171,7 +180,12 @@ class PackSession:
             before = {name: values[name] for name in self._forward.buffers if name in values}
             leaves = [optimizer.leaves[i] for i in chosen]
             losses, logged, found = self._forward(
-                values, work.shared, leaves, batch, step, _unequal(sizes[:active, step], device)
+                values,
+                work.shared,
+                leaves,
+                batch,
+                step,
+                _unequal(sizes[:active, step], device),
             )
             for name, held in before.items():  # what the module has put in its place
                 if values[name] is not held:
@@ -404,7 +418,7 @@ class PackResult:
             strict=True,
         )  # fmt: skip
         found = [
-            Report(client, count, n, {"train_loss": loss}, norm, seconds=seconds)
+            Report(client, count, n, {"train_loss": loss}, norm, updates=n, seconds=seconds)
             for client, count, n, norm, loss in columns
         ]
         for name, sums in self.logged.items():

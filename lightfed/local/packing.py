@@ -103,6 +103,11 @@ class Packs:
         """
         if self.side_by_side == "off":
             return Packing(reason="model.side_by_side: off")
+        if state.table.reason:
+            level = logging.INFO if self.side_by_side == "auto" else logging.WARNING
+            log.log(level, "group %s trains one client at a time: %s", state.name,
+                    state.table.reason)  # fmt: skip
+            return Packing(reason=state.table.reason)
         if state.group.count == 1:
             return Packing(reason="its only client")
         for hooks in fleet.hooks:
@@ -134,7 +139,9 @@ class Packs:
             module = deepcopy(state.module)
         except Exception as error:  # of a user's module
             return f"it cannot be copied: {reason(error)}"
+        module.trainer = state.trainer
         optimizer = make(module)
+        module.trainer = None  # a check's steps are of no session
         if isinstance(optimizer, str) or (why := _mixes(optimizer, module)):
             return optimizer if isinstance(optimizer, str) else why
         kind, even = type(optimizer), couples(module)

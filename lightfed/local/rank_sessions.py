@@ -6,11 +6,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from lightfed.local.client_group import Packing
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Suspended, finished, put_in_place
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.local_work import SessionPlans
-from lightfed.local.optimizer import Stepper
+from lightfed.local.optimizer import Stepper, Steps
 from lightfed.local.pack_runner import PackReport, PackRunner
 from lightfed.local.pack_session import LaneReport, PackSession
 from lightfed.local.session import (
@@ -23,7 +24,7 @@ from lightfed.local.session import (
 from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +50,27 @@ class Training(ClientSessions):
         self._packs: dict[int, list[int]] = {}  # by client, in a call of `sessions`
         self._results: dict[int, PackReport] = {}
 
-    def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
-        """Create the sessions of the groups.
-
-        A stepper comes with whether it uses the round's learning rate.
-        """
+    def attach(self, runtime: Runtime, steppers: Sequence[Steps]) -> None:
+        """Create the sessions of the groups, from how each takes its steps."""
         self._runtime = runtime
         self._sessions, self._runner.trainers = {}, {}
-        for group, (stepper, takes_lr) in enumerate(steppers):
-            state = self._fleet.groups[group]
-            state.takes_lr, state.optimizer = takes_lr, stepper.optimizer
-            found = f"true, and {type(stepper.optimizer).__name__} has no state"
-            needed = self._fleet.optimizers is not None and not self._fleet.algorithm.carries
-            fits = not needed or bool(stepper.slots)
-            require(fits, "model.keep_optimizer", found, "leave it out, or give it a momentum")
-            state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
+        for group, steps in enumerate(steppers):
+            state, stepper = self._fleet.groups[group], steps.stepper
+            state.takes_lr, state.optimizer = steps.takes_lr, stepper.optimizer
+            if steps.configure is None:
+                self._check_kept(stepper)
+            elif state.packing.most > 1:
+                state.packing = Packing(reason=steps.reason)
+            state.session = LocalSession(
+                state.module,
+                runtime,
+                live=state.live,
+                stepper=stepper,
+                trainer=state.trainer,
+                configure=steps.configure,
+                transfers=bool(state.table.transfer),
+                key=f"model.clients.{group}.model",
+            )
             self._sessions[id(state.module)] = state.session
             if state.packing.most > 1:
                 kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
@@ -74,6 +81,15 @@ class Training(ClientSessions):
                     clipping=stepper.clipping,
                     context=runtime.forward_context,
                 )
+
+    def _check_kept(self, stepper: Stepper) -> None:
+        """Refuse `model.keep_optimizer` for an optimizer that has nothing to keep."""
+        fleet = self._fleet
+        if fleet.optimizers is None or fleet.algorithm.carries or stepper.slots:
+            return
+        found = f"true, and {type(stepper.optimizer).__name__} has no state"
+        fix = "leave it out, or give it a momentum"
+        raise UserError("model.keep_optimizer", found, fix)
 
     @property
     def side_by_side(self) -> dict[str, int | str]:

@@ -7,6 +7,7 @@ one is a bare loop plus precision, clipping, schedulers and `self.log`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as L
@@ -14,15 +15,18 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
+from lightfed.fits.client_fit import ClientFit, Configure
+from lightfed.fits.python_state import Attributes, PythonState
+from lightfed.fits.session_trainer import Position, SessionTrainer
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
-from lightfed.models.attributes import attributes, warn_of_changed
 from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import require
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch
 
+_NO_TRAINER = SimpleNamespace(should_stop=False)
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
@@ -33,7 +37,8 @@ class Report:
     Attributes:
         client: number of the client; -1 for the global model.
         samples: samples processed (a sample counts once per epoch).
-        steps: optimiser steps.
+        steps: batches whose loss the optimisers have used.
+        updates: steps of all optimisers, as Lightning's `global_step` counts them.
         flops: forward FLOPs of a sample.
         besides: FLOPs of the client's `Fleet.gradient` and `Fleet.loss`.
         stored: bytes that the client keeps.
@@ -54,6 +59,7 @@ class Report:
     besides: float = 0.0
     stored: int = 0
     error: str = ""
+    updates: int = 0
     seconds: float = field(default=0.0, compare=False)
 
     def resolve(self) -> "Report":
@@ -86,6 +92,9 @@ class Work:
         mask: packed words (P / 32,); uncovered elements are 0 after every step.
         proximal: a pull towards another model; the session stores its optimiser's state there.
         phases: the parameters trained from a batch on, by its index; all where nothing is given.
+        total: number of the batches.
+        first: steps that the client has taken in its earlier sessions.
+        attributes: what the client's module and callbacks keep in Python; None for nothing yet.
     """
 
     client: int
@@ -97,6 +106,9 @@ class Work:
     mask: Tensor | None = None
     proximal: Proximal | None = None
     phases: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+    total: int = 1
+    first: int = 0
+    attributes: Attributes | None = None
 
 
 @dataclass(frozen=True)
@@ -125,15 +137,49 @@ class LocalSession:
         *,
         live: LiveModule | None = None,
         stepper: Stepper | None = None,
+        trainer: SessionTrainer | None = None,
+        configure: Configure | None = None,
+        transfers: bool = False,
+        key: str = "model.clients",
     ) -> None:
+        """Prepare the sessions of a module.
+
+        Args:
+            module: Of a group, or an algorithm's own.
+            runtime: Precision and clipping.
+            live: The binding of the module to rows, if it is trained.
+            stepper: Steps, unless sessions are Lightning fits.
+            trainer: What the module sees as `self.trainer`, if sessions have one.
+            configure: Makes the optimizers of a session that is a Lightning fit; None for others.
+            transfers: A module or a data module overrides hooks that transfer batches.
+            key: Of the group's model in the configuration.
+        """
         self.module, self._live, self._stepper = module, live, stepper
+        self._trainer = trainer
+        self._position = Position() if trainer is None else trainer.position
+        self._transfers = trainer if transfers else None
         self._context: Autocast = runtime.forward_context or nullcontext
         self._log = LogBook()
         self._watched = False
         module.log = self._log.log  # type: ignore[method-assign]
         module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
-        if runtime.trainer is not None:
+        self._fit: ClientFit | None = None
+        if trainer is not None:
+            module.trainer = trainer
+            trainer.precision_of_sessions.context = self._context
+            clipping = runtime.clipping
+            if clipping is not None:
+                trainer.clips(clipping.limit, by_value=clipping.algorithm == "value")
+        elif runtime.trainer is not None:
             module.trainer = runtime.trainer
+        if configure is not None:
+            assert live is not None
+            assert trainer is not None
+            self._fit = ClientFit(
+                live, trainer, configure, self._log, clipping=runtime.clipping, key=key
+            )
+        callbacks = () if trainer is None else trainer.callbacks
+        self._kept = PythonState(module, callbacks, key, always=self._fit is not None)
 
     @property
     def box(self) -> tuple[float, float] | None:
@@ -144,30 +190,58 @@ class LocalSession:
     def train(self, row: Row, work: Work) -> "PendingReport":
         """Train `row` in place."""
         assert self._live is not None, "this session only evaluates"
-        assert self._stepper is not None, "this session only evaluates"
         stopwatch = Stopwatch(row.floats.device)
-        module, stepper, book, context = self.module, self._stepper, self._log, self._context
         if self._live.row is not row:
             self._live.bind(row)
-        if not module.training:
-            module.train()
-        reset_metrics(module)
+        if not self.module.training:
+            self.module.train()
+        reset_metrics(self.module)
         seed_default_generators(work.seed, row.floats.device)
-        left = None if self._watched else attributes(module)
         frozen = {} if self._watched else digests(self._live.frozen)
-        layout, trainable = self._live.layout, self._live.trainable
-        parameters = row.floats[: layout.parameter_size]
+        self._kept.begin(work.attributes)
+        self._position.begin(first=work.first, epoch_batches=work.epoch_batches, total=work.total)
+        try:
+            pending = self._run(row, work)
+        finally:
+            self._position.active = False
+            self._kept.end(work.attributes)
+        if work.mask is not None:  # ASPG has put its iterate into the row
+            apply_mask_(row.floats, work.mask)
+        self._live.unbind()
+        if not self._watched:  # the first session
+            self._watched = True
+            self._check_frozen(frozen)
+        stopwatch.stop()
+        pending.logged = self._log.close()
+        # A dot product detects non-finite values as well as a maximum, ten times as fast.
+        pending.square = torch.dot(row.floats, row.floats)
+        pending.stopwatch = stopwatch
+        return pending
+
+    def _run(self, row: Row, work: Work) -> "PendingReport":
+        """Train a bound row: as a Lightning fit, if hooks ask for it, or by the loop below."""
+        if self._fit is not None:
+            return PendingReport(work.client, *self._fit.run(row, work))
+        assert self._live is not None
+        assert self._stepper is not None, "this session only evaluates"
+        module, stepper, book, context = self.module, self._stepper, self._log, self._context
+        position, trainer = self._position, self._trainer or _NO_TRAINER
+        trainable = self._live.trainable
+        parameters = row.floats[: self._live.layout.parameter_size]
+        epoch = work.epoch_batches
         losses: list[Tensor] = []
         sizes: list[int] = []
         values = [p.data for p in trainable]
         stepper.reset(work.lr, parameters, work.proximal)
+        trainer.should_stop = False
         try:
             for index, batch in enumerate(work.batches):
+                position.batch = index
                 if index in work.phases:
                     stepper.train_only(work.phases[index])
                 book.batch_size = size = batch_size(batch)
                 with context():
-                    loss = _loss(module.training_step(batch, index))
+                    loss = _loss(module.training_step(batch, index % epoch))
                 put_back(trainable, values)
                 if loss is not None:
                     stepper.step(loss, work.hook)
@@ -176,25 +250,24 @@ class LocalSession:
                         apply_mask_(row.floats, work.mask)
                     losses.append(loss.detach())
                     sizes.append(size)
-                if (index + 1) % work.epoch_batches == 0:
+                else:
+                    stepper.skip()
+                if (index + 1) % epoch == 0:
                     stepper.schedule("epoch")
+                if trainer.should_stop:
+                    break
         finally:
             stepper.finish()  # a kept row must hold a model even after a session that raised
-        if work.mask is not None:  # ASPG has put its iterate into the row
-            apply_mask_(row.floats, work.mask)
-        self._live.unbind()
-        if left is not None:  # of the first session
-            self._watched = True
-            warn_of_changed(module, left)
-            for name, before in frozen.items():
-                found = f"a step writes {name}, which is frozen and the same for all clients"
-                fix = "name it in `written` of its module, or make it a buffer"
-                same = before == digest(self._live.frozen[name])
-                require(same, "model.clients", found, fix)
-        stopwatch.stop()
-        # A dot product detects non-finite values as well as a maximum, ten times as fast.
-        square = torch.dot(row.floats, row.floats)
-        return PendingReport(work.client, losses, sizes, book.close(), square, stopwatch)
+        return PendingReport(work.client, losses, sizes, len(losses), position.batch + 1)
+
+    def _check_frozen(self, before: Mapping[str, str]) -> None:
+        """Refuse a step that has written a frozen parameter, which all clients share."""
+        assert self._live is not None
+        for name, own in before.items():
+            found = f"a step writes {name}, which is frozen and the same for all clients"
+            fix = "name it in `written` of its module, or make it a buffer"
+            same = own == digest(self._live.frozen[name])
+            require(same, "model.clients", found, fix)
 
     def abandon(self) -> None:
         """Clean up after a session that raised, so that the next one is not affected."""
@@ -214,6 +287,8 @@ class LocalSession:
         assert self._live is not None, "this session only evaluates"
         self._live.bind(row)
         self.module.eval()
+        if self._transfers is not None:
+            batch = self._transfers.moved(batch)
         self._log.batch_size = batch_size(batch)
         loss = _loss(self.module.training_step(batch, 0))
         gradient = torch.zeros_like(row.floats)
@@ -238,6 +313,8 @@ class LocalSession:
         self.module.eval()
         total, samples = 0.0, 0
         for index, batch in enumerate(batches):
+            if self._transfers is not None:
+                batch = self._transfers.moved(batch)
             self._log.batch_size = size = batch_size(batch)
             loss = _loss(self.module.training_step(batch, index))
             if loss is not None:
@@ -253,6 +330,8 @@ class LocalSession:
         reset_metrics(self.module)
         samples = 0
         for index, data in enumerate(batches):
+            if self._transfers is not None:
+                data = self._transfers.moved(data)
             self._log.batch_size = size = batch_size(data)
             with self._context():
                 self.module.validation_step(data, index)
@@ -271,20 +350,17 @@ class PendingReport:
     client: int
     losses: list[Tensor]
     sizes: list[int]
-    logged: dict[str, Tensor | float]
-    square: Tensor
-    stopwatch: Stopwatch
+    steps: int
+    updates: int
+    logged: dict[str, Tensor | float] = field(default_factory=dict)
+    square: Tensor | float = 0.0
+    stopwatch: Stopwatch | None = None
     flops: Tensor | float = 0.0
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps."""
-        return len(self.losses)
 
     def resolve(self) -> Report:
         samples = sum(self.sizes)
         metrics = numbers(self.logged)
-        if samples:
+        if self.losses and len(self.losses) == len(self.sizes):
             # One transfer for all on a GPU; on a CPU a stack costs more than it saves.
             on_gpu = self.losses[0].is_cuda
             losses = (
@@ -293,8 +369,12 @@ class PendingReport:
             weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
         norm, flops = float(self.square) ** 0.5, float(self.flops)
+        assert self.stopwatch is not None
         seconds = self.stopwatch.seconds()  # the norm was computed later, so the events are done
-        return Report(self.client, samples, self.steps, metrics, norm, flops=flops, seconds=seconds)
+        return Report(
+            self.client, samples, self.steps, metrics, norm,
+            flops=flops, seconds=seconds, updates=self.updates,
+        )  # fmt: skip
 
 
 def _loss(output: Any) -> Tensor | None:

@@ -4,11 +4,9 @@ A rank trains its clients in one module: a client finds there what the one befor
 """
 
 import io
-import logging
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,10 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
-
-from lightfed.models.client_module import NetworkClient
-
-log = logging.getLogger(__name__)
 
 _NAMES = vars(nn.Module()).keys()  # of every module: its parameters, hooks and mode
 _KEEP_NOTHING = ("lightfed", "torch", "torchvision")  # packages
@@ -61,18 +55,7 @@ class _Pickler(pickle.Pickler):
         return None
 
 
-def warn_of_changed(module: nn.Module, before: Mapping[str, bytes]) -> None:
-    """Warn once about the attributes that steps have changed since `before`."""
+def changed(module: nn.Module, before: Mapping[str, bytes]) -> list[str]:
+    """Names of the attributes that steps have changed since `before`."""
     after = attributes(module).items()
-    names = sorted(name for name, value in after if value != before.get(name))
-    if names:
-        network = module.net if isinstance(module, NetworkClient) else module
-        _warn(type(network).__name__, ", ".join(names))
-
-
-@cache
-def _warn(kind: str, names: str) -> None:
-    log.warning(
-        "%s: its steps change %s, and a client finds there what another has left; "
-        "keep what belongs to a client in buffers (register_buffer)", kind, names,
-    )  # fmt: skip
+    return sorted(name for name, value in after if value != before.get(name))

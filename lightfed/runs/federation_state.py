@@ -18,6 +18,7 @@ _CLOCK = "lightfed_clock"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _OPTIMIZERS = "lightfed_server_optimizers"
+_UPDATES = "lightfed_updates"  # steps of each client's optimizers
 _TESTS = "lightfed_round_tests"  # of the last round
 
 
@@ -63,6 +64,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _LR: fleet.plan.lr,
         _CLOCK: None if fleet.clock is None else fleet.clock.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
+        _UPDATES: torch.from_numpy(fleet.updates.copy()),
         _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_step.optimizers.items()},
     }
     states = fleet.states()
@@ -75,6 +77,7 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.plan = RoundPlan(lr=checkpoint[_LR])
     fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
+    fleet.updates[:] = checkpoint[_UPDATES].numpy()
     if fleet.clock is not None:
         fleet.clock.load_state_dict(checkpoint[_CLOCK])
     models = dict(fleet.algorithm.named_modules())

@@ -12,13 +12,24 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
 )
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.loops.utilities import _select_data_fetcher
+from lightning.pytorch.trainer.call import (
+    _call_callback_hooks,
+    _call_configure_model,
+    _call_lightning_module_hook,
+)
+from lightning.pytorch.trainer.connectors.callback_connector import _CallbackConnector
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 
 def overriding(name: str, trainer: Any) -> tuple[bool, bool]:

@@ -237,8 +237,6 @@ def test_what_a_loader_does_with_a_data_set_is_not_lost() -> None:
     batches = BatchSampler(sampler, 2, drop_last=False)
     assert "SubsetRandomSampler" in refused("train", Given(DataLoader(good, batch_sampler=batches)))
     assert "collate_fn" in refused("train", Given(DataLoader(good, collate_fn=list)))
-    module = type("Normalises", (Given,), {"on_after_batch_transfer": lambda self, x, i: x})
-    assert "on_after_batch_transfer" in refused("train", module(DataLoader(good)))
     FromTorch(Given(DataLoader(good, shuffle=True))).load("test")
 
 

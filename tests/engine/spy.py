@@ -41,6 +41,8 @@ class Spy(Callback):
         watch: what else to write down, by hook: called with the trainer.
     """
 
+    hears = "rounds"
+
     def __init__(self, **watch: Callable[[FederatedTrainer], Any]) -> None:
         self.calls: list[str] = []
         self.seen: list[Any] = []
@@ -56,16 +58,14 @@ class Spy(Callback):
 
 
 class Counting(ClientModule):
-    """A classifier that counts its training steps over all clients."""
+    """A classifier with a training step of its own, so that its clients train alone."""
 
     def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
         net = MLP(num_classes, input_shape, hidden=(6,), dropout=0.2)
         super().__init__(net, num_classes=num_classes)
-        self.steps = 0
 
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        self.steps += 1
         return super().training_step(batch, batch_idx)
 
 

@@ -23,6 +23,8 @@ RARELY = {"check_val_every_n_epoch": 4}
 class Stop(Callback):
     """Asks for the end within the waves of a round."""
 
+    hears = "rounds"
+
     def __init__(self, after: int) -> None:
         self.after = after
 

@@ -72,9 +72,15 @@ def test_schedulers_step_with_batches_or_epochs(
             stepper.step(loss_of(net, step), None)
             if step % 3 == 2:
                 stepper.schedule("epoch")
+    # Lightning counts the steps of an epoch, which has three here.
     reference = SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    due = every if interval == "step" else 3
-    run_torch(twin, reference, 6, schedule=schedule(reference), due=due)
+    rates = schedule(reference)
+    for step in range(6):
+        reference.zero_grad()
+        loss_of(twin, step).backward()
+        reference.step()
+        if step % 3 == 2 if interval == "epoch" else (step % 3 + 1) % every == 0:
+            rates.step()
     assert_equal(net, twin)
 
 

@@ -30,6 +30,7 @@ from lightfed.utils.rng import derive_seed, torch_generator
 from tests.small import fit, random_data, row_held
 
 SEED = 5
+EPOCHS: list[tuple[int, int]] = []  # what the module of a test sees
 Batch = tuple[Tensor, Tensor]
 Net = partial(MLP, hidden=(9,), dropout=0.4)
 
@@ -48,7 +49,6 @@ class Own(L.LightningModule):
             nn.Linear(8, num_classes),
         )
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.epochs_seen: list[int] = []
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Own(L.LightningModule):
         loss = F.cross_entropy(self(x), y, label_smoothing=0.1)
         self.log("train_loss", loss, prog_bar=True, on_step=True, on_epoch=True)
         self.log("size", float(len(y)))
-        self.epochs_seen.append(self.trainer.current_epoch)
+        EPOCHS.append((self.current_epoch, self.global_step))
         return loss
 
     @override
@@ -137,6 +137,7 @@ def test_one_client_is_a_bare_loop(algorithm: Any, tmp_path: Path) -> None:
 
 
 def test_a_users_module_trains_as_it_is(tmp_path: Path) -> None:
+    EPOCHS.clear()
     data = random_data([23], batch_size=5)
     federation = Federation(FedAvg(), [ClientGroup(1, Own)], local_epochs=3, seed=SEED)
     trainer = fit(federation, data, tmp_path, rounds=2)
@@ -171,8 +172,10 @@ def test_a_users_module_trains_as_it_is(tmp_path: Path) -> None:
     hits = (own(x).argmax(1) == y).float().mean()
     assert float(metrics["global/accuracy"]) == pytest.approx(float(hits), abs=1e-6)
     module = federation.fleet.groups[0].module
-    assert module.trainer is trainer
-    assert module.epochs_seen == [0] * 15 + [1] * 15
+    assert module.trainer.run_logger is trainer.run_logger
+    # Epochs are those of a session, and steps those of the client's life.
+    session = [0] * 5 + [1] * 5 + [2] * 5
+    assert list(zip(session + session, range(30), strict=True)) == EPOCHS
 
 
 def session_of(module: L.LightningModule) -> tuple[LocalSession, Row]:

@@ -262,12 +262,49 @@ def given(**values: Any) -> Callable[[Any], None]:
         (given(seen=[]), nothing, None),
     ],
 )
-def test_one_warning_names_the_attributes_that_steps_change(
-    made: Any, step: Any, name: str | None, caplog: pytest.LogCaptureFixture
+def test_attributes_that_steps_change_are_as_new_in_each_session(
+    made: Any, step: Any, name: str | None
 ) -> None:
-    attributes._warn.cache_clear()
-    ours = fleet(partial(Net, made, step))
+    """What a client leaves in an attribute is found by no other one, nor by itself later."""
+    found: list[dict[str, bytes]] = []
+
+    def watched(net: Any, hidden: Tensor) -> None:
+        if net.training:
+            found.append(attributes.attributes(net))
+        step(net, hidden)
+
+    ours = fleet(partial(Net, made, watched))
     for t in range(ROUNDS):
         run_round(ours, t)
-    warned = [r.args for r in caplog.records if r.name == attributes.__name__]
-    assert warned == ([("Net", name)] if name else [])
+    sessions = ROUNDS * ours.clients
+    steps = len(found) // sessions
+    starts = [found[i * steps] for i in range(sessions)]
+    assert all(start == starts[0] for start in starts)
+    changes = any(one != starts[0] for one in found)
+    assert changes == (name is not None and steps > 1)
+
+
+def test_what_cannot_be_copied_is_named_once_in_each_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Locked:
+        """Can be compared, but not copied."""
+
+        calls = 0
+
+        def __reduce__(self) -> Any:
+            return (int, (self.calls,))
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("it is the only one")
+
+    def count(net: Any, hidden: Tensor) -> None:
+        net.lock.calls += 1
+
+    def made(net: Any) -> None:
+        net.lock = Locked()
+
+    for _ in range(2):
+        ours = fleet(partial(Net, made, count))
+        for t in range(ROUNDS):
+            run_round(ours, t)
+    warned = [r.getMessage() for r in caplog.records if "its steps change net.lock" in r.message]
+    assert len(warned) == 2

@@ -184,6 +184,8 @@ def test_who_has_lost_a_folder_neither_describes_nor_removes_it(tmp_path: Path) 
 class LosesItsFolder(L.Callback):
     """To another start, in a session of its second round; `signalled` as a leftover of SLURM is."""
 
+    hears = "rounds"
+
     def __init__(self, folder: Path, *, signalled: bool) -> None:
         self.folder, self.signalled = folder, signalled
         self.before: dict[Path, bytes] = {}

@@ -105,6 +105,8 @@ def test_a_rank_waits_in_a_gather_and_not_in_a_sum_of_rows(clock: Clock) -> None
 
 
 class Slow(Callback):
+    hears = "rounds"
+
     @override
     def on_train_batch_start(self, *_: Any) -> None:
         time.sleep(SLEEP)

@@ -30,6 +30,8 @@ class Gate(Callback):
     notes in gate/<job>-rounds with which start of the job it begins which round.
     """
 
+    hears = "rounds"
+
     @property
     def _start(self) -> int:
         return int(os.environ.get("SLURM_RESTART_COUNT", "0"))

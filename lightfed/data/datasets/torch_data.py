@@ -24,13 +24,11 @@ from lightfed.data.datasets.dataset import (
 )
 from lightfed.data.datasets.transforms import Functions, normalises, transformed
 from lightfed.utils.errors import UserError, reason, require
-from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import seeded
 
 _READ_TWICE = 32  # samples, to find random transforms
 _WHOLE = (torch_data.SequentialSampler, torch_data.RandomSampler)
 _COLLATES = (torch_data.default_collate, torch_data.default_convert)
-_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 class FromTorch(Dataset):
@@ -82,6 +80,11 @@ class FromTorch(Dataset):
         self._names, self._owners = classes, groups
         self._by = None if by is None else str(by)
         self._values: tuple[str, ...] = ()  # of the column `by`
+
+    @property
+    def datamodule(self) -> LightningDataModule | None:
+        """The data module that these samples come from; None for data sets."""
+        return self._train if isinstance(self._train, LightningDataModule) else None
 
     @property
     def task(self) -> Task:  # type: ignore[override]
@@ -150,9 +153,6 @@ class FromTorch(Dataset):
             ignored = _ignored(loader)
             fix = "do it in the data set, such as a torch.utils.data.Subset, or in a transform"
             require(not ignored, f"{KEY}.train", f"its {split} loader has a {ignored}", fix)
-        hook = next((name for name in _HOOKS if is_overridden(name, module)), None)
-        fix = "give train_transform and test_transform"
-        require(hook is None, f"{KEY}.train", f"its {hook} would not be called", fix)
         return {split: loader.dataset for split, loader in loaders.items()}
 
     @cached_property

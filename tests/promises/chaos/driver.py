@@ -42,6 +42,8 @@ _LATEST = 0.1  # seconds after the session that a hit follows
 class Beat(Callback):
     """A byte into a pipe after every session of rank 0."""
 
+    hears = "rounds"
+
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 

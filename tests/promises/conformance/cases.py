@@ -77,6 +77,7 @@ from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
 from tests.algorithms.low_rank import NAMES, Adapted
 from tests.promises.columns.cases import Tagger, tagged
+from tests.promises.conformance.hooked import Averaged, Falling, Gan
 
 
 class DeepNet(NormNet):
@@ -190,6 +191,9 @@ _mlp = partial(MLP, hidden=(16,), dropout=0.3)
 _everyone: dict[str, Any] = {"fraction": 1.0}
 _adapters: dict[str, Any] = {"adapters": NAMES}
 _sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
+
+# Modules with optimizers of their own.
+_own: dict[str, Any] = {"optimizer": None}
 
 # Servers have as many devices; K is short, and the seconds of a phase are drawn.
 _clouds: dict[str, Any] = {"fraction": 1.0, "optimizer": partial(ASPG, lr=0.05)}
@@ -367,6 +371,11 @@ COMBINATIONS = {
         FedAvg, data=joined,
         federation={"keep_optimizer": True, "optimizer": partial(Adam, lr=0.01)},
     ),
+    "fedavg_kept_gan": Case(FedAvg, Gan, federation=_own | {"keep_optimizer": True}),
+    "fedavg_kept_callback": Case(FedAvg, Averaged, data=joined,
+                                 federation=_own | {"keep_optimizer": True}),
+    "fedavg_step_schedule": Case(FedAvg, Falling, federation=_own),
+    "standalone_gan": Case(Standalone, Gan, federation=_own | {"local_epochs": 2}),
     "feddyn_norms": Case(
         partial(FedDyn, 0.1), data=joined,
         federation={"personal": "norms", "optimizer": partial(SGD, lr=0.1)},

@@ -20,7 +20,7 @@ from lightfed.runs import checkpoint
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
-from tests.promises.conformance.cases import CASES
+from tests.promises.conformance.cases import CASES, COMBINATIONS
 
 ROUNDS = 4
 RUNS = {
@@ -28,6 +28,12 @@ RUNS = {
     "heterofl": CASES["heterofl"],
     "local statistics": CASES["fedavg_local_statistics"],
 }
+# What belongs to a client besides its row: optimizers, a callback's attributes, and its steps.
+HOOKED = {
+    name: COMBINATIONS[name]
+    for name in ("fedavg_kept_gan", "fedavg_kept_callback", "fedavg_step_schedule")
+}
+EVERY = RUNS | HOOKED
 
 
 def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lambda: None) -> int:
@@ -35,7 +41,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 
     def work(rank: int) -> None:
         before()
-        result = digest(*fit(RUNS[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
+        result = digest(*fit(EVERY[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
         if rank == 0:
             (folder / "digest.json").write_text(json.dumps(result))
 
@@ -120,12 +126,14 @@ def one_kill(
     return {"ranks": [ranks, later], "digest": result, "rounds": len(rounds) - 1}
 
 
-def main(folder: Path, kills: int) -> None:
+def main(folder: Path, kills: int, hooked: bool = False) -> None:
+    """Kill runs in turn, of modules with hooks or of others; writes kills.json."""
+    runs = HOOKED if hooked else RUNS
     draw = random.Random(7)
     results: dict[str, object] = {}
     for split in ("train", "test"):
         read_digits(split)
-    for name in RUNS:
+    for name in runs:
         started = time.monotonic()
         (folder / name).mkdir()
         assert wait(start(name, folder / name, 1))
@@ -133,7 +141,7 @@ def main(folder: Path, kills: int) -> None:
         straight = json.loads((folder / name / "digest.json").read_text())
         results[name] = {"straight": straight, "kills": [], "seconds": seconds}
     for number in range(kills):
-        name = [*RUNS][number % len(RUNS)]
+        name = [*runs][number % len(runs)]
         place = folder / f"kill{number}"
         kill = one_kill(draw, name, place, results[name]["seconds"], (number + number // 3) % 3)  # type: ignore[index]
         results[name]["kills"].append(kill)  # type: ignore[index]

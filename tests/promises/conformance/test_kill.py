@@ -9,9 +9,14 @@ from lightfed.testing.ranks import in_new_process
 from tests.promises.conformance.killer import ROUNDS, main
 
 
-@pytest.mark.parametrize("number", [3, pytest.param(10, marks=pytest.mark.matrix)])
-def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(number: int, tmp_path: Path) -> None:
-    in_new_process(main, tmp_path, number)
+@pytest.mark.parametrize(
+    ("number", "hooked"),
+    [(3, False), pytest.param(3, True), pytest.param(10, False, marks=pytest.mark.matrix)],
+)
+def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(
+    number: int, hooked: bool, tmp_path: Path
+) -> None:
+    in_new_process(main, tmp_path, number, hooked)
     results = json.loads((tmp_path / "kills.json").read_text())
     kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
     assert len(kills) == number

@@ -431,10 +431,6 @@ MODULES = {
         lambda: Module(lambda m, loss, i, n: {"loss": loss + i * m.held[0].square().sum()})
     ),
     "skipping": Case(lambda: Module(lambda m, loss, i, n: loss if n == 4 else None)),
-    "manual": Case(
-        lambda: changed(Module(), lambda m: setattr(m, "automatic_optimization", False)),
-        refused="model",
-    ),
 }
 
 

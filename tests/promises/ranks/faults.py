@@ -36,6 +36,8 @@ FAULTS = ("dies", "hangs", "raises", "all raise", "twice", "fit end", "teardown"
 class Fault(Callback):
     """Strikes at the first session of the second round; the other rank trains on."""
 
+    hears = "rounds"
+
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -73,6 +73,20 @@ class Manual(Unvalidated):
         self.automatic_optimization = False
 
 
+UNCALLED = (
+    "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader",
+    "on_save_checkpoint", "on_load_checkpoint",
+)  # fmt: skip
+
+
+def _nothing(self: Any, *args: Any) -> None:
+    """What a hook does here."""
+
+
+for _hook in UNCALLED:
+    globals()[f"Has_{_hook}"] = type(f"Has_{_hook}", (Unvalidated,), {_hook: _nothing})
+
+
 class TwoOptimizers(Unvalidated):
     @override
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -294,7 +308,10 @@ FEDERATIONS = [
          {**one_group(of_class(f"{HERE}.Unvalidated")), "model.clients.0.rate": 0.25}),
     Case("model.clients.0.model", "has no training_step", one_group(of_class(f"{CODE}.Linear"))),
     Case("model.clients.0.model", "validation_step", one_group(of_class(f"{HERE}.Unvalidated"))),
-    Case("model.clients.0.model", "optimises manually", one_group(of_class(f"{HERE}.Manual"))),
+    Case("trainer.gradient_clip_val", "Manual optimises manually; leave it out, and clip in",
+         {**one_group(of_class(f"{HERE}.Manual")), "trainer.gradient_clip_val": 1.0}),
+    *(Case("model.clients.0.model", f"overrides {hook}, which no session calls",
+           one_group(of_class(f"{HERE}.Has_{hook}"))) for hook in UNCALLED),
     Case("model.clients.0.model", "2 optimizers", one_group(of_class(f"{HERE}.TwoOptimizers"))),
     edit("model.optimizer.init_args.lr", float("nan"), "nan; give a finite number"),
     edit("model.optimizer.init_args.lr", -1, "learning rate: -1.0", named="model.optimizer"),

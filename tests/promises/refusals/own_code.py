@@ -150,6 +150,8 @@ class Rounds(FedAvg):
 class Calls(L.Callback):
     """It raises in the hook of this name, when it has been called so many times."""
 
+    hears = "rounds"
+
     def __init__(self, hook: str, after: int = 0) -> None:
         self._left = after
         setattr(self, hook, self._raise)

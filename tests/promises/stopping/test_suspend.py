@@ -58,6 +58,8 @@ ALGORITHMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 class SignalAt(Callback):
     """The n-th session that ends is followed by a signal."""
 
+    hears = "rounds"
+
     def __init__(self, n: int, number: int = signal.SIGUSR1) -> None:
         self.n, self.number, self.sessions = n, number, 0
 

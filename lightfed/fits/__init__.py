@@ -1,0 +1,1 @@
+"""Sessions as Lightning fits: which hooks are called, the Trainer of a session, what it keeps."""

@@ -1,0 +1,1 @@
+"""A client trains as Lightning would train it alone."""
