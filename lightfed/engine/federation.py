@@ -226,8 +226,13 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
+        if self.optimizer is None:
+            return []
         rounds = self.federated_trainer.max_epochs or -1
-        return session_setup.template(self.optimizer, self._lr_schedule, rounds=rounds)
+        first = next(state for state in self.fleet.groups if state.takes_lr)
+        return session_setup.template(
+            self.optimizer, self._lr_schedule, rounds=rounds, parameters=first.live.trainable
+        )
 
     @override
     def on_fit_start(self) -> None:

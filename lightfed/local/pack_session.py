@@ -126,6 +126,9 @@ class PackSession:
         optimizer: of K clients.
         clipping: of each client's gradients.
         context: of the Trainer's precision.
+
+    Attributes:
+        optimizer: as given.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class PackSession:
         context: Autocast | None,
     ) -> None:
         self._module, self._layout = module, layout
-        self._optimizer, self._clipping = optimizer, clipping
+        self.optimizer, self._clipping = optimizer, clipping
         self._forward = PackForward(module, layout, context)
         self._span = layout.parameter_size
         self._where = {e.name: e for e in layout.floats}
@@ -150,7 +153,7 @@ class PackSession:
         self._module.train()
         reset_metrics(self._module)
         seed_default_generators(work.seed, device)
-        sizes, optimizer, names = work.batches.sizes, self._optimizer, self._forward.trained
+        sizes, optimizer, names = work.batches.sizes, self.optimizer, self._forward.trained
         whole = stacked.gather(self._layout, rows, self._module) | work.own
         pulls = _Pulls(self, rows, work)
         optimizer.start([whole[n] for n in names], lr=work.lr, momenta=pulls.momenta)
@@ -288,7 +291,7 @@ class _Pulls:
         """Keep what the optimiser carries to the clients' next sessions."""
         if not any(pull.carries for pull in self._pulls):
             return
-        carried = self._session._optimizer.carried()
+        carried = self._session.optimizer.carried()
         momenta = torch.zeros_like(self._parameters)
         for part, momentum in zip(self._session.parts(momenta), carried, strict=True):
             if momentum is not None:

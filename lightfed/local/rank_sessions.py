@@ -47,6 +47,7 @@ class Training(ClientSessions):
         self._refusals: list[UserError] = []
         self._runner = PackRunner(fleet, self)
         self._packs: dict[int, list[int]] = {}  # by client, in a call of `sessions`
+        self._steppers: list[Stepper] = []  # that use the round's settings
         self._results: dict[int, PackReport] = {}
 
     def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
@@ -56,12 +57,13 @@ class Training(ClientSessions):
         """
         self._runtime = runtime
         self._sessions, self._runner.trainers = {}, {}
+        self._steppers = [stepper for stepper, takes_lr in steppers if takes_lr]
         for group, (stepper, takes_lr) in enumerate(steppers):
             state = self._fleet.groups[group]
             state.takes_lr, state.optimizer = takes_lr, stepper.optimizer
             found = f"true, and {type(stepper.optimizer).__name__} has no state"
             needed = self._fleet.optimizers is not None and not self._fleet.algorithm.carries
-            fits = not needed or bool(stepper.slots)
+            fits = not needed or stepper.slots != {}
             require(fits, "model.keep_optimizer", found, "leave it out, or give it a momentum")
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
@@ -85,6 +87,14 @@ class Training(ClientSessions):
         """Begin a round. `waves` calls `run` for the clients of this rank, in order."""
         self.calls, self._waves = 0, waves or _one_after_the_other
         self.besides.clear()
+        packed = [trainer.optimizer for trainer in self._runner.trainers.values()]
+        scheduled = self._fleet.plan.scheduled
+        for stacked in packed:
+            stacked.scheduled = scheduled
+        for stepper in self._steppers:
+            stepper.scheduled = scheduled
+            for group in stepper.optimizer.param_groups if scheduled else ():
+                group.update(scheduled)  # for methods that read them, of packs too
 
     @property
     def context(self) -> Autocast | None:
