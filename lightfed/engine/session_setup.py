@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper, hooked, make_stepper
-from lightfed.local.optimizer_state import settings_of
 from lightfed.local.session import Runtime
+from lightfed.state.optimizer_state import settings_of
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,

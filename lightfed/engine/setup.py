@@ -22,6 +22,7 @@ from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.image_format import channels_first, crashing, suits_channels_last
+from lightfed.models.trials import on_trial
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
@@ -128,26 +129,22 @@ def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> b
 
 
 def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
-    module = state.module
     if data.task == "columns":
         return True  # a step of the user's own: unknown
-    training = module.training
-    module.train()
+    sample = blank(data, samples=1).to(state.store.device)
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            sample = blank(data, samples=1).to(state.store.device)
-            net: Any = module.net if isinstance(module, ClientModule) else module
-            if isinstance(module, ClientModule) and hasattr(net, "losses"):
+        with on_trial(state.module, sample.device) as trial, torch.enable_grad():
+            trial.train()
+            if isinstance(trial, ClientModule) and hasattr(trial.net, "losses"):
                 # A network that is trained but not evaluated must accept it, too.
+                net: Any = trial.net
                 net.losses(sample, torch.zeros(1, dtype=torch.int64, device=sample.device))
             else:
-                module(sample)
+                trial(sample)
     except NotImplementedError:
         return True  # a user's module may have no forward: unknown
     except ValueError:
         return False
-    finally:
-        module.train(training)
     return True
 
 

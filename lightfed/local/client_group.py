@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -19,6 +20,8 @@ from lightfed.models.client_module import (
     NetworkClient,
     Regressor,
 )
+from lightfed.models.composites.split import evaluating
+from lightfed.models.trials import on_trial
 from lightfed.simulation.devices import Device
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.frozen_base import FrozenBase
@@ -142,32 +145,34 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
     key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
-    outputs: list[Any] = []
-    handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
-        flops = forward_flops(module, blank(data, samples=2))
-        if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
-            # Networks that are trained but not evaluated count too.
-            losses: Any = module.net.losses
-            labels = torch.zeros(2, dtype=torch.int64)
-            x = blank(data, samples=2)
-            with suppress(Exception):  # losses may need gradients, or layers used in training only
-                flops = forward_flops(module.net, x, lambda x: losses(x, labels))
+        with on_trial(module) as trial, torch.no_grad(), evaluating(trial):
+            output = trial(blank(data, samples=2))
     except NotImplementedError:
         return 0.0
     except Exception as error:  # of the user's forward
         found = f"it cannot take samples of shape {shape} ({reason(error)})"
         raise UserError(key, found, "use a model, or init_args, that can") from error
-    finally:
-        handle.remove()
+    flops = 0.0
+    # It takes such a batch, but perhaps not where operations are counted.
+    with suppress(Exception), on_trial(module) as trial:
+        flops = forward_flops(trial, blank(data, samples=2))
+    if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
+        # Networks that are trained but not evaluated count too.
+        labels = torch.zeros(2, dtype=torch.int64)
+        x = blank(data, samples=2)
+        # Losses may need gradients, or layers used in training only.
+        with suppress(Exception), on_trial(module) as trial:
+            net: Any = trial.net
+            flops = forward_flops(net, x, lambda x: net.losses(x, labels))
     positions = shape if data.task == "masked_lm" else ()
     expected = (2, *positions, data.num_classes)
     if isinstance(module, NetworkClient):
-        found = f"its forward returns a {type(outputs[0]).__name__}"
-        require(isinstance(outputs[0], Tensor), key, found, "return a tensor of logits")
-        found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
+        found = f"its forward returns a {type(output).__name__}"
+        require(isinstance(output, Tensor), key, found, "return a tensor of logits")
+        found = f"its output for two samples has shape {tuple(output.shape)}"
         of = "target" if data.task == "regression" else "class"
-        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each {of}"
+        fits, fix = output.shape == expected, f"it must be {expected}, a number for each {of}"
         require(fits, key, found, fix)
     return flops
 
@@ -180,18 +185,17 @@ def _step_costs(
     0 FLOPs if they are unknown. Rejects a model that cannot train on these samples.
     """
 
-    def step(batch: Any) -> Any:
+    def step(trial: L.LightningModule, batch: Any) -> Any:
+        trial.trainer = data.trainer  # a step may ask it
+        vars(trial).update(log=ignore, log_dict=ignore)
         with seeded(0):
-            output = module.training_step(batch, 0)
+            output = trial.training_step(batch, 0)
         return output["loss"] if isinstance(output, dict) else output
 
     batch = data.longest()
-    given = (step, batch_size(batch))
-    module.trainer = data.trainer  # a step may ask it
-    vars(module).update(log=ignore, log_dict=ignore)
     try:
-        flops = forward_flops(module, batch, *given)
-        return flops, passes(module, batch, flops, *given) if frozen else 3.0
+        with on_trial(module) as trial, torch.no_grad(), evaluating(trial):
+            step(trial, batch)
     except NotImplementedError:
         return 0.0, 3.0
     except Exception as error:  # of the user's step
@@ -200,9 +204,12 @@ def _step_costs(
         found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
         fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
         raise UserError(f"model.clients.{position}.model", found, fix) from error
-    finally:
-        del module.log, module.log_dict
-        module.trainer = None
+    # It takes such a batch, but perhaps not where operations are counted.
+    with suppress(Exception), on_trial(module) as trial:
+        given = (partial(step, trial), batch_size(batch))
+        flops = forward_flops(trial, batch, *given)
+        return flops, passes(trial, batch, flops, *given) if frozen else 3.0
+    return 0.0, 3.0
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -289,7 +296,8 @@ class GroupState:
             self.flops = _flops(module, data, position)
             self.passes = 3.0
             if live.frozen:
-                self.passes = passes(module, blank(data, samples=2), self.flops)
+                with suppress(Exception), on_trial(module) as trial:
+                    self.passes = passes(trial, blank(data, samples=2), self.flops)
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

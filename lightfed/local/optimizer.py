@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.variable import Variable
 from torch.optim import Optimizer
 
-from lightfed.local.optimizer_state import OptimizerState, flat_slots, parameters_of
+from lightfed.state.optimizer_state import OptimizerState, flat_slots, parameters_of
 from lightfed.utils.errors import require
 
 # What Tensor.backward calls. The name is private: a test and the pinned torch guard it.

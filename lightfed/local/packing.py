@@ -27,6 +27,7 @@ from lightfed.local.stacked_optimizer import ELEMENTWISE
 from lightfed.models.attributes import attributes
 from lightfed.models.build import blank
 from lightfed.models.image_format import channels_first
+from lightfed.models.trials import on_trial, trial_copy
 from lightfed.state.costs import activation_bytes
 from lightfed.state.rows import LiveModule, Row
 from lightfed.utils.errors import UserError, reason, require
@@ -131,7 +132,7 @@ class Packs:
         if any(_listened(part) for part in state.module.modules()):  # copies have no such hooks
             return "its tensors or layers have hooks on gradients"
         try:
-            module = deepcopy(state.module)
+            module = trial_copy(state.module)
         except Exception as error:  # of a user's module
             return f"it cannot be copied: {reason(error)}"
         optimizer = make(module)
@@ -260,7 +261,8 @@ def client_bytes(module: L.LightningModule, state: GroupState, data: FederatedDa
     """An estimate of the memory that a client takes in a pack."""
     sample = blank(data, samples=2).to(state.store.device)
     try:
-        batch = data.batch_size * activation_bytes(module, sample)
+        with on_trial(module, sample.device) as trial:
+            batch = data.batch_size * activation_bytes(trial, sample)
     except NotImplementedError:  # no forward: only its rows are known
         batch = 0.0
     convolves = any(isinstance(part, _ConvNd) for part in module.modules())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Optimizer
 
-from lightfed.local.optimizer_state import flat_slots
+from lightfed.state.optimizer_state import flat_slots
 from lightfed.utils.errors import UserError
 from tests.local.optimizers import Counting, Growing, InState, Lookahead, Warm
 from tests.local.steps import assert_equal, make, net_of, reset, run_stepper, run_torch
