@@ -6,7 +6,7 @@ from types import MethodType
 from typing import Any
 
 import lightning.pytorch as L
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
@@ -34,6 +34,9 @@ ScheduleFactory = Callable[[Optimizer], LRScheduler]
 def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
     """Precision and clipping of local steps, from the Trainer's flags; `clips` as of `Clipping`."""
     plugin: Any = trainer.precision_plugin
+    known = type(plugin) in (Precision, MixedPrecision)
+    fix = "use 32 or bf16-mixed: clients train in float32"
+    require(known, "trainer.precision", f"{plugin.precision}", fix)
     mixed = isinstance(plugin, MixedPrecision)
     limit = trainer.gradient_clip_val
     scaled, fix = mixed and plugin.scaler is not None, "use bf16-mixed or 32"

@@ -21,6 +21,7 @@ from lightfed.models.client_module import (
     Regressor,
 )
 from lightfed.models.composites.split import evaluating
+from lightfed.models.tensors import check_buffer, check_memory, check_trained, expand_buffers
 from lightfed.models.trials import on_trial
 from lightfed.simulation.devices import Device
 from lightfed.state.costs import forward_flops, passes
@@ -96,22 +97,19 @@ class ClientGroup:
         with seeded(derive_seed(seed, "init", client=position)):
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
-        first: dict[int, str] = {}  # names by memory: rows would part two that share it
-        for name, p in module.named_parameters():
-            other = first.setdefault(p.data_ptr(), name) if p.numel() else name
-            fix = "share the parameter itself, as in a.weight = b.weight, or clone its data"
-            require(other == name, key, f"{name} lies in the memory of {other}", fix)
+        check_memory(module, key)
+        expand_buffers(module)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
-            return module.float()
+            return module
         found = f"{type(module).__name__} is a network, and the samples are named columns"
         fix = "name a LightningModule whose training_step takes such batches"
         require(data.task != "columns", key, found, fix)
         if data.task == "masked_lm":
-            return MaskedLanguageClient(module).float()
+            return MaskedLanguageClient(module)
         if data.task == "regression":
-            return Regressor(module).float()
-        return ClientModule(module, num_classes=data.num_classes).float()
+            return Regressor(module)
+        return ClientModule(module, num_classes=data.num_classes)
 
 
 def group_names(groups: Sequence[ClientGroup]) -> list[str]:
@@ -138,6 +136,16 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
     require(trains, key, f"{name} has no training_step", fix)
     fix = "set automatic_optimization = True and return the loss from training_step"
     require(module.automatic_optimization, key, f"{name} optimises manually", fix)
+
+
+def _check_types(module: nn.Module, layout: ModelLayout, key: str) -> None:
+    """Reject tensors that rows cannot hold as they are; those in no row keep any type."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    for place, entry in enumerate(layout.floats):
+        check = check_trained if place < layout.parameters else check_buffer
+        check(entry.name, tensors[entry.name], key)
+    for entry in layout.integers:
+        check_buffer(entry.name, tensors[entry.name], key)
 
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
@@ -288,6 +296,7 @@ class GroupState:
             prepare(module, data)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)
+        _check_types(module, self.layout, f"model.clients.{position}.model")
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
         if data.task == "columns":
