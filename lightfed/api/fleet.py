@@ -152,6 +152,7 @@ class Fleet:
             device=self.device,
             host_rows=host_rows,
             prepare=self.prepare,
+            ranks=ranks,
         )
         self.groups = [
             build(group, data, name=name, position=position)

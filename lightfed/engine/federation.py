@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.steps import step_under_way
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.fitting import FastestFit, fitted
@@ -299,7 +300,7 @@ class Federation(Recorded, L.LightningModule):
         if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
             return None
         rows = fleet.deployed(client)
-        with rows.bound(rows.clients[0]) as module:
+        with rows.bound(rows.clients[0]) as module, step_under_way():
             if is_overridden("predict_step", module):
                 return module.predict_step(batch, *args)
             # The module's own `forward`, without the labels.

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
+from lightfed.models.agreement import Gathers, agree, are_alike, is_small, warn_of_draws
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.models.client_module import (
     ClientModule,
@@ -32,6 +33,8 @@ from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.keys import LEVELS
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import derive_seed, seeded
+
+_OURS = "lightfed.models.networks."
 
 
 @dataclass
@@ -63,6 +66,11 @@ class ClientGroup:
         if self.rate is not None:
             return self.rate
         return LEVELS[self.level] if self.level else 1.0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the network is one of this package, whose draws are seeded."""
+        return str(getattr(class_of(self.model), "__module__", "")).startswith(_OURS)
 
     def check(self, position: int, *, least: int = 1) -> None:
         """Validate the values; a UserError names the key of this group.
@@ -136,6 +144,14 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
     require(trains, key, f"{name} has no training_step", fix)
     fix = "set automatic_optimization = True and return the loss from training_step"
     require(module.automatic_optimization, key, f"{name} optimises manually", fix)
+
+
+def _is_built_again(build: Callable[[], nn.Module], module: nn.Module) -> bool:
+    """Whether a second building gives the same network; True if there is none."""
+    try:
+        return are_alike(module, build())
+    except Exception:  # of the user's constructor, such as a file that is open already
+        return True
 
 
 def _check_types(module: nn.Module, layout: ModelLayout, key: str) -> None:
@@ -256,6 +272,10 @@ class GroupState:
         device: of the rank.
         host_rows: keep the rows in host memory.
         prepare: the algorithm's change to a fresh module.
+        ranks: of the run, which agree about the module; None if this one is not of a run.
+
+    Raises:
+        UserError: the network does not fit the data, rows cannot hold it, or ranks have others.
 
     Attributes:
         layout: of its rows.
@@ -290,10 +310,18 @@ class GroupState:
         device: torch.device,
         host_rows: bool,
         prepare: Callable[[L.LightningModule, DataSpec], None],
+        ranks: Gathers | None = None,
     ) -> None:
-        module = group.build(data, position=position, seed=seed)
+        build = partial(group.build, data, position=position, seed=seed)
+        module, same = build(), True
+        if ranks is not None and ranks.world == 1 and not group.is_ours and is_small(module):
+            same = _is_built_again(build, module)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
+        if ranks is not None and ranks.world > 1:
+            same = agree(module, ranks, key=f"model.clients.{position}.model")
+        if not same and ranks is not None and ranks.rank == 0:
+            warn_of_draws(name, ranks=ranks.world > 1)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)
         _check_types(module, self.layout, f"model.clients.{position}.model")

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lightfed.data.batches import PackBatches, sent
 from lightfed.local import stacked
-from lightfed.local.logbook import check_mean, reset_metrics
+from lightfed.local.logbook import check_mean, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, Proximal
 from lightfed.local.session import Autocast, Report, Work
 from lightfed.local.stacked import Views
@@ -146,6 +146,7 @@ class PackSession:
         self._span = layout.parameter_size
         self._where = {e.name: e for e in layout.floats}
 
+    @on_this_rank
     def train(self, rows: Row, work: PackWork) -> "PackResult":
         """Train K rows, (K, P) and (K, Q), in place, in the order of the clients."""
         device = rows.floats.device
