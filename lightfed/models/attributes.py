@@ -8,9 +8,9 @@ import logging
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import lightning.pytorch as L
 import torch
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _NAMES = vars(nn.Module()).keys()  # of every module: its parameters, hooks and mode
 _KEEP_NOTHING = ("lightfed", "torch", "torchvision")  # packages
+# By the Trainer of a run: what has been said of its clients' modules.
+_said: "WeakKeyDictionary[L.Trainer, set[tuple[str, str]]]" = WeakKeyDictionary()
 _OUTSIDE = (nn.Module, nn.Parameter, Optimizer, L.Trainer, FunctionType, MethodType, type)
 
 
@@ -55,6 +57,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, _OUTSIDE):
             return id(value)
+        if isinstance(value, torch.Generator):
+            return value.get_state().numpy().tobytes()
         if isinstance(value, Tensor):
             values = value.detach().cpu().flatten()
             return tuple(value.shape), values.view(torch.uint8).numpy().tobytes()
@@ -62,17 +66,20 @@ class _Pickler(pickle.Pickler):
 
 
 def warn_of_changed(module: nn.Module, before: Mapping[str, bytes]) -> None:
-    """Warn once about the attributes that steps have changed since `before`."""
+    """Warn once in a run about the attributes that steps have changed since `before`."""
     after = attributes(module).items()
     names = sorted(name for name, value in after if value != before.get(name))
-    if names:
-        network = module.net if isinstance(module, NetworkClient) else module
-        _warn(type(network).__name__, ", ".join(names))
-
-
-@cache
-def _warn(kind: str, names: str) -> None:
+    if not names:
+        return
+    network = module.net if isinstance(module, NetworkClient) else module
+    warning = type(network).__name__, ", ".join(names)
+    trainer = vars(module).get("_trainer")
+    if trainer is not None:
+        said = _said.setdefault(trainer, set())
+        if warning in said:
+            return  # of another group
+        said.add(warning)
     log.warning(
         "%s: its steps change %s, and a client finds there what another has left; "
-        "keep what belongs to a client in buffers (register_buffer)", kind, names,
+        "keep what belongs to a client in buffers (register_buffer)", *warning,
     )  # fmt: skip

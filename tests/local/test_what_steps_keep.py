@@ -239,6 +239,11 @@ def drawn(net: Any, hidden: Tensor) -> None:
     net.draws.random()
 
 
+def generated(net: Any, hidden: Tensor) -> None:
+    generator = vars(net).setdefault("generator", torch.Generator().manual_seed(net.seed))
+    torch.rand(1, generator=generator)
+
+
 def activation(net: Any, hidden: Tensor) -> None:
     net.features = net.layer(hidden[:, :3])
 
@@ -258,6 +263,7 @@ def given(**values: Any) -> Callable[[Any], None]:
         (given(seen=[]), history, "net.seen"),
         (given(kept={"mean": 0.0}), inside, "net.kept"),
         (given(draws=random.Random(5)), drawn, "net.draws"),
+        (given(seed=5), generated, "net.generator"),
         (nothing, activation, None),
         (given(seen=[]), nothing, None),
     ],
@@ -265,9 +271,21 @@ def given(**values: Any) -> Callable[[Any], None]:
 def test_one_warning_names_the_attributes_that_steps_change(
     made: Any, step: Any, name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attributes._warn.cache_clear()
     ours = fleet(partial(Net, made, step))
     for t in range(ROUNDS):
         run_round(ours, t)
     warned = [r.args for r in caplog.records if r.name == attributes.__name__]
     assert warned == ([("Net", name)] if name else [])
+
+
+def test_each_run_of_a_process_is_warned(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Once, though two groups have the same class."""
+    for run in ("a", "b"):
+        caplog.clear()
+        data = data_of(X, Y, [[0], [1]], classes=2)
+        groups = [ClientGroup(1, partial(Net, nothing, number)) for _ in range(2)]
+        federation = Federation(FedAvg(), groups, optimizer=FACTORY, evaluate=())
+        fit(federation, data, tmp_path / run, rounds=2)
+        assert [r.args for r in caplog.records if r.name == attributes.__name__] == [
+            ("Net", "net.calls")
+        ]
