@@ -1,6 +1,7 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -25,6 +26,7 @@ from lightfed.local.hooks import LocalPenalty
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
+from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.simulation.devices import Devices
@@ -177,7 +179,9 @@ class Federation(Recorded, L.LightningModule):
             return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
         self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
-        setup.check_built(self._kinds, self.fleet, data)
+        validates = stage != "fit" or trainer.limit_val_batches != 0
+        evaluated = self._kinds if validates else ()
+        setup.check_built(evaluated, self.fleet, data, tests=stage == "test")
         self.evaluation = self._evaluate(self.fleet, data)
 
     @property
@@ -288,23 +292,56 @@ class Federation(Recorded, L.LightningModule):
         arrays = self.algorithm.evaluation_end(self.fleet)
         self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
-    on_test_epoch_start = on_predict_start = on_validation_epoch_start
+    on_predict_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
     @override
-    def predict_step(self, batch: Any, *args: Any) -> Any:
-        """The outputs of the model that the client deploys, on its rank; None on the others."""
+    def on_test_epoch_start(self) -> None:
+        for module in {type(s.module): s.module for s in self.fleet.groups}.values():
+            if self.trainer.is_global_zero:
+                warn_of_missing_test_step(module)
+        self.evaluation.start()
+
+    @override
+    def on_predict_epoch_start(self) -> None:
+        with self._predicting() as hooks:
+            if hooks is not None:
+                hooks.start()
+
+    @override
+    def on_predict_epoch_end(self) -> None:
+        with self._predicting() as hooks:
+            if hooks is not None:
+                hooks.end()
+
+    @contextmanager
+    def _predicting(self) -> Iterator[StageHooks | None]:
+        """The hooks of the module that predicts, bound to its model; None on other ranks."""
         fleet, client = self.fleet, self.predicts
         owner = fleet.places.owner if fleet.stateful else {}
         if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
-            return None
+            yield None
+            return
         rows = fleet.deployed(client)
         with rows.bound(rows.clients[0]) as module, step_under_way():
-            if is_overridden("predict_step", module):
-                return module.predict_step(batch, *args)
-            # The module's own `forward`, without the labels.
-            return module(batch[0] if isinstance(batch, list | tuple) else batch)
+            yield StageHooks(module, "predict")
+            fleet.training.session_of(module).forget()
+
+    @override
+    def predict_step(self, batch: Any, *args: Any) -> Any:
+        """The outputs of the model that the client deploys, on its rank; None on the others."""
+        with self._predicting() as hooks:
+            if hooks is None:
+                return None
+            batch = hooks.transferred(batch, self.fleet.device)
+            module = hooks.module
+            if not is_overridden("predict_step", module):
+                # The module's own `forward`, without the labels.
+                hooks.step = lambda batch, _: module(
+                    batch[0] if isinstance(batch, list | tuple) else batch
+                )
+            return hooks.run(batch, *args)
 
     @override
     def on_train_end(self) -> None:

@@ -216,7 +216,6 @@ _UNCALLED = """
 on_train_start on_train_epoch_start on_train_batch_start on_train_batch_end on_train_epoch_end
 on_train_end on_before_zero_grad on_before_backward on_after_backward on_before_optimizer_step
 optimizer_step optimizer_zero_grad configure_gradient_clipping lr_scheduler_step
-on_validation_epoch_end
 """
 
 

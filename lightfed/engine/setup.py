@@ -21,12 +21,12 @@ from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
+from lightfed.models.evaluating import is_evaluated
 from lightfed.models.image_format import channels_first, crashing, suits_channels_last
 from lightfed.models.trials import on_trial
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.lightning_private import is_overridden
 
 
 def attach_sessions(
@@ -87,10 +87,15 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
             module.net.register_forward_pre_hook(channels_first)
 
 
-def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
-    """Reject what clients or evaluations cannot run on; names the evaluation or a client."""
+def check_built(
+    kinds: Collection[str], fleet: Fleet, data: FederatedDataModule, *, tests: bool = False
+) -> None:
+    """Reject what clients or evaluations cannot run on; names the evaluation or a client.
+
+    With `tests` a module's test_step will do.
+    """
     for position, state in enumerate(fleet.groups if kinds else ()):
-        fits = is_overridden("validation_step", state.module)
+        fits = is_evaluated(state.module, tests=tests)
         found = f"{type(state.module).__name__} has no validation_step"
         fix = "define one, or set model.evaluate: []"
         require(fits, f"model.clients.{position}.model", found, fix)

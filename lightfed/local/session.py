@@ -17,6 +17,7 @@ from torch import Tensor
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.attributes import attributes, warn_of_changed
+from lightfed.models.evaluating import Stage, StageHooks, stage_of
 from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import require
@@ -129,6 +130,7 @@ class LocalSession:
         self.module, self._live, self._stepper = module, live, stepper
         self._context: Autocast = runtime.forward_context or nullcontext
         self._log = LogBook()
+        self._stages: dict[Stage, StageHooks] = {}
         self._watched = False
         module.log = self._log.log  # type: ignore[method-assign]
         module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
@@ -248,16 +250,27 @@ class LocalSession:
 
     @on_this_rank
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
-        """Metrics of the module as currently bound, from its `validation_step`."""
-        reset_metrics(self.module)
-        samples = 0
-        for index, data in enumerate(batches):
-            self._log.batch_size = size = batch_size(data)
-            with self._context():
-                self.module.validation_step(data, index)
-            samples += size
+    def evaluate(
+        self, batches: Iterable[Any], *, client: int, batch: int = -1, first: int = 0
+    ) -> Report:
+        """Metrics of the module as currently bound, from its `validation_step` or `test_step`.
+
+        `first` is the number of the first batch, if others are evaluated elsewhere.
+        """
+        module = self.module
+        reset_metrics(module)
+        stage = stage_of(module)
+        if stage not in self._stages:
+            self._stages[stage] = StageHooks(module, stage)
+        samples = self._stages[stage].evaluate(
+            batches, device=module.device, context=self._context, note=self._note, first=first
+        )
         return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
+
+    def _note(self, batch: Any) -> int:
+        """The number of samples of a batch, which counts for what the module logs next."""
+        self._log.batch_size = size = batch_size(batch)
+        return size
 
     def forget(self) -> None:
         """Discard what an evaluation that raised has logged."""
