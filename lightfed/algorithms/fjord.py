@@ -27,6 +27,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.client_module import ClientModule
 from lightfed.models.ordered_dropout import OrderedDropout
+from lightfed.models.trials import on_trial
 from lightfed.state.costs import forward_flops
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError, require
@@ -72,7 +73,8 @@ class FjORD(Algorithm):
             fed.check_nested(self.model, group)
             net: Any = state.module.net
             x = blank(fed.data, samples=2).to(fed.device)
-            flops = [forward_flops(net, x, partial(net.at, p)) for p in net.widths]
+            with on_trial(net, fed.device) as trial:
+                flops = [forward_flops(trial, x, partial(trial.at, p)) for p in trial.widths]
             state.flops = sum(flops) / len(flops) + self.distil * max(flops)
 
     @override

@@ -160,6 +160,7 @@ class Fleet:
             prepare=self.prepare,
             host=replace(host or SessionHost(), device=self.device),
             once=None if ranks.rank < 0 else ranks.first,
+            ranks=ranks,
         )
         self.groups = [
             build(group, data, name=name, position=position)

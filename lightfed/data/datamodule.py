@@ -1,5 +1,6 @@
 """The data of a run: both splits on the device, the partition, and the batches of each client."""
 
+import logging
 from collections import UserList
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,6 +33,8 @@ from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import numpy_generator
+
+log = logging.getLogger(__name__)
 
 
 class FederatedDataModule(Recorded, LightningDataModule):
@@ -193,6 +196,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         if self._prepared == (clients, seed, device):
             return
         train, test = loaded(self.dataset)
+        self._warn_of_unused()
         self.contents = Contents.of(train, test)
         partition = draw.draw_partition(
             self.dataset,
@@ -216,6 +220,27 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self._union = torch.from_numpy(np.unique(partition.train_index))
         self.reserve(0.0)
         self._prepared = (clients, seed, device)
+
+    def _warn_of_unused(self) -> None:
+        """Name the settings of a user's loaders that this run does not follow."""
+        trainer = self.trainer
+        if trainer is not None and not trainer.is_global_zero:
+            return
+        names = ("batch_size", "eval_batch_size", "last_batch")
+        unused = self.dataset.unused_settings({name: getattr(self, name) for name in names})
+        if unused:
+            log.warning("data.dataset: its loaders say what does not hold: %s", ", ".join(unused))
+
+    @override
+    def __str__(self) -> str:
+        name = f"{self.dataset.name}, divided by {type(self.partition).__name__}"
+        if self._prepared is None:
+            return name
+        clients, *_ = self._prepared
+        return (
+            f"{name} over {clients} clients: {len(self.train)} training samples, "
+            f"{len(self.test)} test samples"
+        )
 
     def gives_channels_last(self, device: torch.device) -> bool:
         """Whether images on this device are in channels_last."""

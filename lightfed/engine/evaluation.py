@@ -29,6 +29,7 @@ from lightfed.engine.row_tests import Piece, RowTests, at_once
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.client_module import reported
+from lightfed.models.evaluating import is_whole
 from lightfed.results.text import lower_is_better
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.utils.errors import UserError
@@ -233,12 +234,13 @@ class Evaluation:
         for server in rows.clients:
             with rows.bound(server) as module:
                 session = self._fleet.training.session_of(module)
-                length = total if needs_whole(module) else 1
+                length = total if needs_whole(module) or is_whole(module) else 1
                 for first in range(ranks.rank * length, total, ranks.world * length):
                     batches = map(self._data.global_test_batch, range(first, first + length))
                     seed = derive_seed(self._fleet.seed, "global-evaluation", client=first)
                     seed_default_generators(seed, self._fleet.device)
-                    report = session.evaluate(batches, client=GLOBAL, batch=server * total + first)
+                    place = server * total + first
+                    report = session.evaluate(batches, client=GLOBAL, batch=place, first=first)
                     self._reports["global"].append(report)
 
     def finish(

@@ -1,6 +1,7 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.steps import step_under_way
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.fitting import FastestFit, fitted
@@ -24,6 +26,7 @@ from lightfed.local.hooks import LocalPenalty
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
+from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.simulation.devices import Devices
@@ -177,7 +180,9 @@ class Federation(Recorded, L.LightningModule):
         data, ranks = trainer.datamodule, trainer.strategy.ranks
         self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
         setup.attach_configured(trainer, self.fleet, self, stage)
-        setup.check_built(self._kinds, self.fleet, data)
+        validates = stage != "fit" or trainer.limit_val_batches != 0
+        evaluated = self._kinds if validates else ()
+        setup.check_built(evaluated, self.fleet, data, tests=stage == "test")
         self.evaluation = self._evaluate(self.fleet, data)
 
     @override
@@ -235,8 +240,13 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
+        if self.optimizer is None:
+            return []
         rounds = self.federated_trainer.max_epochs or -1
-        return session_setup.template(self.optimizer, self._lr_schedule, rounds=rounds)
+        first = next(state for state in self.fleet.groups if state.takes_lr)
+        return session_setup.template(
+            self.optimizer, self._lr_schedule, rounds=rounds, parameters=first.live.trainable
+        )
 
     @override
     def on_fit_start(self) -> None:
@@ -293,23 +303,56 @@ class Federation(Recorded, L.LightningModule):
         arrays = self.algorithm.evaluation_end(self.fleet)
         self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
-    on_test_epoch_start = on_predict_start = on_validation_epoch_start
+    on_predict_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
     @override
-    def predict_step(self, batch: Any, *args: Any) -> Any:
-        """The outputs of the model that the client deploys, on its rank; None on the others."""
+    def on_test_epoch_start(self) -> None:
+        for module in {type(s.module): s.module for s in self.fleet.groups}.values():
+            if self.trainer.is_global_zero:
+                warn_of_missing_test_step(module)
+        self.evaluation.start()
+
+    @override
+    def on_predict_epoch_start(self) -> None:
+        with self._predicting() as hooks:
+            if hooks is not None:
+                hooks.start()
+
+    @override
+    def on_predict_epoch_end(self) -> None:
+        with self._predicting() as hooks:
+            if hooks is not None:
+                hooks.end()
+
+    @contextmanager
+    def _predicting(self) -> Iterator[StageHooks | None]:
+        """The hooks of the module that predicts, bound to its model; None on other ranks."""
         fleet, client = self.fleet, self.predicts
         owner = fleet.places.owner if fleet.stateful else {}
         if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
-            return None
+            yield None
+            return
         rows = fleet.deployed(client)
-        with rows.bound(rows.clients[0]) as module:
-            if is_overridden("predict_step", module):
-                return module.predict_step(batch, *args)
-            # The module's own `forward`, without the labels.
-            return module(batch[0] if isinstance(batch, list | tuple) else batch)
+        with rows.bound(rows.clients[0]) as module, step_under_way():
+            yield StageHooks(module, "predict")
+            fleet.training.session_of(module).forget()
+
+    @override
+    def predict_step(self, batch: Any, *args: Any) -> Any:
+        """The outputs of the model that the client deploys, on its rank; None on the others."""
+        with self._predicting() as hooks:
+            if hooks is None:
+                return None
+            batch = hooks.transferred(batch, self.fleet.device)
+            module = hooks.module
+            if not is_overridden("predict_step", module):
+                # The module's own `forward`, without the labels.
+                hooks.step = lambda batch, _: module(
+                    batch[0] if isinstance(batch, list | tuple) else batch
+                )
+            return hooks.run(batch, *args)
 
     @override
     def on_train_end(self) -> None:

@@ -82,7 +82,8 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         self.trainer.in_round = True
         last = self.trainer.last_checkpoint
         lr = self.trainer.learning_rate(t)
-        plan = RoundPlan(lr, suspends=last is not None and last.rounds == t)
+        scheduled = self.trainer.scheduled_settings()
+        plan = RoundPlan(lr, suspends=last is not None and last.rounds == t, scheduled=scheduled)
         if self._first is None:
             self._first = t
             plan = self._unfinished(t, plan)

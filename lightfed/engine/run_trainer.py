@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
-from lightfed.engine.session_setup import step_schedule
+from lightfed.engine.session_setup import scheduled_settings, step_schedule
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
@@ -98,6 +98,12 @@ class RunTrainer(Recorded, L.Trainer):
                 self.optimizers[0].step()  # the template has no gradient; torch requires this order
                 step_schedule(config.scheduler)
         return float(self.optimizers[0].param_groups[0]["lr"])
+
+    def scheduled_settings(self) -> dict[str, Any]:
+        """What the schedule has set for the round of the last `learning_rate` besides the rate."""
+        if not self.lr_scheduler_configs:
+            return {}
+        return scheduled_settings(self.optimizers[0])
 
     @override
     def save_checkpoint(

@@ -1,14 +1,14 @@
 """Precision, clipping and optimisers of local sessions, as configured."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import lightning.pytorch as L
-import torch
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
@@ -20,6 +20,7 @@ from lightfed.fits.session_trainer import Position, SessionHost, SessionTrainer
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper, Steps, hooked, make_stepper, rate_of
 from lightfed.local.session import Runtime
+from lightfed.state.optimizer_state import settings_of
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,
@@ -37,6 +38,9 @@ ScheduleFactory = Callable[[Optimizer], LRScheduler]
 def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
     """Precision and clipping of local steps, from the Trainer's flags; `clips` as of `Clipping`."""
     plugin: Any = trainer.precision_plugin
+    known = type(plugin) in (Precision, MixedPrecision)
+    fix = "use 32 or bf16-mixed: clients train in float32"
+    require(known, "trainer.precision", f"{plugin.precision}", fix)
     mixed = isinstance(plugin, MixedPrecision)
     limit = trainer.gradient_clip_val
     scaled, fix = mixed and plugin.scaler is not None, "use bf16-mixed or 32"
@@ -165,8 +169,10 @@ def _run_optimizers(
         raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
-    rate = _alone(factory).param_groups[0]["lr"]
-    optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors))
+    optimizer = make_optimizer(factory, [*state.live.trainable])
+    rate = _configured_rate(optimizer)
+    if lr_factors:
+        optimizer = make_optimizer(factory, _parameters(state, rate, lr_factors))
     for group in optimizer.param_groups:
         group["lr"] = rate_of(group["lr"], rate, lr)
     return [optimizer], []
@@ -207,7 +213,9 @@ def _stepper(
 ) -> Stepper:
     """What steps in sessions that are no Lightning fits; the first optimizer of several."""
     optimizer = optimizers[0]
-    rate = None if own or factory is None else _alone(factory).param_groups[0]["lr"]
+    rate = None
+    if not own and factory is not None:
+        rate = _configured_rate(make_optimizer(factory, [*state.live.trainable]))
     return make_stepper(
         optimizer,
         schedulers=[config for config in schedulers if config.scheduler.optimizer is optimizer],
@@ -243,9 +251,7 @@ def single_optimizer(
 
 
 def _parameters(state: GroupState, rate: float, factors: Mapping[str, float]) -> list[Any]:
-    """The trainable parameters; if some have other learning rates, in groups."""
-    if not factors:
-        return [*state.live.trainable]
+    """The trainable parameters, those of one learning rate in a group."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, p in state.module.named_parameters():
         if p.requires_grad:
@@ -255,16 +261,22 @@ def _parameters(state: GroupState, rate: float, factors: Mapping[str, float]) ->
 
 
 def template(
-    factory: OptimizerFactory | None, schedule: ScheduleFactory | None, *, rounds: int
+    factory: OptimizerFactory | None,
+    schedule: ScheduleFactory | None,
+    *,
+    rounds: int,
+    parameters: Sequence[nn.Parameter],
 ) -> Any:
     """The template of the clients' optimisers, as of Lightning's `configure_optimizers`.
 
     Its learning rate is that of the round, for LearningRateMonitor. A UserError if the schedule
-    ends before so many rounds (-1: no limit), before any of them is trained.
+    ends before so many rounds (-1: no limit), before any of them is trained. `parameters` are those
+    of a client, which some optimisers look at when they are made; no step of the template moves
+    them.
     """
     if factory is None:
         return []
-    optimizer, rehearsed = (_alone(factory) for _ in range(2))
+    optimizer, rehearsed = (_detached(factory, parameters) for _ in range(2))
     if schedule is None:
         return optimizer
     rates = make_schedule(schedule, rehearsed)
@@ -274,9 +286,39 @@ def template(
     return [optimizer], [make_schedule(schedule, optimizer)]
 
 
-def _alone(factory: OptimizerFactory) -> Optimizer:
-    """The configuration's optimiser of one parameter; its first rate is that of the round."""
-    return make_optimizer(factory, [nn.Parameter(torch.zeros(()))])
+def _detached(factory: OptimizerFactory, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The configuration's optimiser with its settings in one group, and without parameters.
+
+    Its step does nothing: it only lets a schedule count.
+    """
+    made = make_optimizer(factory, [*parameters])
+    settings = settings_of(made.param_groups[0])
+    known = {name: value for name, value in made.defaults.items() if name in settings}
+    settings |= known | {"lr": _configured_rate(made)}
+    made.param_groups[:] = [{"params": [], **settings}]
+    made.state.clear()
+    vars(made)["step"] = MethodType(_no_step, made)
+    return made
+
+
+def _no_step(optimizer: Optimizer, closure: Any = None) -> None:
+    """Replaces the step of a template."""
+
+
+def scheduled_settings(template: Optimizer) -> dict[str, Any]:
+    """What a schedule has made of a template's settings besides the rate, such as its momentum."""
+    (group,) = template.param_groups
+    return {
+        name: group[name]
+        for name, value in template.defaults.items()
+        if name != "lr" and name in group and group[name] != value
+    }
+
+
+def _configured_rate(optimizer: Optimizer) -> float:
+    """The rate of the configuration: groups may have others, in a ratio to it."""
+    rate: float = {**optimizer.param_groups[0], **optimizer.defaults}["lr"]
+    return rate
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:

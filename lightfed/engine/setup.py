@@ -26,11 +26,13 @@ from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
+from lightfed.models.evaluating import is_evaluated
 from lightfed.models.image_format import channels_first, crashing, suits_channels_last
+from lightfed.models.trials import on_trial
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.lightning_private import _CallbackConnector, is_overridden
+from lightfed.utils.lightning_private import _CallbackConnector
 
 
 def attach_sessions(
@@ -168,10 +170,15 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
             module.net.register_forward_pre_hook(channels_first)
 
 
-def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
-    """Reject what clients or evaluations cannot run on; names the evaluation or a client."""
+def check_built(
+    kinds: Collection[str], fleet: Fleet, data: FederatedDataModule, *, tests: bool = False
+) -> None:
+    """Reject what clients or evaluations cannot run on; names the evaluation or a client.
+
+    With `tests` a module's test_step will do.
+    """
     for position, state in enumerate(fleet.groups if kinds else ()):
-        fits = is_overridden("validation_step", state.module)
+        fits = is_evaluated(state.module, tests=tests)
         found = f"{type(state.module).__name__} has no validation_step"
         fix = "define one, or set model.evaluate: []"
         require(fits, f"model.clients.{position}.model", found, fix)
@@ -210,26 +217,22 @@ def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> b
 
 
 def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
-    module = state.module
     if data.task == "columns":
         return True  # a step of the user's own: unknown
-    training = module.training
-    module.train()
+    sample = blank(data, samples=1).to(state.store.device)
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            sample = blank(data, samples=1).to(state.store.device)
-            net: Any = module.net if isinstance(module, ClientModule) else module
-            if isinstance(module, ClientModule) and hasattr(net, "losses"):
+        with on_trial(state.module, sample.device) as trial, torch.enable_grad():
+            trial.train()
+            if isinstance(trial, ClientModule) and hasattr(trial.net, "losses"):
                 # A network that is trained but not evaluated must accept it, too.
+                net: Any = trial.net
                 net.losses(sample, torch.zeros(1, dtype=torch.int64, device=sample.device))
             else:
-                module(sample)
+                trial(sample)
     except NotImplementedError:
         return True  # a user's module may have no forward: unknown
     except ValueError:
         return False
-    finally:
-        module.train(training)
     return True
 
 

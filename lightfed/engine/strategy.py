@@ -27,6 +27,7 @@ from lightfed.distributed import watch
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.distributed.slurm import check_launch, check_rank
+from lightfed.distributed.steps import guard_process_groups, refuse_in_step
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints
@@ -151,6 +152,7 @@ class FederatedStrategy(DDPStrategy):
         self.set_world_ranks()
         if self.world_size == 1:
             return  # it needs neither a group nor a port
+        guard_process_groups()
         if self.num_nodes == 1:
             sockets_on(interface_of(self._address, nodes=1))
         try:
@@ -240,11 +242,13 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def barrier(self, name: str | None = None) -> None:
+        refuse_in_step("strategy.barrier")
         if name != "Trainer.save_checkpoint":  # whose ranks have waited for each other's files
             self.ranks.barrier()
 
     @override
     def broadcast(self, obj: T, src: int = 0) -> T:
+        refuse_in_step("strategy.broadcast")
         assert src == 0, "broadcasts come from rank 0"
         return cast(T, self.ranks.broadcast(obj))
 
@@ -252,8 +256,21 @@ class FederatedStrategy(DDPStrategy):
     def reduce(
         self, tensor: Tensor, group: Any | None = None, reduce_op: Any | None = "mean"
     ) -> Tensor:
+        refuse_in_step("strategy.reduce")
         with self.ranks.collective("a reduction"):
             return super().reduce(tensor, group, reduce_op)
+
+    @override
+    def all_gather(
+        self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False
+    ) -> Tensor:
+        refuse_in_step("all_gather")
+        return super().all_gather(tensor, group, sync_grads)
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        refuse_in_step("strategy.reduce_boolean_decision")
+        return super().reduce_boolean_decision(decision, all)
 
     @override
     def setup(self, trainer: L.Trainer) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -15,6 +16,7 @@ from lightfed.fits.hook_table import MODULE_HOOKS, HookTable, check_module, tabl
 from lightfed.fits.session_trainer import SessionHost, SessionTrainer
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
+from lightfed.models.agreement import Gathers, agree, are_alike, is_small, warn_of_draws
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.models.client_module import (
     ClientModule,
@@ -22,6 +24,9 @@ from lightfed.models.client_module import (
     NetworkClient,
     Regressor,
 )
+from lightfed.models.composites.split import evaluating
+from lightfed.models.tensors import check_buffer, check_memory, check_trained, expand_buffers
+from lightfed.models.trials import on_trial
 from lightfed.simulation.devices import Device
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.frozen_base import FrozenBase
@@ -33,6 +38,7 @@ from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import derive_seed, seeded
 
 _NO_HOST = SessionHost()
+_OURS = "lightfed.models.networks."
 
 
 @dataclass
@@ -64,6 +70,11 @@ class ClientGroup:
         if self.rate is not None:
             return self.rate
         return LEVELS[self.level] if self.level else 1.0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the network is one of this package, whose draws are seeded."""
+        return str(getattr(class_of(self.model), "__module__", "")).startswith(_OURS)
 
     def check(self, position: int, *, least: int = 1) -> None:
         """Validate the values; a UserError names the key of this group.
@@ -98,22 +109,19 @@ class ClientGroup:
         with seeded(derive_seed(seed, "init", client=position)):
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
-        first: dict[int, str] = {}  # names by memory: rows would part two that share it
-        for name, p in module.named_parameters():
-            other = first.setdefault(p.data_ptr(), name) if p.numel() else name
-            fix = "share the parameter itself, as in a.weight = b.weight, or clone its data"
-            require(other == name, key, f"{name} lies in the memory of {other}", fix)
+        check_memory(module, key)
+        expand_buffers(module)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
-            return module.float()
+            return module
         found = f"{type(module).__name__} is a network, and the samples are named columns"
         fix = "name a LightningModule whose training_step takes such batches"
         require(data.task != "columns", key, found, fix)
         if data.task == "masked_lm":
-            return MaskedLanguageClient(module).float()
+            return MaskedLanguageClient(module)
         if data.task == "regression":
-            return Regressor(module).float()
-        return ClientModule(module, num_classes=data.num_classes).float()
+            return Regressor(module)
+        return ClientModule(module, num_classes=data.num_classes)
 
 
 def group_names(groups: Sequence[ClientGroup]) -> list[str]:
@@ -141,6 +149,24 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
     check_module(module, key)
 
 
+def _is_built_again(build: Callable[[], nn.Module], module: nn.Module) -> bool:
+    """Whether a second building gives the same network; True if there is none."""
+    try:
+        return are_alike(module, build())
+    except Exception:  # of the user's constructor, such as a file that is open already
+        return True
+
+
+def _check_types(module: nn.Module, layout: ModelLayout, key: str) -> None:
+    """Reject tensors that rows cannot hold as they are; those in no row keep any type."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    for place, entry in enumerate(layout.floats):
+        check = check_trained if place < layout.parameters else check_buffer
+        check(entry.name, tensors[entry.name], key)
+    for entry in layout.integers:
+        check_buffer(entry.name, tensors[entry.name], key)
+
+
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
@@ -148,32 +174,34 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     if not module.automatic_optimization:
         return 0.0  # several networks, as of a GAN: what its forward takes is unknown
     key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
-    outputs: list[Any] = []
-    handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
-        flops = forward_flops(module, blank(data, samples=2))
-        if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
-            # Networks that are trained but not evaluated count too.
-            losses: Any = module.net.losses
-            labels = torch.zeros(2, dtype=torch.int64)
-            x = blank(data, samples=2)
-            with suppress(Exception):  # losses may need gradients, or layers used in training only
-                flops = forward_flops(module.net, x, lambda x: losses(x, labels))
+        with on_trial(module) as trial, torch.no_grad(), evaluating(trial):
+            output = trial(blank(data, samples=2))
     except NotImplementedError:
         return 0.0
     except Exception as error:  # of the user's forward
         found = f"it cannot take samples of shape {shape} ({reason(error)})"
         raise UserError(key, found, "use a model, or init_args, that can") from error
-    finally:
-        handle.remove()
+    flops = 0.0
+    # It takes such a batch, but perhaps not where operations are counted.
+    with suppress(Exception), on_trial(module) as trial:
+        flops = forward_flops(trial, blank(data, samples=2))
+    if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
+        # Networks that are trained but not evaluated count too.
+        labels = torch.zeros(2, dtype=torch.int64)
+        x = blank(data, samples=2)
+        # Losses may need gradients, or layers used in training only.
+        with suppress(Exception), on_trial(module) as trial:
+            net: Any = trial.net
+            flops = forward_flops(net, x, lambda x: net.losses(x, labels))
     positions = shape if data.task == "masked_lm" else ()
     expected = (2, *positions, data.num_classes)
     if isinstance(module, NetworkClient):
-        found = f"its forward returns a {type(outputs[0]).__name__}"
-        require(isinstance(outputs[0], Tensor), key, found, "return a tensor of logits")
-        found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
+        found = f"its forward returns a {type(output).__name__}"
+        require(isinstance(output, Tensor), key, found, "return a tensor of logits")
+        found = f"its output for two samples has shape {tuple(output.shape)}"
         of = "target" if data.task == "regression" else "class"
-        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each {of}"
+        fits, fix = output.shape == expected, f"it must be {expected}, a number for each {of}"
         require(fits, key, found, fix)
     return flops
 
@@ -186,19 +214,17 @@ def _step_costs(
     0 FLOPs if they are unknown. Rejects a model that cannot train on these samples.
     """
 
-    def step(batch: Any) -> Any:
+    def step(trial: L.LightningModule, batch: Any) -> Any:
+        trial.trainer = trial._trainer or data.trainer  # a step may ask it
+        vars(trial).update(log=ignore, log_dict=ignore)
         with seeded(0):
-            output = module.training_step(batch, 0)
+            output = trial.training_step(batch, 0)
         return output["loss"] if isinstance(output, dict) else output
 
     batch = data.longest()
-    given = (step, batch_size(batch))
-    attached = module._trainer
-    module.trainer = attached or data.trainer  # a step may ask it
-    vars(module).update(log=ignore, log_dict=ignore)
     try:
-        flops = forward_flops(module, batch, *given)
-        return flops, passes(module, batch, flops, *given) if frozen else 3.0
+        with on_trial(module) as trial, torch.no_grad(), evaluating(trial):
+            step(trial, batch)
     except NotImplementedError:
         return 0.0, 3.0
     except Exception as error:  # of the user's step
@@ -207,9 +233,12 @@ def _step_costs(
         found = f"its training_step cannot take a batch of {shapes} ({reason(error)})"
         fix = "use a model, or init_args, that can, or a smaller max_length of the data set"
         raise UserError(f"model.clients.{position}.model", found, fix) from error
-    finally:
-        del module.log, module.log_dict
-        module.trainer = attached
+    # It takes such a batch, but perhaps not where operations are counted.
+    with suppress(Exception), on_trial(module) as trial:
+        given = (partial(step, trial), batch_size(batch))
+        flops = forward_flops(trial, batch, *given)
+        return flops, passes(trial, batch, flops, *given) if frozen else 3.0
+    return 0.0, 3.0
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -250,6 +279,10 @@ class GroupState:
         prepare: the algorithm's change to a fresh module.
         host: what sessions get from the run.
         once: runs on rank 0 what all ranks wait for; by default this process runs it.
+        ranks: of the run, which agree about the module; None if this one is not of a run.
+
+    Raises:
+        UserError: the network does not fit the data, rows cannot hold it, or ranks have others.
 
     Attributes:
         table: the hooks that its module and callbacks override.
@@ -290,11 +323,20 @@ class GroupState:
         prepare: Callable[[L.LightningModule, DataSpec], None],
         host: SessionHost = _NO_HOST,
         once: Callable[[Callable[[], None]], None] | None = None,
+        ranks: Gathers | None = None,
     ) -> None:
-        module = group.build(data, position=position, seed=seed)
+        build = partial(group.build, data, position=position, seed=seed)
+        module = build()
+        same = True
+        if ranks is not None and ranks.world == 1 and not group.is_ours and is_small(module):
+            same = _is_built_again(build, module)
         self.trainer = self._opened(module, host, once, seed=seed, position=position)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
+        if ranks is not None and ranks.world > 1:
+            same = agree(module, ranks, key=f"model.clients.{position}.model")
+        if not same and ranks is not None and ranks.rank == 0:
+            warn_of_draws(name, ranks=ranks.world > 1)
         self.group, self.name = group, name
         with nullcontext() if self.trainer is None else self.trainer.thawed():
             self._lay_out(module, data, base, position=position, device=device)
@@ -342,6 +384,7 @@ class GroupState:
     ) -> None:
         """Find the layout of rows, the initial values and the costs of a step."""
         self.layout = ModelLayout.of(module)
+        _check_types(module, self.layout, f"model.clients.{position}.model")
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
         if data.task == "columns":
@@ -350,7 +393,8 @@ class GroupState:
             self.flops = _flops(module, data, position)
             self.passes = 3.0
             if live.frozen:
-                self.passes = passes(module, blank(data, samples=2), self.flops)
+                with suppress(Exception), on_trial(module) as trial:
+                    self.passes = passes(trial, blank(data, samples=2), self.flops)
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

@@ -123,6 +123,8 @@ class RoundPlan:
         suspends: the round may be suspended, because the state it started from is on disk.
         call: index of the call of `Fleet.train` that `known` is about.
         known: sessions that have run before a stop, by client.
+        scheduled: settings of optimisers besides the rate that the run's schedule changes, such as
+            momentum; for those that use the round's rate.
     """
 
     lr: float | None = None
@@ -130,6 +132,7 @@ class RoundPlan:
     suspends: bool = False
     call: int = 0
     known: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    scheduled: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

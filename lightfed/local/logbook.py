@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers.abstract import WrapperMetric
 
+from lightfed.distributed.steps import step_under_way
 from lightfed.utils.errors import require
 from lightfed.utils.keys import COLUMNS
 
@@ -93,10 +94,10 @@ def check_mean(name: str, options: Mapping[str, Any]) -> None:
 
 
 def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:
-    """Keep torchmetrics objects from synchronising over ranks while a function runs.
+    """Keep a client's own code from communicating while a function runs.
 
-    Ranks have different numbers of sessions: a metric that synchronised would wait forever, or mix
-    the samples of two clients.
+    Ranks have different numbers of sessions: a metric of torchmetrics that synchronised would wait
+    forever, or mix the samples of two clients. Other collectives are refused.
     """
 
     @wraps(run)
@@ -104,7 +105,8 @@ def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:
         sync = Metric.sync
         Metric.sync = lambda *_, **__: None  # type: ignore[method-assign]
         try:
-            return run(*args, **kwargs)
+            with step_under_way():
+                return run(*args, **kwargs)
         finally:
             Metric.sync = sync  # type: ignore[method-assign]
 

@@ -1,15 +1,14 @@
 """Steppers, which take the optimiser steps of a local session.
 
-An optimiser is created once per live module and its state is cleared for every session. In most
-papers momentum does not survive a round; if it does, `Proximal` carries the state to the next
-session.
+An optimiser is created once per live module, and is put back to what it was then for every session.
+In most papers momentum does not survive a round; if it does, `Proximal` carries the state to the
+next session.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import signature
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.variable import Variable
 from torch.optim import Optimizer
 
+from lightfed.state.optimizer_state import OptimizerState, flat_slots, parameters_of
 from lightfed.utils.errors import require
 
 # What Tensor.backward calls. The name is private: a test and the pinned torch guard it.
@@ -90,7 +90,8 @@ class Proximal:
         carries: the optimiser starts from `momentum` and stores its final value there.
         momentum: (S P,) the S parts of the optimiser's state, such as SGD's buffer; 0 for
             parameters without a gradient so far. For an accelerated optimiser (P,), the offset of
-            its first point from the parameters. None for none.
+            its first point from the parameters. For one that keeps anything else, such as factors
+            of other shapes or a counter of its own, the bytes of its whole state. None for none.
     """
 
     anchor: Tensor
@@ -127,7 +128,7 @@ class Stepper:
     """Updates a row from the loss of a batch by an optimiser of torch; clips gradients.
 
     Args:
-        optimizer: its state is cleared for every session.
+        optimizer: as it was made; every session begins with it as it is now.
         clipping: of the gradients.
         schedulers: stepped after every batch or epoch, according to their interval.
         rate: the configured rate, to which groups of other rates keep their ratio; None for that
@@ -135,9 +136,12 @@ class Stepper:
 
     Attributes:
         box: bounds of every parameter, or None.
+        scheduled: settings of every group in this round besides the learning rate, by the schedule
+            of the run, such as the momentum of OneCycleLR.
     """
 
     box: tuple[float, float] | None = None
+    scheduled: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -148,13 +152,11 @@ class Stepper:
         rate: float | None = None,
     ) -> None:
         self.optimizer, self.clipping = optimizer, clipping
-        self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._params = parameters_of(optimizer)
         self._trained: Sequence[Tensor] = ()  # all
         self._one = torch.ones(())
-        self._groups = [
-            {k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups
-        ]
-        self.rate: float = self._groups[0]["lr"] if rate is None else rate
+        self._new = OptimizerState(optimizer)
+        self.rate: float = optimizer.param_groups[0]["lr"] if rate is None else rate
         self._schedulers = schedulers
         self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
@@ -174,14 +176,17 @@ class Stepper:
         self._anchors = []
         if proximal is not None and proximal.gamma:
             self._anchors = views_at(self._values, row, proximal.anchor)
-        self.optimizer.state.clear()
-        for group, initial in zip(self.optimizer.param_groups, self._groups, strict=True):
-            group.update({k: v.clone() if isinstance(v, Tensor) else v for k, v in initial.items()})
-            group["lr"] = rate_of(group["lr"], self.rate, lr)
+        self._new.restore()
+        groups = self.optimizer.param_groups
+        rates = [rate_of(group["lr"], self.rate, lr) for group in groups]
         if proximal is not None and proximal.momentum is not None:
-            for name, p, part in self._state(proximal.momentum.clone()):
-                value = part if self.slots[name] else part.flatten()[0].cpu()
-                self.optimizer.state[p][name] = value
+            self._load(proximal.momentum)
+            if lr is None and not self._schedulers:
+                rates = [group["lr"] for group in groups]  # what it has made of its own rate
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+            if lr is not None:
+                group.update(self.scheduled)
         for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._counts = {"step": 0, "epoch": 0}
@@ -220,24 +225,41 @@ class Stepper:
 
     def finish(self) -> None:
         """Called after the session: the row must then hold the model."""
-        state = self.optimizer.state
-        if self._proximal is None or not self._proximal.carries or not any(state.values()):
+        if self._proximal is None or not self._proximal.carries:
             return
-        momentum = self._row.new_zeros(len(self.slots) * len(self._row))
-        for name, p, part in self._state(momentum):
+        state, slots = self.optimizer.state, self.slots
+        if slots is None:
+            self._proximal.momentum = self._new.saved()
+            return
+        if not slots or not any(state.values()):
+            return
+        momentum = self._row.new_zeros(len(slots) * len(self._row))
+        for name, p, part in self._state(slots, momentum):
             if (value := state[p].get(name)) is not None:
                 part.copy_(value)
-        self._proximal.momentum = momentum if self.slots else None
+        self._proximal.momentum = momentum
 
     @cached_property
-    def slots(self) -> dict[str, bool]:
-        """The parts of the optimiser's state, as of `slots_of`."""
-        return slots_of(self.optimizer)
+    def slots(self) -> dict[str, bool] | None:
+        """The parts of the optimiser's state, as of `flat_slots`; None if it keeps other things."""
+        return flat_slots(self.optimizer)
 
-    def _state(self, momentum: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _load(self, momentum: Tensor) -> None:
+        """Continue with what a client's last session has left."""
+        slots = self.slots
+        if slots is None:
+            self._new.load(momentum)
+            return
+        for name, p, part in self._state(slots, momentum.clone()):
+            value = part if slots[name] else part.flatten()[0].cpu()
+            self.optimizer.state[p][name] = value
+
+    def _state(
+        self, slots: Mapping[str, bool], momentum: Tensor
+    ) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Each part's name, each parameter, and its place in what is carried."""
         rows = momentum.view(-1, len(self._row))
-        for name, row in zip(self.slots, rows, strict=True):
+        for name, row in zip(slots, rows, strict=True):
             for p, part in zip(self._params, views_at(self._params, self._row, row), strict=True):
                 yield name, p, part
 
@@ -305,26 +327,6 @@ class Steps:
 def rate_of(own: float, configured: float, lr: float | None) -> float:
     """A parameter group's learning rate in a round of rate `lr`; None keeps its own."""
     return own if lr is None else lr if own == configured else own * (lr / configured)
-
-
-def slots_of(optimizer: Optimizer) -> dict[str, bool]:
-    """The parts of an optimiser's state, and which of them are of a parameter's shape.
-
-    They are those of a small parameter after a step. A UserError if one is no tensor.
-    """
-    kind: Any = type(optimizer)
-    known, parameter = signature(kind.__init__).parameters, nn.Parameter(torch.zeros(2, 2))
-    parameter.grad, found = torch.ones_like(parameter), dict[str, bool]()
-    for group in optimizer.param_groups:
-        settings = {k: v for k, v in group.items() if k in known and k != "params"}
-        probe = kind([parameter], **settings)
-        probe.step()
-        for name, value in probe.state[parameter].items():
-            if value is not None:
-                fits, what = isinstance(value, Tensor), f"{name} of {kind.__name__} is no tensor"
-                require(fits, "model.optimizer", what, "choose another; this one cannot be kept")
-                found[name] = value.dim() > 0
-    return dict(sorted(found.items()))
 
 
 def make_stepper(

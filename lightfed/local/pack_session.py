@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lightfed.data.batches import PackBatches, sent
 from lightfed.local import stacked
-from lightfed.local.logbook import check_mean, reset_metrics
+from lightfed.local.logbook import check_mean, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, Proximal
 from lightfed.local.session import Autocast, Report, Work
 from lightfed.local.stacked import Views
@@ -134,6 +134,9 @@ class PackSession:
         optimizer: of K clients.
         clipping: of each client's gradients.
         context: of the Trainer's precision.
+
+    Attributes:
+        optimizer: as given.
     """
 
     def __init__(
@@ -146,11 +149,12 @@ class PackSession:
         context: Autocast | None,
     ) -> None:
         self._module, self._layout = module, layout
-        self._optimizer, self._clipping = optimizer, clipping
+        self.optimizer, self._clipping = optimizer, clipping
         self._forward = PackForward(module, layout, context)
         self._span = layout.parameter_size
         self._where = {e.name: e for e in layout.floats}
 
+    @on_this_rank
     def train(self, rows: Row, work: PackWork) -> "PackResult":
         """Train K rows, (K, P) and (K, Q), in place, in the order of the clients."""
         device = rows.floats.device
@@ -158,7 +162,7 @@ class PackSession:
         self._module.train()
         reset_metrics(self._module)
         seed_default_generators(work.seed, device)
-        sizes, optimizer, names = work.batches.sizes, self._optimizer, self._forward.trained
+        sizes, optimizer, names = work.batches.sizes, self.optimizer, self._forward.trained
         whole = stacked.gather(self._layout, rows, self._module) | work.own
         self._forward.epoch_batches = work.epoch_batches
         pulls = _Pulls(self, rows, work)
@@ -302,7 +306,7 @@ class _Pulls:
         """Keep what the optimiser carries to the clients' next sessions."""
         if not any(pull.carries for pull in self._pulls):
             return
-        carried = self._session._optimizer.carried()
+        carried = self._session.optimizer.carried()
         momenta = torch.zeros_like(self._parameters)
         for part, momentum in zip(self._session.parts(momenta), carried, strict=True):
             if momentum is not None:

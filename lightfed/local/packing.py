@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -16,6 +17,7 @@ from torch import Tensor, nn, optim
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local import stacked
@@ -27,7 +29,9 @@ from lightfed.local.stacked_optimizer import ELEMENTWISE
 from lightfed.models.attributes import attributes
 from lightfed.models.build import blank
 from lightfed.models.image_format import channels_first
+from lightfed.models.trials import on_trial, trial_copy
 from lightfed.state.costs import activation_bytes
+from lightfed.state.optimizer_state import settings_of
 from lightfed.state.rows import LiveModule, Row
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import python_states, seeded
@@ -61,8 +65,12 @@ _BUSY_CONVOLUTIONS = 1e7
 _BUSY = 5e7
 _LARGE = 512 << 10
 
-_CLIENTS, _BATCHES, _SAMPLES = 3, 2, 4  # of the check of a user's module
+_CLIENTS = 3  # of the check of a user's module
+# Samples of the clients' batches in its steps; without `even` the smaller ones are filled up.
+_EVEN = ((4, 4, 4), (2, 2, 2), (3, 3, 3))
+_UNEVEN = ((4, 4, 4), (2, 2, 2), (4, 3, 2))
 _CLOSE = 1e-4
+_SEEDING, _SEEDS = (torch, torch.random), ("manual_seed", "seed")
 
 
 @dataclass
@@ -136,7 +144,7 @@ class Packs:
         if any(_listened(part) for part in state.module.modules()):  # copies have no such hooks
             return "its tensors or layers have hooks on gradients"
         try:
-            module = deepcopy(state.module)
+            module = trial_copy(state.module)
         except Exception as error:  # of a user's module
             return f"it cannot be copied: {reason(error)}"
         module.trainer = state.trainer
@@ -154,12 +162,19 @@ class Packs:
                 return f"{AUTO} clients take more than model.pack_memory, {self.memory} MiB"
             return Packing(AUTO, _FEW if state.store.device.type == "cpu" else 2, even)
         known, most = not unknown(module), min(int(self.side_by_side), state.group.count)
-        if not known and (why := differs(module, state, fleet.data, context)):
+        if not known and (why := differs(module, state, fleet.data, context, even=even)):
             return why
         fits = int(self.memory * _MEBI / client_bytes(module, state, fleet.data))
         found = f"{most}, and {fits} clients fit model.pack_memory, {self.memory} MiB"
         fix = "lower it" if fits > 1 else "set it to off"
         require(most <= fits, "model.side_by_side", found, f"{fix}, or raise model.pack_memory")
+        if not known and fleet.ranks.rank == 0:
+            log.warning(
+                "group %s trains %d clients at once, as model.side_by_side says: its network or "
+                "step is not known, and %d clients of %s samples a batch were trained as alone; "
+                "what happens only later, or with other data, is not checked",
+                state.name, most, _CLIENTS, text_of_sizes(even=even),
+            )  # fmt: skip
         return Packing(most, even=even, known=known)
 
 
@@ -199,8 +214,7 @@ def couples(module: L.LightningModule) -> bool:
     if not has_known_loss(module):
         return True
     net: Any = module.net
-    others = [part for part in net.modules() if not vars(type(part)).get("packs", False)]
-    return any(isinstance(p, _BatchNorm) or type(p) not in LAYERS for p in others)
+    return bool(strange(net)) or any(isinstance(part, _BatchNorm) for part in net.modules())
 
 
 def _known_hooks(part: nn.Module) -> bool:
@@ -267,7 +281,8 @@ def client_bytes(module: L.LightningModule, state: GroupState, data: FederatedDa
     """An estimate of the memory that a client takes in a pack."""
     sample = blank(data, samples=2).to(state.store.device)
     try:
-        batch = data.batch_size * activation_bytes(module, sample)
+        with on_trial(module, sample.device) as trial:
+            batch = data.batch_size * activation_bytes(trial, sample)
     except NotImplementedError:  # no forward: only its rows are known
         batch = 0.0
     convolves = any(isinstance(part, _ConvNd) for part in module.modules())
@@ -275,16 +290,28 @@ def client_bytes(module: L.LightningModule, state: GroupState, data: FederatedDa
     return 4 * state.layout.size * _ROWS + kept * batch
 
 
+def text_of_sizes(*, even: bool) -> str:
+    """The sizes of the batches that `differs` looks at, in words."""
+    sizes = sorted({size for step in (_EVEN if even else _UNEVEN) for size in step})
+    return ", ".join(map(str, sizes[:-1])) + f" and {sizes[-1]}"
+
+
 def differs(
     module: L.LightningModule,
     state: GroupState,
     data: FederatedDataModule,
     context: Autocast | None,
+    *,
+    even: bool,
 ) -> str:
     """How steps of a few clients at once differ from those of each alone; empty if they do not.
 
-    Two batches, on copies of a module: every gradient and buffer, and what the module keeps in
-    Python. `randomness="same"` gives each client the draws that it has alone.
+    Three batches of other sizes, on copies of a module: every gradient and buffer, what the module
+    keeps in Python, and the settings of its optimisers. `even` as of `Packing`.
+
+    A pack draws other numbers for each client (`randomness="different"`). So the check has two
+    parts: with the draws that a client has alone ("same"), and, where a client alone draws nothing
+    that a seed changes, as a pack draws.
     """
     if shared(module):
         return shared(module)
@@ -293,11 +320,20 @@ def differs(
     device = state.store.device
     try:
         with seeded(0, device):
-            return _Check(module, state, data, context).difference()
+            check = partial(_Check, module, state, data, context, even=even)
+            return check().difference("same") or check().own_seeds() or _drawn(check)
     except UserError:
         raise
     except Exception as error:  # whatever a user's step does that vmap cannot follow
         return reason(error)[:200]
+
+
+def _drawn(check: Callable[[], "_Check"]) -> str:
+    """How a pack's own draws differ from those of a client alone, if it has none."""
+    if check().draws():
+        return ""
+    found = check().difference("different")
+    return found and f"it draws from a seed of its own: {found}"
 
 
 class _Check:
@@ -309,6 +345,8 @@ class _Check:
         state: GroupState,
         data: FederatedDataModule,
         context: Autocast | None,
+        *,
+        even: bool,
     ) -> None:
         self._stacked, self._context = deepcopy(module).train(), context
         self._alone = deepcopy(module).train()
@@ -320,31 +358,82 @@ class _Check:
         floats[:, : state.layout.parameter_size] *= factors
         integers = state.initial.integers.repeat(_CLIENTS, 1)
         self._rows = Row(floats, integers).to(state.store.device)
-        x, y = data.train_batch(0, _CLIENTS * _BATCHES * _SAMPLES)
-        size = max(2, min(_SAMPLES, len(x) // (_CLIENTS * _BATCHES)))
-        places = torch.arange(_CLIENTS * _BATCHES * size, device=x.device) % len(x)
-        shape = (_CLIENTS, _BATCHES, size)
-        self._batches = tuple(part[places].unflatten(0, shape) for part in (x, y))
+        self._sizes = _EVEN if even else _UNEVEN
+        x, y = data.train_batch(0, sum(_CLIENTS * max(sizes) for sizes in self._sizes))
+        self._batches: list[tuple[Tensor, ...]] = []
+        first = 0
+        for sizes in self._sizes:
+            most = max(sizes)
+            places = torch.arange(first, first + _CLIENTS * most, device=x.device) % len(x)
+            first += _CLIENTS * most
+            batch = tuple(part[places].unflatten(0, (_CLIENTS, most)) for part in (x, y))
+            self._batches.append(batch)
 
-    def difference(self) -> str:
+    def own_seeds(self) -> str:
+        """Whether a step of a client alone sets the seed of torch's generators."""
+        calls: list[str] = []
+        own = {(home, name): getattr(home, name) for home in _SEEDING for name in _SEEDS}
+
+        def seeds(*_: Any) -> Any:
+            calls.append("a seed")
+            return torch.default_generator.manual_seed(0)
+
+        try:
+            for home, name in own:
+                setattr(home, name, seeds)
+            self._losses(seed=0)
+        finally:
+            for (home, name), function in own.items():
+                setattr(home, name, function)
+        return "its step sets the seed of a generator" if calls else ""
+
+    def draws(self) -> bool:
+        """Whether a client's losses follow the seed of its session."""
+        return self._losses(seed=0) != self._losses(seed=1)
+
+    def _losses(self, seed: int) -> list[float]:
+        """The losses of the first client alone."""
+        module: Any = self._alone
+        live = LiveModule(module, self._layout)
+        live.bind(Row(self._rows.floats[0].clone(), self._rows.integers[0].clone()))
+        losses = []
+        for index, batch in enumerate(self._batches):
+            alone = tuple(part[0, : self._sizes[index][0]].clone() for part in batch)
+            with seeded(seed, alone[0].device), (self._context or torch.enable_grad)():
+                losses.append(float(_loss_of(module.training_step(alone, index)).detach()))
+        live.unbind()
+        live.restore()
+        return losses
+
+    def difference(self, randomness: str) -> str:
+        """The first tensor that differs, with such draws as of `torch.func.vmap`."""
         forward = PackForward(self._stacked, self._layout, self._context)
         values = stacked.gather(self._layout, self._rows, self._stacked)
         outside = {n: b for n, b in self._stacked.named_buffers() if n not in values}
         values |= {n: torch.stack([b] * _CLIENTS) for n, b in outside.items()}
         leaves = [values[name].requires_grad_() for name in forward.trained]
         kept, python = attributes(self._stacked), python_states()
+        settings = _settings(self._stacked)
         found: list[dict[str, Tensor | None]] = []
-        for index in range(_BATCHES):
-            x, y = (part[:, index].clone() for part in self._batches)
+        for index, batch in enumerate(self._batches):
+            x, y = (part.clone() for part in batch)
+            sizes = self._sizes[index]
+            unequal = None
+            if len(set(sizes)) > 1:
+                unequal = torch.tensor(sizes, device=x.device)
             with seeded(index, x.device):
                 before = python_states()
-                losses, _, grads = forward(values, {}, leaves, (x, y), index, randomness="same")
+                losses, _, grads = forward(
+                    values, {}, leaves, (x, y), index, unequal, randomness=randomness
+                )
                 if python_states() != before:
                     return "its step draws from random or numpy"
             buffers = {n: v.detach().clone() for n, v in values.items() if n in forward.buffers}
             found.append({"the loss": losses, **_named(forward.trained, grads), **buffers})
         if attributes(self._stacked) != kept or python_states() != python:
             return "its step keeps numbers or tensors in attributes that are no buffers"
+        if _settings(self._stacked) != settings:
+            return "its step changes the settings of its optimiser"
         return next(filter(None, map(self._compare, range(_CLIENTS), [found] * _CLIENTS)), "")
 
     def _compare(self, client: int, found: Sequence[Mapping[str, Tensor | None]]) -> str:
@@ -358,10 +447,11 @@ class _Check:
                 buffer.copy_(initial[name])
         names = [name for name, p in module.named_parameters() if p.requires_grad]
         for index, packed_step in enumerate(found):
-            batch = tuple(part[client, index].clone() for part in self._batches)
+            own = self._sizes[index][client]
+            batch = tuple(part[client, :own].clone() for part in self._batches[index])
             with seeded(index, batch[0].device), (self._context or torch.enable_grad)():
                 output = module.training_step(batch, index)
-            loss = output["loss"] if isinstance(output, dict) else output
+            loss = _loss_of(output)
             grads = torch.autograd.grad(loss.reshape(()), live.trainable, allow_unused=True)
             buffers = {n: b.clone() for n, b in module.named_buffers()}
             mine = {"the loss": loss.detach(), **_named(names, grads), **buffers}
@@ -373,6 +463,23 @@ class _Check:
                     return f"in a pack {name} differs from that of a client alone"
         live.unbind()
         return ""
+
+
+def _loss_of(output: Any) -> Tensor:
+    loss: Tensor = output["loss"] if isinstance(output, dict) else output
+    return loss
+
+
+def _settings(module: nn.Module) -> list[dict[str, Any]]:
+    """The settings of the optimisers that a module holds, such as their rates."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    leaves, _ = tree_flatten([value for value in held if not isinstance(value, nn.Module)])
+    return [
+        dict(settings_of(group))
+        for leaf in leaves
+        if isinstance(leaf, Optimizer)
+        for group in leaf.param_groups
+    ]
 
 
 def _named(names: Sequence[str], grads: Sequence[Tensor | None]) -> dict[str, Tensor | None]:

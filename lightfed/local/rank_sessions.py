@@ -48,12 +48,14 @@ class Training(ClientSessions):
         self._refusals: list[UserError] = []
         self._runner = PackRunner(fleet, self)
         self._packs: dict[int, list[int]] = {}  # by client, in a call of `sessions`
+        self._steppers: list[Stepper] = []  # that use the round's settings
         self._results: dict[int, PackReport] = {}
 
     def attach(self, runtime: Runtime, steppers: Sequence[Steps]) -> None:
         """Create the sessions of the groups, from how each takes its steps."""
         self._runtime = runtime
         self._sessions, self._runner.trainers = {}, {}
+        self._steppers = [steps.stepper for steps in steppers if steps.takes_lr]
         for group, steps in enumerate(steppers):
             state, stepper = self._fleet.groups[group], steps.stepper
             state.takes_lr, state.optimizer = steps.takes_lr, stepper.optimizer
@@ -85,7 +87,7 @@ class Training(ClientSessions):
     def _check_kept(self, stepper: Stepper) -> None:
         """Refuse `model.keep_optimizer` for an optimizer that has nothing to keep."""
         fleet = self._fleet
-        if fleet.optimizers is None or fleet.algorithm.carries or stepper.slots:
+        if fleet.optimizers is None or fleet.algorithm.carries or stepper.slots != {}:
             return
         found = f"true, and {type(stepper.optimizer).__name__} has no state"
         fix = "leave it out, or give it a momentum"
@@ -101,6 +103,14 @@ class Training(ClientSessions):
         """Begin a round. `waves` calls `run` for the clients of this rank, in order."""
         self.calls, self._waves = 0, waves or _one_after_the_other
         self.besides.clear()
+        packed = [trainer.optimizer for trainer in self._runner.trainers.values()]
+        scheduled = self._fleet.plan.scheduled
+        for stacked in packed:
+            stacked.scheduled = scheduled
+        for stepper in self._steppers:
+            stepper.scheduled = scheduled
+            for group in stepper.optimizer.param_groups if scheduled else ():
+                group.update(scheduled)  # for methods that read them, of packs too
 
     @property
     def context(self) -> Autocast | None:

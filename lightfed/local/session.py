@@ -20,6 +20,7 @@ from lightfed.fits.python_state import Attributes, PythonState
 from lightfed.fits.session_trainer import Position, SessionTrainer
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
+from lightfed.models.evaluating import Stage, StageHooks, stage_of
 from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import require
@@ -160,6 +161,7 @@ class LocalSession:
         self._transfers = trainer if transfers else None
         self._context: Autocast = runtime.forward_context or nullcontext
         self._log = LogBook()
+        self._stages: dict[Stage, StageHooks] = {}
         self._watched = False
         module.log = self._log.log  # type: ignore[method-assign]
         module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
@@ -325,18 +327,28 @@ class LocalSession:
 
     @on_this_rank
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
-        """Metrics of the module as currently bound, from its `validation_step`."""
-        reset_metrics(self.module)
-        samples = 0
-        for index, data in enumerate(batches):
-            if self._transfers is not None:
-                data = self._transfers.moved(data)
-            self._log.batch_size = size = batch_size(data)
-            with self._context():
-                self.module.validation_step(data, index)
-            samples += size
+    def evaluate(
+        self, batches: Iterable[Any], *, client: int, batch: int = -1, first: int = 0
+    ) -> Report:
+        """Metrics of the module as currently bound, from its `validation_step` or `test_step`.
+
+        `first` is the number of the first batch, if others are evaluated elsewhere.
+        """
+        module = self.module
+        reset_metrics(module)
+        stage = stage_of(module)
+        if stage not in self._stages:
+            moved = None if self._transfers is None else self._transfers.moved
+            self._stages[stage] = StageHooks(module, stage, moved)
+        samples = self._stages[stage].evaluate(
+            batches, device=module.device, context=self._context, note=self._note, first=first
+        )
         return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
+
+    def _note(self, batch: Any) -> int:
+        """The number of samples of a batch, which counts for what the module logs next."""
+        self._log.batch_size = size = batch_size(batch)
+        return size
 
     def forget(self) -> None:
         """Discard what an evaluation that raised has logged."""

@@ -1,6 +1,6 @@
 """Optimiser steps of K clients at once, on stacked (K, *shape) parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -36,7 +36,10 @@ class StackedOptimizer:
 
     Attributes:
         leaves: (k, *shape) parameters of the clients that still train.
+        scheduled: as of `Stepper`.
     """
+
+    scheduled: Mapping[str, Any] = {}
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> None:
         self._kind: Any = type(optimizer)
@@ -64,6 +67,7 @@ class StackedOptimizer:
             [
                 {
                     **options,
+                    **({} if lr is None else self.scheduled),
                     "params": [self.leaves[i] for i in places],
                     "lr": rate_of(options["lr"], self._rate, lr),
                 }

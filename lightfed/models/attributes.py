@@ -49,6 +49,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, _OUTSIDE):
             return id(value)
+        if isinstance(value, torch.Generator):
+            return value.get_state().numpy().tobytes()
         if isinstance(value, Tensor):
             values = value.detach().cpu().flatten()
             return tuple(value.shape), values.view(torch.uint8).numpy().tobytes()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -13,8 +14,18 @@ from lightfed.models.client_module import NetworkClient
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.errors import require
 
 Exported = Literal["server", "clients"]
+
+# The types of a safetensors file.
+_STORED = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
+        torch.float8_e4m3fn, torch.float8_e5m2, torch.bool, torch.uint8,
+        torch.int8, torch.int16, torch.int32, torch.int64,
+    }
+)  # fmt: skip
 
 
 def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -> dict[str, Tensor]:
@@ -33,6 +44,8 @@ def _named(named: dict[str, Tensor], module: nn.Module | None) -> dict[str, Tens
     tied: dict[int, list[str]] = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items() if module else ():
         tied[id(tensor)].append(name)
+        if name in named:
+            named[name] = named[name].to(tensor.dtype)  # rows are float32 and int64
     for names in tied.values():
         held = next((named[name] for name in names if name in named), None)
         named |= {} if held is None else dict.fromkeys(names, held)
@@ -44,6 +57,11 @@ def _named(named: dict[str, Tensor], module: nn.Module | None) -> dict[str, Tens
 
 def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
     """Reject an export that would only fail after the last round."""
+    for state in fleet.groups if kinds else ():
+        for name, p in state.live.frozen.items():
+            found = f"{name} is {p.dtype}, which a safetensors file cannot hold"
+            fix = "set it to [], or give the parameter another type"
+            require(p.dtype in _STORED, "model.export", found, fix)
     if "clients" in kinds:
         here = fleet.mine(range(fleet.clients)) if fleet.stateful else [0]
         for client in here[:1]:

@@ -7,7 +7,7 @@ placement and are not counted here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
 
 from lightfed.models.composites.split import evaluating
+from lightfed.models.trials import on_trial
 
 Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one of each
@@ -105,8 +106,17 @@ def _counting(module: nn.Module) -> Iterator[Any]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    with evaluating(module), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as own:
-        yield own
+    counter = FlopCounterMode(display=False)
+    # Its tracker marks what goes into a layer, and fails on an expanded parameter.
+    counter.mod_tracker = _NoTracker()  # type: ignore[assignment]
+    with evaluating(module), sdpa_kernel(SDPBackend.MATH), counter:
+        yield counter
+
+
+class _NoTracker(nullcontext[None]):
+    """In place of torch's ModuleTracker: all operations are of the whole."""
+
+    parents = ("Global",)
 
 
 def passes(
@@ -196,7 +206,9 @@ class MaskedFlops:
     def __init__(
         self, module: nn.Module, batch: torch.Tensor, layout: Layout, dense: float
     ) -> None:
-        uses, device = weight_uses(module, batch), batch.device
+        with on_trial(module, batch.device) as trial:
+            uses = weight_uses(trial, batch)
+        device = batch.device
         each = [2 * uses.get(entry.name, 0.0) for entry in layout]
         self._each = torch.tensor(each, dtype=torch.float64, device=device)
         self._least = dense - sum(n * entry.numel for n, entry in zip(each, layout, strict=True))

@@ -98,6 +98,11 @@ class FrozenBase:
         frozen = {n: p for n, p in every.items() if tensors is None or n in tensors}
         found, fix = "no frozen parameters, which the method changes", "freeze the base"
         require(bool(frozen), "model.clients", found, fix)
+        for name, p in frozen.items():
+            kind = str(p.dtype).removeprefix("torch.")
+            fix = "load the base in float32, or choose a method that leaves it as it is"
+            found = f"{name} is {kind}, and the method changes it by float32 steps"
+            require(p.dtype == torch.float32, "model.clients", found, fix)
         layout = Layout.build((name, tuple(p.shape)) for name, p in frozen.items())
         whole = ModelLayout(layout, Layout.build([]), parameters=len(frozen))
         row = Row.zeros(whole, next(iter(frozen.values())).device)

@@ -66,11 +66,13 @@ class ModelLayout:
         ]
         persistent = set(module.state_dict(keep_vars=True))
         buffers = [(n, b) for n, b in module.named_buffers() if n in persistent]
-        floating = [(n, b) for n, b in buffers if b.is_floating_point()]
+        floating = [(n, b) for n, b in buffers if b.is_floating_point() or b.is_complex()]
         return cls(
             floats=Layout.build((n, tuple(t.shape)) for n, t in [*parameters, *floating]),
             integers=Layout.build(
-                (n, tuple(b.shape)) for n, b in buffers if not b.is_floating_point()
+                (n, tuple(b.shape))
+                for n, b in buffers
+                if not (b.is_floating_point() or b.is_complex())
             ),
             parameters=len(parameters),
             groups=tuple(
@@ -158,9 +160,10 @@ class LiveModule:
     """The one module of a group on this rank; `bind` points it at a row.
 
     Trained parameters and float buffers become views of the row. Views of recently bound rows are
-    cached: a rank has few rows and they live long. `bind` copies integer buffers in and `unbind`
-    copies them out. A step may assign others in their place, `self.mean = ...` or
-    `weight.data = ...`: their values are copied into the row, and its views take their place again.
+    cached: a rank has few rows and they live long. `bind` copies integer buffers in, and float
+    buffers of 16 bits, and `unbind` copies them out. A step may assign others in their place,
+    `self.mean = ...` or `weight.data = ...`: their values are copied into the row, and its views
+    take their place again.
 
     Attributes:
         frozen: parameters that are in no row, by name.
@@ -172,9 +175,14 @@ class LiveModule:
         self.module = module
         self.layout = layout
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        self._tensors = [tensors[entry.name] for entry in layout.floats]
+        # A view of a row is float32. Buffers of other types are copied, as integers are.
+        whole = [e for e in layout.floats if tensors[e.name].dtype == torch.float32]
+        self._tensors = [tensors[entry.name] for entry in whole]
+        self._halves = [
+            (tensors[e.name], e) for e in layout.floats if tensors[e.name].dtype != torch.float32
+        ]
         self._integers = [(tensors[entry.name], entry) for entry in layout.integers]
-        self._split = [(e.offset, e.numel, e.shape) for e in layout.floats]
+        self._split = [(e.offset, e.numel, e.shape) for e in whole]
         self.row: Row | None = None
         kept = {entry.name: tensors.pop(entry.name) for entry in [*layout.floats, *layout.integers]}
         self._homes = [(name, *self._home(name), tensor) for name, tensor in kept.items()]
@@ -194,14 +202,15 @@ class LiveModule:
     def row_of_module(self) -> Row:
         """A copy of the module's current values as a new row."""
         row = Row.zeros(self.layout)
-        for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
-            self.layout.floats.view(row.floats, entry).copy_(tensor.detach())
+        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        for entry in self.layout.floats:
+            self.layout.floats.view(row.floats, entry).copy_(tensors[entry.name].detach())
         for tensor, entry in self._integers:
             self.layout.integers.view(row.integers, entry).copy_(tensor)
         return row
 
     def views(self, floats: Tensor) -> list[Tensor]:
-        """The tensors of a float row in layout order.
+        """The tensors of a float row in layout order, without those of other types.
 
         Cached, because making views is most of the cost of binding.
         """
@@ -236,6 +245,8 @@ class LiveModule:
                 home[name] = tensor
         for tensor, view in zip(self._tensors, self.views(row.floats), strict=True):
             tensor.data = view
+        for tensor, entry in self._halves:
+            tensor.copy_(self.layout.floats.view(row.floats, entry))
         for tensor, entry in self._integers:
             tensor.copy_(self.layout.integers.view(row.integers, entry))
         self.row = row
@@ -251,6 +262,8 @@ class LiveModule:
                 home[name] = tensor
                 tensor.data.copy_(_fitting(path, placed, tensor))
         put_back(self._tensors, self.views(row.floats))
+        for tensor, entry in self._halves:
+            self.layout.floats.view(row.floats, entry).copy_(tensor)
         for tensor, entry in self._integers:
             self.layout.integers.view(row.integers, entry).copy_(tensor)
 
@@ -270,14 +283,15 @@ def put_back(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
         if new != old:
             shares = "a step's p.data = q.data, by which two tensors share memory"
             require(new not in places, "model.clients", shares, "assign q.data.clone()")
+            other = f"a step assigns {tensor.dtype} to the data of a parameter, {view.dtype}"
+            require(tensor.dtype == view.dtype, "model.clients", other, "keep its type")
             tensor.data = view.copy_(tensor.data)
 
 
 def _fitting(path: str, placed: Tensor | None, tensor: Tensor) -> Tensor:
     """The values of what a step has assigned to `tensor`; a UserError if a row has no place."""
     kind, given = ("None" if t is None else f"{t.dtype} {tuple(t.shape)}" for t in (tensor, placed))
-    real = tensor.is_floating_point()
-    if placed is None or placed.shape != tensor.shape or placed.is_floating_point() != real:
+    if placed is None or placed.shape != tensor.shape or placed.dtype != tensor.dtype:
         found = f"a step assigns {given} to {path}, {kind}"
         raise UserError("model.clients", found, "keep its kind, or use persistent=False")
     return placed.detach()

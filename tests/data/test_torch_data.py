@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
@@ -19,10 +20,11 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 from lightfed.data.batches import ResidentConverted, resident
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Samples, Transform, moments
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.transforms import Functions, transformed
-from lightfed.data.partition.schemes import Dirichlet, Natural
+from lightfed.data.partition.schemes import Dirichlet, Iid, Natural
 from tests.data import kit
 from tests.data.kit import prepared
 from tests.small import CPU
@@ -246,3 +248,77 @@ def test_no_test_sample_is_a_training_sample() -> None:
     part = Subset(good, range(2, 8))
     assert "2 of its samples" in refused("test", Subset(good, [0, 4, 5]), Subset(part, [2, 3]))
     prepared(FromTorch(Subset(good, [0, 1]), Subset(part, [0, 3])))
+
+
+class Alone(LightningDataModule):
+    """A user's own module without a loader that tests."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(pairs(8), batch_size=3)
+
+
+def test_a_data_module_without_a_test_loader_is_one_line() -> None:
+    assert "Alone has no test_dataloader" in refused("train", Alone())
+    nothing = type("Nothing", (Alone,), {"test_dataloader": lambda self: None})
+    assert "test_dataloader returns None" in refused("train", nothing())
+
+
+class Detailed(Given):
+    """Its loaders have settings of all kinds."""
+
+    closed: tuple[str, ...] = ()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, batch_size=3, drop_last=True, shuffle=True, pin_memory=True)
+
+    def val_dataloader(self) -> Any:
+        return self.test
+
+    def teardown(self, stage: str) -> None:
+        self.closed += (stage,)
+
+
+def test_settings_of_loaders_are_followed_or_named(caplog: pytest.LogCaptureFixture) -> None:
+    module = Detailed(DataLoader(pairs(4, seed=1), batch_size=2))
+    prepared(FromTorch(module))
+    (said,) = (r.getMessage() for r in caplog.records if r.name == "lightfed.data.datamodule")
+    for part in (
+        "batch_size=3 (train; data.batch_size is ",
+        "drop_last=True (train; data.last_batch is keep)",
+        "pin_memory (train; samples are read once)",
+        "batch_size=2 (test; data.eval_batch_size is ",
+        "val_dataloader",
+    ):
+        assert part in said
+    assert "shuffle" not in said
+    assert module.closed == ("fit", "test")
+
+
+def test_settings_that_a_run_follows_need_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Same(Detailed):
+        val_dataloader = LightningDataModule.val_dataloader
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.train, batch_size=3, drop_last=True, shuffle=True)
+
+    dataset = FromTorch(Same(DataLoader(pairs(4, seed=1), batch_size=2)))
+    settings: dict[str, Any] = {"batch_size": 3, "eval_batch_size": 2, "last_batch": "drop"}
+    data = FederatedDataModule(dataset, Iid(), **settings)
+    data.prepare(clients=2, seed=0, device=torch.device("cpu"))
+    assert not [r for r in caplog.records if r.name == "lightfed.data.datamodule"]
+    assert "8 training samples, 4 test samples" in str(data)
+
+
+@pytest.mark.parametrize("name", ["transfer_batch_to_device", "on_before_batch_transfer"])
+def test_transfers_of_a_data_module_are_refused(name: str) -> None:
+    module = type("Moves", (Given,), {name: lambda self, batch, *_: batch})
+    assert name in refused("train", module(DataLoader(pairs(8))))
+
+
+class Sorted(BatchSampler):
+    """Batches of a user's own."""
+
+
+def test_batches_of_a_user_s_own_are_refused() -> None:
+    batches = Sorted(range(8), 2, drop_last=False)
+    assert "Sorted" in refused("train", Given(DataLoader(pairs(8), batch_sampler=batches)))

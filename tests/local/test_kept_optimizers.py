@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, RMSprop
 from typing_extensions import override
 
 from lightfed.algorithms.ditto import Ditto
@@ -26,6 +26,7 @@ from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import Pull
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
+from tests.local.optimizers import Counting, Lookahead, Warm
 from tests.local.test_abandoned import breaks
 from tests.small import data_of, fleet_of, random_data, run_round
 
@@ -66,6 +67,10 @@ class Late(nn.Module):
         (partial(AdamW, amsgrad=True), Late),
         (RMSprop, Late),
         (Adagrad, Late),
+        (Adafactor, mlp),  # factors of rows and columns
+        (Counting, Late),
+        (Warm, mlp),
+        (Lookahead, mlp),
     ],
 )
 @pytest.mark.parametrize("algorithm", [Standalone, FedAvg])
@@ -145,22 +150,6 @@ def test_a_session_that_fails_leaves_the_state_before_it() -> None:
     breaks(made, 1, after=1)
     assert run_round(made, 1)["excluded"] == 1.0
     assert torch.equal(made.optimizers[1], before)
-
-
-class Counting(SGD):
-    """Its state has a number that is no tensor."""
-
-    @override
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        super().step()
-        for p in self.param_groups[0]["params"]:
-            self.state[p]["steps"] = 1
-
-
-def test_a_state_that_is_no_tensor_is_refused() -> None:
-    with pytest.raises(UserError) as refused:
-        run_round(fleet(FedAvg(), partial(Counting, lr=0.1, momentum=0.9)), 0)
-    assert refused.value.key == "model.optimizer"
 
 
 @pytest.mark.usefixtures("unchecked_data")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
@@ -85,7 +86,8 @@ def test_schedulers_step_with_batches_or_epochs(
 
 
 def test_an_optimiser_that_steps_in_sessions_alone_has_a_schedule() -> None:
-    made = template(partial(ASPG, lr=0.1), partial(StepLR, step_size=1), rounds=3)
+    given: dict[str, Any] = {"rounds": 3, "parameters": [nn.Parameter(torch.zeros(2))]}
+    made = template(partial(ASPG, lr=0.1), partial(StepLR, step_size=1), **given)
     assert made[0][0].param_groups[0]["lr"] == 0.1
 
 

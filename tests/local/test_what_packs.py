@@ -221,9 +221,51 @@ class Twice(Smooth):
         return super().training_step(batch, batch_idx)
 
 
+class Seeded(Residual):
+    """A fixed projection, drawn in every forward pass."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            shift = torch.randn(x.shape[1])
+        return super().forward(x + shift)
+
+
+class Rated(Smooth):
+    """Its step sets the rate of its own optimiser."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        self.own = SGD(self.parameters(), lr=0.1)
+        return self.own
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.own.param_groups[0]["lr"] = 0.1 * 0.5**batch_idx
+        return super().training_step(batch, batch_idx)
+
+
+class Late(Smooth):
+    """As `Penalty`, but in batches of three samples."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        parts = [p.square().sum() for p in self.held] if len(batch[0]) == 3 else []
+        return loss + sum(parts)
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.held = [*self.net.parameters()]
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
+        (Seeded, "sets the seed"),
+        (Rated, "settings of its optimiser"),
+        (Late, "in a pack the gradient of net."),  # in batches of three samples
         (Reads, ".item()"),
         (Listened, "hooks on gradients"),
         (Counts, "numbers or tensors in attributes"),
@@ -257,3 +299,35 @@ def test_a_check_leaves_the_module_as_it_is() -> None:
     assert module.seen == 0
     found = made.groups[0].live.row_of_module()
     assert torch.equal(found.floats, made.groups[0].initial.floats)
+
+
+def centred(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+    """A hook that mixes the samples of a batch."""
+    return output - output.mean(0)
+
+
+def mixes_by_hook(net: Any) -> None:
+    net[1].register_forward_hook(centred)
+
+
+def mixes_by_patch(net: Any) -> None:
+    own = net[1].forward
+    net[1].forward = lambda x: own(x - x.mean(0))
+
+
+@pytest.mark.parametrize("change", [mixes_by_hook, mixes_by_patch])
+def test_samples_that_are_filled_up_are_not_mixed_with_others(
+    change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients with other batch sizes; and one line says what is not known."""
+    packed, alone = (fleet("mlp", side, model=changed(change)) for side in (3, "off"))
+    assert [*packed.training.side_by_side.values()] == [3]
+    torch.testing.assert_close(after(packed)[0], after(alone)[0], rtol=1e-4, atol=1e-5)
+    (said,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "trains 3 clients at once" in said
+    assert "2, 3 and 4 samples" in said
+
+
+def test_a_known_network_needs_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    fleet("mlp", 3)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]

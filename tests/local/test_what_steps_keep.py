@@ -239,6 +239,11 @@ def drawn(net: Any, hidden: Tensor) -> None:
     net.draws.random()
 
 
+def generated(net: Any, hidden: Tensor) -> None:
+    generator = vars(net).setdefault("generator", torch.Generator().manual_seed(net.seed))
+    torch.rand(1, generator=generator)
+
+
 def activation(net: Any, hidden: Tensor) -> None:
     net.features = net.layer(hidden[:, :3])
 
@@ -258,6 +263,7 @@ def given(**values: Any) -> Callable[[Any], None]:
         (given(seen=[]), history, "net.seen"),
         (given(kept={"mean": 0.0}), inside, "net.kept"),
         (given(draws=random.Random(5)), drawn, "net.draws"),
+        (given(seed=5), generated, "net.generator"),
         (nothing, activation, None),
         (given(seen=[]), nothing, None),
     ],

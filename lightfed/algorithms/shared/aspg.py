@@ -44,6 +44,7 @@ class AspgStepper(Stepper):
     @override
     def reset(self, lr: float | None, row: Tensor, proximal: Proximal | None) -> None:
         super().reset(lr, row, None)
+        self._zeta = self._group["momentum"]  # a schedule may have changed it
         self._point, values = row, self._params
         if len(self._gradient) != len(row):
             self._gradient, self._iterate = torch.zeros_like(row), torch.empty_like(row)

@@ -184,6 +184,14 @@ class Dataset(Recorded, ABC):
             self.load("train")
             self.load("test")
 
+    def unused_settings(self, settings: Mapping[str, Any]) -> list[str]:
+        """What the source of the samples says about batches, and a run does not follow.
+
+        Args:
+            settings: of the data module, by the names of its arguments.
+        """
+        return []
+
     @abstractmethod
     def load(self, split: Split) -> Samples:
         """Read one split from disk.

@@ -24,11 +24,18 @@ from lightfed.data.datasets.dataset import (
 )
 from lightfed.data.datasets.transforms import Functions, normalises, transformed
 from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import seeded
 
 _READ_TWICE = 32  # samples, to find random transforms
 _WHOLE = (torch_data.SequentialSampler, torch_data.RandomSampler)
+_BATCHES = (torch_data.BatchSampler,)
 _COLLATES = (torch_data.default_collate, torch_data.default_convert)
+# Settings of a loader that only say how samples are read.
+_READING = {
+    "num_workers": 0, "pin_memory": False, "timeout": 0, "worker_init_fn": None,
+    "prefetch_factor": None, "persistent_workers": False,
+}  # fmt: skip
 
 
 class FromTorch(Dataset):
@@ -148,12 +155,26 @@ class FromTorch(Dataset):
         module.prepare_data()
         module.setup("fit")
         module.setup("test")
-        loaders = {"train": module.train_dataloader(), "test": module.test_dataloader()}
+        loaders = {split: _loader(module, split) for split in ("train", "test")}
         for split, loader in loaders.items():
             ignored = _ignored(loader)
             fix = "do it in the data set, such as a torch.utils.data.Subset, or in a transform"
             require(not ignored, f"{KEY}.train", f"its {split} loader has a {ignored}", fix)
+        self._loaders = loaders
         return {split: loader.dataset for split, loader in loaders.items()}
+
+    @override
+    def unused_settings(self, settings: Mapping[str, Any]) -> list[str]:
+        module = self._train
+        if not isinstance(module, LightningDataModule):
+            return []
+        found = []
+        for split, loader in self._loaders.items():
+            found += _unused(split, loader, settings)
+        for name in ("val_dataloader", "predict_dataloader"):
+            if is_overridden(name, module):
+                found.append(f"its {name}, whose samples nothing reads")
+        return found
 
     @cached_property
     def _samples(self) -> dict[str, Samples]:
@@ -166,6 +187,9 @@ class FromTorch(Dataset):
         found = f"{shared} of its samples are also in the training set"
         require(not shared, f"{KEY}.test", found, "leave them out")
         train, test = self._with_classes(train, test)
+        if isinstance(self._train, LightningDataModule):
+            for stage in ("fit", "test"):
+                self._train.teardown(stage)  # all samples are read
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
             train = replace(train, groups=torch.from_numpy(groups))
@@ -208,10 +232,45 @@ class FromTorch(Dataset):
         return [replace(split, y=y) for split, y in zip(splits, ys, strict=True)]
 
 
+def _loader(module: LightningDataModule, split: str) -> Any:
+    """A data module's loader of the samples to train or to test with."""
+    name = f"{split}_dataloader"
+    found, fix = f"{type(module).__name__} has no {name}", "define one, with a data set of its own"
+    require(is_overridden(name, module), f"{KEY}.train", found, fix)
+    loader = getattr(module, name)()
+    require(loader is not None, f"{KEY}.train", f"its {name} returns None", fix)
+    return loader
+
+
+def _unused(split: str, loader: Any, settings: Mapping[str, Any]) -> list[str]:
+    """The settings of a loader that the run does not follow, each with the key that does it."""
+    size, key = ("batch_size", "data.batch_size")
+    if split == "test":
+        size, key = ("eval_batch_size", "data.eval_batch_size")
+    batches = loader if loader.batch_sampler is None else loader.batch_sampler
+    sampler, found = batches.sampler, []
+    if batches.batch_size != settings[size]:
+        found.append(f"batch_size={batches.batch_size} ({split}; {key} is {settings[size]})")
+    drops = split == "train" and settings["last_batch"] == "drop"
+    if batches.drop_last and not drops:
+        fix = f"data.last_batch is {settings['last_batch']}" if split == "train" else "all count"
+        found.append(f"drop_last=True ({split}; {fix})")
+    if split == "train" and isinstance(sampler, torch_data.SequentialSampler):
+        found.append("shuffle=False (train; sessions shuffle)")
+    if getattr(sampler, "replacement", False) or len(sampler) != len(loader.dataset):
+        found.append(f"a sampler of a part ({split}; an epoch has every sample once)")
+    for name, usual in _READING.items():
+        if getattr(loader, name, usual) != usual:
+            found.append(f"{name} ({split}; samples are read once)")
+    return found
+
+
 def _ignored(loader: Any) -> str | None:
     """What selects or changes samples on their way from a data set through its loader."""
     if not isinstance(loader, torch_data.DataLoader):
         return type(loader).__name__
+    if loader.batch_sampler is not None and type(loader.batch_sampler) not in _BATCHES:
+        return type(loader.batch_sampler).__name__
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if not isinstance(sampler, _WHOLE):
         return type(sampler).__name__
