@@ -29,7 +29,7 @@ EQUAL = [name for name in CASES if name not in DRAWS]
 # One of each kind of layer, optimiser and hook.
 QUICK = (
     "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
-    "late", "dispfl", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
+    "late", "dispfl", "my1", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
 )  # fmt: skip
 
 
@@ -117,6 +117,7 @@ class Accepts(Refuses):
     refused = ()
 
 
+@pytest.mark.pack_raises
 @pytest.mark.parametrize("broken", ["hooks", "labels"])
 def test_a_failing_client_is_named_and_the_others_train(
     broken: str, caplog: pytest.LogCaptureFixture
