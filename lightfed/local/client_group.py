@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
+from lightfed.models.bypassed import call_every_layer
 from lightfed.models.client_module import (
     ClientModule,
     MaskedLanguageClient,
@@ -279,6 +280,7 @@ class GroupState:
         module = group.build(data, position=position, seed=seed)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
+        call_every_layer(module)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)
         live = LiveModule(module, self.layout)
