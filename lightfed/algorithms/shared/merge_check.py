@@ -84,13 +84,15 @@ class MergeCheck:
             self._state.live.unbind()
             self._state.live.restore()
         layer = self._adapters[alone[0]].layer
-        found = f"the model of {layer} with its update in the weight is another than with adapters"
-        fix = (
-            "the weight is read in a second place, or the adapter computes something else than "
-            f"its layer; leave {layer} out, or choose a rule that does not change the base, such "
-            "as RankMean"
+        found = (
+            f"{layer} is another model with its update in the weight, where {method} adds it, than "
+            "with its adapter"
         )
-        raise UserError("model.clients", f"{found}, and {method} adds it there", fix)
+        fix = (
+            "the weight may be read in a second place, or the adapter lack an option of its layer: "
+            "do not adapt it, or choose a rule that leaves the base, such as RankMean"
+        )
+        raise UserError("model.clients", found, fix)
 
     def _equal(self, layers: Collection[int]) -> bool:
         """Whether the updates of these layers are the same in the adapters and in the weights."""
@@ -127,6 +129,6 @@ class MergeCheck:
     def _loss(self) -> float:
         device = self._row.floats.device
         with seeded(0, device):
-            output = self._state.module.training_step(self._batch, 0)
+            output: Any = self._state.module.training_step(self._batch, 0)
         loss = output["loss"] if isinstance(output, dict) else output
         return 0.0 if loss is None else float(loss)
