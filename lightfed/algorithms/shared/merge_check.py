@@ -6,6 +6,7 @@ else than the layer does, as that of a dilated convolution.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
