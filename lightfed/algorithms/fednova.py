@@ -73,9 +73,18 @@ class FedNova(FedAvg):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        rule, kind = s.group.optimizer.param_groups[0], type(s.group.optimizer)
+        rules, kind = s.group.optimizer.param_groups, type(s.group.optimizer)
+        rule = rules[0]
         plain = kind is SGD and s.group.takes_lr and not (rule["nesterov"] or rule["dampening"])
         require(plain, "model.optimizer", kind.__name__, "name SGD without nesterov, dampening")
+        # l_k is one number for all parameters.
+        unlike = [
+            key
+            for key in ("momentum", "lr", "nesterov", "dampening")
+            if any(other[key] != rule[key] for other in rules) and (key != "lr" or self.mu)
+        ]
+        found = f"{kind.__name__} with groups of unlike {', '.join(unlike)}"
+        require(not unlike, "model.optimizer", found, "give all parameters the same")
         require_argument((s.lr or 0.0) * self.mu < 1, "mu", self.mu, f"give less than 1 / {s.lr}")
 
     @override
