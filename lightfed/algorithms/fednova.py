@@ -89,6 +89,9 @@ class FedNova(FedAvg):
 
     @override
     def session_end(self, s: SessionContext) -> None:
+        if not s.step:  # a module may skip every batch
+            self.updates[s.client] = s.parameters.new_zeros(len(s.parameters) + 1)
+            return
         rho, eta_mu = s.group.optimizer.param_groups[0]["momentum"], (s.lr or 0.0) * self.mu
         velocity = a = 0.0  # of a model that all gradients move by 1
         for _ in range(s.step):

@@ -87,4 +87,7 @@ class SCAFFOLD(OneModel):
     @override
     def session_end(self, s: SessionContext) -> None:
         assert s.lr is not None, "checked at the start"
+        if not s.step:  # a module may skip every batch
+            self.changes[s.client] = torch.zeros_like(s.parameters)
+            return
         self.changes[s.client] = (s.received - s.parameters) / (s.step * s.lr) - self.c
