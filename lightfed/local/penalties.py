@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec, blank
@@ -104,7 +105,8 @@ class Contrast(LocalPenalty):
     mu -log [ e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau) + sum_p e^(cos(z, z_p) / tau)) ]
 
     z_g is from the received model and z_p from the client's previous ones, all frozen and in
-    evaluation mode, with their BatchNorm statistics. A client's first session has no contrast. z is
+    evaluation mode, with their BatchNorm statistics. Sessions of the first round have no contrast.
+    A client that trains later for the first time has held its initial model until then. z is
     what the network's head takes: the output of its `extractor` or, without one, the input of the
     linear layer that gives the logits. With several previous models a client's last one counts
     again for each round that it has missed.
@@ -145,17 +147,19 @@ class Contrast(LocalPenalty):
     @override
     def session_start(self, s: SessionContext) -> None:
         net: Any = s.module.net
-        models, layout = [s.row.floats.clone(), *self._pool(s.client, s.round)], s.group.layout
+        layout = s.group.layout
+        models = [s.row.floats.clone(), *self._pool(s.client, s.round, s.group)]
         prefix = "net.extractor."
         net.frozen = [
             {name.removeprefix(prefix): v for name, v in each.items() if name.startswith(prefix)}
             for each in map(layout.floats.views, models)
         ]
 
-    def _pool(self, client: int, t: int) -> Sequence[Tensor]:
+    def _pool(self, client: int, t: int, group: GroupState) -> Sequence[Tensor]:
         """(P,) the client's model after each of the last rounds, the newest last."""
         if client not in self.previous:
-            return []
+            initial = group.initial.floats.to(group.store.device)
+            return [initial] * min(max(0, t), self.pool)
         found = [*self.previous[client]]
         missed = max(0, t - 1 - int(self.last[client]))
         return (found + found[-1:] * min(missed, self.pool))[-self.pool :]
@@ -163,6 +167,6 @@ class Contrast(LocalPenalty):
     @override
     def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
         for k in fed.mine(clients):
-            models = [*self._pool(k, t), fed.row(k).floats.to(fed.device)]
+            models = [*self._pool(k, t, fed.state(k)), fed.row(k).floats.to(fed.device)]
             self.previous[k] = torch.stack(models[-self.pool :])
             self.last[k] = torch.tensor(t)
