@@ -407,8 +407,9 @@ class PackResult:
         for name, values in logged.items():
             sizes = sent(torch.from_numpy(self.sizes[:active, step]), values.device)
             if name not in self.logged:
-                self.logged[name] = values.new_zeros(2, len(self.clients), dtype=torch.float32)
-            self.logged[name][0, :active] += values * sizes
+                # In float64: float32 stops counting samples at 2^24.
+                self.logged[name] = values.new_zeros(2, len(self.clients), dtype=torch.float64)
+            self.logged[name][0, :active] += values.double() * sizes
             self.logged[name][1, :active] += sizes
 
     @cached_property

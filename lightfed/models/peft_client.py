@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -74,6 +75,7 @@ class PeftClient(NetworkClient):
         super().__init__(net)
         self.task = task
         self.loss = MeanMetric()
+        self.loss.set_dtype(torch.float64)  # float32 stops counting tokens at 2^24
         self.accuracy = MulticlassAccuracy(
             num_labels, average="micro", ignore_index=_IGNORED, validate_args=False
         )

@@ -228,7 +228,14 @@ def test_batches_without_a_label_that_counts_are_skipped() -> None:
     loss = module.training_step(whole, 0)
     assert loss is not None
     module.validation_step(whole, 0)
-    torch.testing.assert_close(module.loss.compute(), loss.detach())
+    assert float(module.loss.compute()) == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_tokens_are_counted_beyond_float32() -> None:
+    module = client("gpt2", 2)()
+    module.loss.update(1.0, weight=2**25)
+    module.loss.update(1.0, weight=1)
+    assert float(module.loss.weight) == 2**25 + 1
 
 
 @pytest.mark.parametrize("algorithm", [lf.RankMean, lf.SCAFFOLD, lf.FedNova])
