@@ -17,7 +17,7 @@ from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
-from lightfed.local.client_group import GroupState, Packing
+from lightfed.local.client_group import GroupState, Packing, ignore
 from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
@@ -26,6 +26,7 @@ from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.rng import seeded
 
 
 def attach_sessions(
@@ -128,9 +129,10 @@ def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> b
 
 
 def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
+    """Whether a group's module can train on a batch of one sample."""
     module = state.module
-    if data.task == "columns":
-        return True  # a step of the user's own: unknown
+    if not isinstance(module, NetworkClient) or data.task == "columns":
+        return _steps(state, data, samples=1) or not _steps(state, data, samples=2)
     training = module.training
     module.train()
     try:
@@ -148,6 +150,30 @@ def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
         return False
     finally:
         module.train(training)
+    return True
+
+
+def _steps(state: GroupState, data: FederatedDataModule, *, samples: int) -> bool:
+    """Whether a module's own step takes a batch of so many samples; True if that is unknown.
+
+    What the step assigns to the module is undone, as far as it is no value in a container.
+    """
+    module = state.module
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    vars(module).update(log=ignore, log_dict=ignore)
+    module.train()
+    try:
+        with torch.enable_grad(), seeded(0, state.store.device):
+            module.training_step(data.train_batch(0, samples), 0)
+    except ValueError:
+        return False
+    except Exception:  # of the user's step, which the first session names
+        return True
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+        state.live.restore()
     return True
 
 
