@@ -35,7 +35,6 @@ from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.build import DataSpec
-from lightfed.models.bypassed import note_of_attention
 from lightfed.simulation.device_clock import DeviceClock
 from lightfed.simulation.devices import Devices
 from lightfed.simulation.policy import Policy
@@ -208,7 +207,7 @@ class Fleet:
         self.training = Training(self)
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
-        for note in dict.fromkeys(note_of_attention(state.module) for state in self.groups):
+        for note in dict.fromkeys(state.note for state in self.groups):
             self.warn(note)
         algorithm.setup(self)
         for penalty in self.penalties:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
-from lightfed.models.bypassed import call_every_layer
+from lightfed.models.bypassed import AdapterCalls, call_every_layer, note_of_attention
 from lightfed.models.client_module import (
     ClientModule,
     MaskedLanguageClient,
@@ -253,6 +253,7 @@ class GroupState:
         passes: FLOPs of a sample's training, as forward passes: 3, or fewer with frozen layers.
         session: trains and evaluates; attached before the first round.
         optimizer: of sessions one after the other; attached with it.
+        note: a warning about its layers; empty for none.
         takes_lr: whether its optimiser uses the round's learning rate.
         packing: how its clients train side by side; set before they get their ranks.
         personal: (N,) elements of (P,) parameters that stay with their client; set likewise.
@@ -285,6 +286,7 @@ class GroupState:
         self.layout = ModelLayout.of(module)
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
+        calls = AdapterCalls(module)
         if data.task == "columns":
             self.flops, self.passes = _step_costs(module, data, position, bool(live.frozen))
         else:
@@ -292,6 +294,7 @@ class GroupState:
             self.passes = 3.0
             if live.frozen:
                 self.passes = passes(module, blank(data, samples=2), self.flops)
+        self.note = calls.close(ran=self.flops > 0) or note_of_attention(module)
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

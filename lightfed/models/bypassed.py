@@ -71,6 +71,46 @@ def twice_applied(part: nn.Module) -> bool:
     return kind.__name__ == "MultiheadAttention" and kind.__module__.startswith("peft.")
 
 
+class AdapterCalls:
+    """Which adapters of peft a forward pass calls.
+
+    Some networks hand a layer's weight to an operator, as torchvision's Swin does with its `qkv`.
+    An adapter there learns nothing and changes nothing.
+
+    Args:
+        module: A client's, before a forward pass.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._uncalled: dict[nn.Module, str] = {}
+        for name, part in module.named_modules():
+            inner = name.rpartition(".base_layer.")[0]
+            merged = bool(inner) and twice_applied(module.get_submodule(inner))
+            trained = any(p.requires_grad for p in part.parameters())
+            if hasattr(part, "get_base_layer") and trained and not merged:
+                self._uncalled[part] = name
+        self._handles = [part.register_forward_pre_hook(self._note) for part in self._uncalled]
+
+    def _note(self, part: nn.Module, _: object) -> None:
+        self._uncalled.pop(part, None)
+
+    def close(self, *, ran: bool) -> str:
+        """Stop watching; a warning that names an adapter which was not called, or nothing.
+
+        `ran` is whether there was a forward pass.
+        """
+        for handle in self._handles:
+            handle.remove()
+        if not (ran and self._uncalled):
+            return ""
+        names = [*self._uncalled.values()]
+        more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        return (
+            f"the network does not call {names[0]}{more} in evaluation, but may read the weight "
+            "there: an adapter of it has no effect; adapt other layers"
+        )
+
+
 def note_of_attention(module: nn.Module) -> str:
     """A warning about what peft does to an attention's output layer; empty without such a layer."""
     parts: list[tuple[str, Any]] = [*module.named_modules()]

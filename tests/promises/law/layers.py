@@ -105,6 +105,20 @@ class Product(nn.Module):
         return self.head(torch.tanh(self.a(x)) + x @ self.a.weight)
 
 
+class Reads(nn.Module):
+    """A layer whose weight is read, and which is never called; and one that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, WIDTH)
+        self.b = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(torch.tanh(nn.functional.linear(x, self.a.weight))))
+
+
 class Embedded(nn.Module):
     """Tokens from the signs of the inputs. `tied` gives logits by the weight of the embedding."""
 

@@ -26,6 +26,7 @@ from tests.promises.law.layers import (
     Encoder,
     Padded,
     Product,
+    Reads,
     Recurrent,
     Twice,
     adapted,
@@ -125,6 +126,16 @@ def test_a_base_that_cannot_take_the_updates_is_refused(name: str, rule: Any) ->
 def test_an_adapter_that_an_attention_never_calls_is_refused() -> None:
     with pytest.raises(UserError, match=r"attention\.out_proj"):
         fleet_of([ClientGroup(1, adapted(Attention, "out_proj"))], lf.FedAvg(), vectors())
+
+
+def test_an_adapter_whose_weight_is_only_read_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """As torchvision's Swin reads the weights of its attention."""
+    fleet_of([ClientGroup(1, adapted(Reads, "a", "b"))], lf.FedAvg(), vectors())
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "does not call net.base_model.model.a in evaluation" in warning
+    caplog.clear()
+    fleet_of([ClientGroup(1, adapted(Product, "a"))], lf.RankMean(), vectors())
+    assert not caplog.records
 
 
 def test_the_base_of_an_attention_keeps_its_bits(caplog: pytest.LogCaptureFixture) -> None:
