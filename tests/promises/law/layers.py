@@ -78,6 +78,19 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(_tokens(x))[0].mean(1))
 
 
+class Rare(nn.Module):
+    """An adaptive softmax, whose clusters of classes have layers of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.softmax = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, CLASSES, cutoffs=[1, 2], div_value=2.0)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.softmax.log_prob(torch.tanh(self.body(x)))
+
+
 class Twice(nn.Module):
     """One linear layer under two names, of which peft adapts the first."""
 
@@ -182,6 +195,16 @@ def normed_encoder(num_classes: int = CLASSES) -> nn.Module:
         net = Encoder()
     parametrizations.weight_norm(net.encoder.linear1)
     parametrizations.spectral_norm(net.encoder.self_attn.out_proj)
+    return net
+
+
+def normed_recurrent(num_classes: int = CLASSES) -> nn.Module:
+    """An LSTM with projections whose weights are computed from other parameters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Recurrent()
+    for name in ("weight_ih_l0", "weight_hr_l0"):
+        parametrizations.weight_norm(net.lstm, name)
     return net
 
 

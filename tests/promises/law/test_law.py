@@ -26,11 +26,13 @@ from tests.promises.law.layers import (
     Encoder,
     Padded,
     Product,
+    Rare,
     Reads,
     Recurrent,
     Twice,
     adapted,
     normed_encoder,
+    normed_recurrent,
     own_encoder,
 )
 from tests.small import fit, fleet_of, run_round
@@ -88,6 +90,8 @@ ADAPTED: dict[str, tuple[Any, Any]] = {
     "padded": (lf.RankMean, adapted(Padded, "linear1", "linear2")),
     "attention": (lf.FedAvg, adapted(Attention, "attention")),
     "lstm": (lf.FedAvg, adapted(Recurrent, target_parameters=["lstm.weight_hr_l0"])),
+    "lstm, norms of weights": (lf.FedAvg, normed_recurrent),
+    "adaptive softmax": (lf.FLoRA, adapted(Rare, "body", "softmax.head", "0.0", "0.1")),
     "twice": (lf.RankMean, adapted(Twice, "a")),
     "embedding": (lf.FLoRA, adapted(partial(Embedded, tied=False), "embedding")),
     "conv1d": (lf.FLoRA, adapted(partial(Convolved, 1), "conv")),
