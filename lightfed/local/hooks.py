@@ -23,7 +23,13 @@ from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
 
 _NOTHING = torch.empty(0)
-SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal", "weight_decay")
+SESSION_HOOKS = (
+    "session_start",
+    "session_end",
+    "local_gradient",
+    "proximal",
+    "decay_after_clipping",
+)
 
 
 @dataclass(eq=False)
@@ -98,7 +104,7 @@ class SessionHooks:
         """The model that a session is pulled towards; None for no pull."""
         return None
 
-    def weight_decay(self, s: SessionContext) -> float:
+    def decay_after_clipping(self, s: SessionContext) -> float:
         """The weight of a decay of this session: times the parameters, it joins the gradient.
 
         It does so after clipping, as the weight decay of an optimizer does.

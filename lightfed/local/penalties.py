@@ -81,7 +81,7 @@ class LinearTerm(LocalPenalty):
         return of_mean_client / float(s.fed.data.num_samples(s.client))
 
     @override
-    def weight_decay(self, s: SessionContext) -> float:
+    def decay_after_clipping(self, s: SessionContext) -> float:
         return self.weight(s)  # alpha_k w
 
     @override
