@@ -5,7 +5,8 @@ It does not where the weight is also read without the adapter: by a second name 
 else than the layer does, as that of a dilated convolution.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,41 @@ _NOISE = 0.02
 # A difference that is no rounding: a share of what the updates change, and of the loss itself.
 _WRONG = 1e-3
 _ROUNDING = 64
+
+
+@contextmanager
+def _ieee_products() -> Iterator[None]:
+    """Products of float32 on a GPU without TF32, whose rounding would look like a difference.
+
+    torch has two sets of switches, and refuses to compute where they contradict each other. The
+    older ones set both.
+    """
+    cudnn: Any = torch.backends.cudnn
+    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    newer = [backend.fp32_precision for backend in backends]
+    try:
+        older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # only the newer ones have been used
+        older = None
+
+    def set_newer(values: Sequence[str]) -> None:
+        for backend, value in zip(backends, values, strict=True):
+            backend.fp32_precision = value
+
+    def set_older(products: str, tf32: bool) -> None:
+        torch.set_float32_matmul_precision(products)
+        cudnn.allow_tf32 = tf32
+
+    try:
+        if older is None:
+            set_newer(["ieee"] * len(backends))
+        else:
+            set_older("highest", False)
+        yield
+    finally:
+        if older is not None:
+            set_older(*older)
+        set_newer(newer)
 
 
 class MergeCheck:
@@ -73,7 +109,7 @@ class MergeCheck:
         vars(module).update(log=ignore, log_dict=ignore)
         module.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _ieee_products():
                 every = range(len(self._adapters))
                 if self._equal(every):
                     return
