@@ -36,7 +36,7 @@ def check_additions(
         twice = penalty is not of_the_method and type(of_the_method) is type(penalty)
         require(not twice, "model.local_penalty", f"{kind}, and {name} has one of its own", fix)
         why = algorithm.no_memory if penalty.stateful else ""
-        require(not why, "model.local_penalty", f"{kind}, but of {name} {why}", fix)
+        require(not why, "model.local_penalty", f"{kind}, but with {name} {why}", fix)
     found = f"{''.join(pulls[-1:])}, and {name} has a pull of its own"
     require(len(pulls) < 2, "model.local_penalty", found, fix)
     if policy is not None:
