@@ -2,15 +2,18 @@
 
 import atexit
 import ipaddress
+import logging
 import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from typing_extensions import override
 
 from lightfed.utils.process import imports_begin, imports_end
 
@@ -86,6 +89,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+class _Fallbacks(logging.Handler):
+    """Collects the warnings of packs that raised, whose clients then train one by one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def _no_pack_raises(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test fails if a pack raises in it, unless it is marked `pack_raises`.
+
+    Clients that train one after the other instead have the same results, so that nothing else in
+    a test would tell.
+    """
+    fallbacks = _Fallbacks()
+    logger = logging.getLogger("lightfed.local.pack_runner")
+    logger.addHandler(fallbacks)
+    try:
+        yield
+    finally:
+        logger.removeHandler(fallbacks)
+    if fallbacks.messages and request.node.get_closest_marker("pack_raises") is None:
+        pytest.fail(f"a pack raised: {fallbacks.messages[0]}")
 
 
 @pytest.fixture

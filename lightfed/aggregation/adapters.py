@@ -120,10 +120,12 @@ def _owners(module: nn.Module, tensor: Tensor) -> int:
 def _base(module: nn.Module, layer: str, shape: Sequence[int], across: bool) -> str:
     """The name of a layer's weight; empty unless it is a frozen matrix of this layer alone."""
     weights = dict(module.named_parameters(remove_duplicate=False))
+    first = {name for name, _ in module.named_parameters()}
     for name in (f"{layer}.base_layer.weight", f"{layer}.base.weight", f"{layer}.weight"):
         if name in weights:
             weight = weights[name]
-            alone = _owners(module, weight) == 1
+            # A layer below two adapters has one owner and two names.
+            alone = _owners(module, weight) == 1 and name in first
             plain = weight.is_floating_point() and not weight.requires_grad
             matrix = weight.T if across else weight.flatten(1)
             return name if alone and plain and matrix.shape == (*shape,) else ""

@@ -52,6 +52,8 @@ class DepthFL(OneModel):
         require_argument(0 <= alpha < inf, "alpha", alpha, "give a weight of 0 or more")
         self.alpha, self.distil, self.deepest = alpha, distil, deepest
         self.stateful = alpha > 0  # clients keep g_k
+        if alpha:
+            self.no_memory = "its clients have such a memory, unless alpha is 0"
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
@@ -68,7 +70,7 @@ class DepthFL(OneModel):
             fed.check_nested(self.model, group)
         self.register_buffer("h", torch.zeros_like(self.model.parameters_row))
         if self.alpha:
-            self.corrections = fed.keep("correction")  # g_k
+            self.corrections = fed.keep("correction", with_server=True)  # g_k
         self.changes = fed.keep("change", durable=False)
 
     @override

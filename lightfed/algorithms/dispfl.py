@@ -87,6 +87,8 @@ class DisPFL(Peers):
         self.distribution, self.prune_rate = distribution, prune_rate
         self.regrow, self.static, self.active, self.statistics = regrow, static, active, buffers
         self.rounds = rounds
+        if not static:
+            self.no_memory = "masks change, and what a client remembers would not"
         self.masks: Kept  # what clients last trained
         self._segments: Segments  # of the parameters, the leading part of a row
         self._buffer_words: Tensor  # mask of a row's buffers: all ones

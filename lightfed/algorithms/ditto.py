@@ -31,6 +31,7 @@ class Ditto(Algorithm):
     side_by_side = True
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     no_kept_optimizer = "clients train two models"
+    no_memory = "clients train two models, and both would enter one memory"
     holds = "its personal model"
     model: ServerModel
 

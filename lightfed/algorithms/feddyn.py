@@ -10,9 +10,9 @@ As in the released code, clients keep g_k, which is -1 / alpha_k times the paper
 alpha_k = alpha mean(n) / n_k: clients with few samples are held more strongly. With equal n_k this
 is the paper's rule. BatchNorm statistics are plain means, without memory.
 
-Deviations: the released code clips the norm of the gradient at 10 (`trainer.gradient_clip_val`),
-without alpha_k w in it; here all of the gradient is clipped. It reports the mean of the w_k; here
-the model that is sent, theta, is tested.
+As there, the gradient with alpha_k (g_k - theta) is clipped (its norm at 10, by
+`trainer.gradient_clip_val`), and alpha_k w is added afterwards. Deviation: the released code
+reports the mean of the w_k; here the model that is sent, theta, is tested.
 """
 
 from math import inf

@@ -19,6 +19,7 @@ class FedExLoRA(AdapterRule):
     """W + D A = W_old + sum_k p_k s_k B_k A_k: the server's model is exact."""
 
     changes_base = True
+    no_memory = "the base changes, and what a client remembers is without it"
     no_server_step = "its step would be one of dense weights"
 
     @override

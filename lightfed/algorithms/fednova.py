@@ -73,13 +73,25 @@ class FedNova(FedAvg):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        rule, kind = s.group.optimizer.param_groups[0], type(s.group.optimizer)
+        rules, kind = s.group.optimizer.param_groups, type(s.group.optimizer)
+        rule = rules[0]
         plain = kind is SGD and s.group.takes_lr and not (rule["nesterov"] or rule["dampening"])
         require(plain, "model.optimizer", kind.__name__, "name SGD without nesterov, dampening")
+        # l_k is one number for all parameters.
+        unlike = [
+            key
+            for key in ("momentum", "lr", "nesterov", "dampening")
+            if any(other[key] != rule[key] for other in rules) and (key != "lr" or self.mu)
+        ]
+        found = f"{kind.__name__} with groups of unlike {', '.join(unlike)}"
+        require(not unlike, "model.optimizer", found, "give all parameters the same")
         require_argument((s.lr or 0.0) * self.mu < 1, "mu", self.mu, f"give less than 1 / {s.lr}")
 
     @override
     def session_end(self, s: SessionContext) -> None:
+        if not s.step:  # a module may skip every batch
+            self.updates[s.client] = s.parameters.new_zeros(len(s.parameters) + 1)
+            return
         rho, eta_mu = s.group.optimizer.param_groups[0]["momentum"], (s.lr or 0.0) * self.mu
         velocity = a = 0.0  # of a model that all gradients move by 1
         for _ in range(s.step):

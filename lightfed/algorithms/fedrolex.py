@@ -32,6 +32,7 @@ class FedRolex(HeteroFL):
 
     no_server_step = "its slices move, and the state of an optimiser would not"
     no_kept_optimizer = "slices move, and momentum would not"
+    no_memory = "slices move, and what a client remembers would not"
     no_personal = "slices move, and a client's own units would not"
 
     def __init__(

@@ -21,6 +21,7 @@ from lightfed.api.algorithm import require_argument
 class FlexLoRA(AdapterRule):
     """A client of rank r starts from the r largest components of the mean product."""
 
+    no_memory = "the basis of the factors changes every round"
     no_kept_optimizer = "the basis of the factors changes every round"
     no_server_step = "its step would be one of dense weights"
 

@@ -22,6 +22,7 @@ class FLoRA(AdapterRule):
     """W <- W + sum_k p_k s_k B_k A_k, for all clients."""
 
     no_kept_optimizer = "A is drawn again every round"
+    no_memory = "A is drawn again every round, on another base"
     down = ""
     changes_base = True
     no_server_step = "its step would be one of dense weights"

@@ -41,6 +41,8 @@ class HetLoRA(AdapterRule):
         fits, fix = decay == 0 or (decay > 0 and gamma < 1), "give 0 or more, and a gamma below 1"
         require_argument(fits, "decay", decay, fix)
         self.gamma, self.decay = gamma, decay
+        if gamma < 1:
+            self.no_memory = "a memory would bring back ranks that a client drops"
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -9,7 +9,8 @@ It is FedAvg with the penalty `Contrast`, which says what z is. The paper's netw
 linear layers and a ReLU in between, the projection, below the linear layer that gives the logits.
 
 As in the released code, clients are weighted by samples, and with more than one previous model a
-client's last one counts again for each round that it has missed. Deviation: a pool of three or more
+client's last one counts again for each round that it has missed; one that has never trained has the
+initial model. Deviation: a pool of three or more
 holds the last models; there all but one are the same.
 """
 

@@ -7,18 +7,20 @@ Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378. Option II.
     x <- x + eta_g / |S| sum_i (y_i - x),      c <- c + 1 / N sum_i (c_i+ - c_i)
 
 Control variates start at 0. BatchNorm statistics have none, and are averaged. With momentum, which
-the paper's clients lack, c_i+ is about 1 / (1 - momentum) times their gradient.
+the paper's clients lack, c_i+ is about 1 / (1 - momentum) times their gradient. Optimizers whose
+steps are no multiples of gradients, such as Adam, are refused.
 """
 
 import torch
 from torch import Tensor
+from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.shared.one_model import OneModel
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 
 class SCAFFOLD(OneModel):
@@ -49,7 +51,7 @@ class SCAFFOLD(OneModel):
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)  # x
         self.register_buffer("c", torch.zeros_like(self.model.parameters_row))
-        self.controls = fed.keep("control")  # c_i
+        self.controls = fed.keep("control", with_server=True)  # c_i
         self.changes = fed.keep("change", durable=False)  # c_i+ - c_i
 
     @override
@@ -68,12 +70,24 @@ class SCAFFOLD(OneModel):
             self.controls[k] = self.controls.get(k, 0.0) + self.changes[k]
 
     @override
+    def session_start(self, s: SessionContext) -> None:
+        kind = type(s.group.optimizer)
+        rates = {rule["lr"] for rule in s.group.optimizer.param_groups}
+        found = kind.__name__ if len(rates) == 1 else f"{kind.__name__} of {len(rates)} rates"
+        if s.lr is None or not s.group.takes_lr:
+            found = f"{found}, whose rate is its own"
+        plain = kind is SGD and s.lr is not None and s.group.takes_lr and len(rates) == 1
+        require(plain, "model.optimizer", found, "name SGD; (x - y) / (K eta) is its mean gradient")
+
+    @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
         new = 1 - self.momentum if s.step else 1.0  # momentum repeats the rest of it
         gradient.add_(self.c - self.controls.get(s.client, 0.0), alpha=new)
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        if s.lr is None or not s.group.takes_lr:
-            raise UserError("model.optimizer", "none of known rate", "name one, such as SGD")
+        assert s.lr is not None, "checked at the start"
+        if not s.step:  # a module may skip every batch
+            self.changes[s.client] = torch.zeros_like(s.parameters)
+            return
         self.changes[s.client] = (s.received - s.parameters) / (s.step * s.lr) - self.c

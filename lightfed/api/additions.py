@@ -30,6 +30,13 @@ def check_additions(
     require(not (keep_optimizer and why), "model.keep_optimizer", f"true, but {why}", fix)
     pulls = [type(h).__name__ for h in (algorithm, *penalties) if h.overrides("proximal")]
     name = type(algorithm).__name__
+    for penalty in penalties:
+        kind = type(penalty).__name__
+        of_the_method = algorithm.local_penalty
+        twice = penalty is not of_the_method and type(of_the_method) is type(penalty)
+        require(not twice, "model.local_penalty", f"{kind}, and {name} has one of its own", fix)
+        why = algorithm.no_memory if penalty.stateful else ""
+        require(not why, "model.local_penalty", f"{kind}, but with {name} {why}", fix)
     found = f"{''.join(pulls[-1:])}, and {name} has a pull of its own"
     require(len(pulls) < 2, "model.local_penalty", found, fix)
     if policy is not None:

@@ -199,6 +199,7 @@ class Fleet:
             device=self.device,
         )
         self._inbox: dict[int, Message] = {}
+        self._uncounted: dict[int, int] = {}  # rounds of sessions that may be too late, by client
         self._exchange: Exchange | None = None
         self._outcomes = Outcomes()
         self.ledger = Ledger(self.clients)
@@ -217,6 +218,8 @@ class Fleet:
         self.training = Training(self)
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
+        for note in dict.fromkeys(state.note for state in self.groups):
+            self.warn(note)
         algorithm.setup(self)
         for penalty in self.penalties:
             penalty.setup(self)
@@ -338,17 +341,26 @@ class Fleet:
         """
         return self.base.server_model([state.name for state in self.groups], tensors)
 
-    def keep(self, name: str, *, durable: bool = True) -> Kept:
+    def keep(self, name: str, *, durable: bool = True, with_server: bool = False) -> Kept:
         """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
 
         Args:
             name: in checkpoints.
             durable: it outlives its round; see `Kept`. Stateful algorithms only.
+            with_server: the server holds a sum of it, such as the mean of all control variates.
+                Change it only for the clients that a merge returns, so that both change together;
+                sessions that are not finite leave both as they are.
         """
         assert name not in self.kept, f"{name} is kept already"
         found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
         require(self.stateful or not durable, "model.algorithm", found, fix)
-        self.kept[name] = Kept(name, place=self._place, device=self.device, durable=durable)
+        self.kept[name] = Kept(
+            name,
+            place=self._place,
+            device=self.device,
+            durable=durable,
+            with_server=with_server,
+        )
         return self.kept[name]
 
     def keep_masks(self) -> Kept:
@@ -460,10 +472,29 @@ class Fleet:
         self.metrics |= weighted_means(good)
         for penalty in self.penalties:
             penalty.trained(self, [report.client for report in good], t)
+        self._count(good, t)
         self.metrics["participants"] = float(len(reports))
         self.metrics["excluded"] = float(len(bad))
         for moment, tests in training.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
+
+    def _count(self, good: Sequence[Report], t: int) -> None:
+        """Tell penalties of sessions that the server uses, or wait until it is known which."""
+        clients = [report.client for report in good]
+        if self.clock is not None and self.clock.policy.drops_late:
+            self._uncounted |= dict.fromkeys(clients, t)
+            return
+        for penalty in self.penalties:
+            penalty.counted(self, clients, t)
+
+    def _count_waiting(self) -> None:
+        """Tell penalties of the sessions of the round that were in time."""
+        clients = self._outcomes.contributing(sorted(self._uncounted))
+        for t in sorted({*self._uncounted.values()}):
+            of_round = [client for client in clients if self._uncounted[client] == t]
+            for penalty in self.penalties:
+                penalty.counted(self, of_round, t)
+        self._uncounted = {}
 
     def _lose(self, shares: Mapping[int, float], plans: SessionPlans, t: int) -> None:
         """Count the work of clients that leave without sending it."""
@@ -488,9 +519,12 @@ class Fleet:
             self.warn(warning)
 
     def _reset(self, client: int) -> None:
-        """Reset a client of this rank to its initial values; of what it keeps, its mask remains."""
+        """Reset a client of this rank to its initial values.
+
+        Of what it keeps, its mask remains, and what the server has a part of.
+        """
         for kept in self.kept.values():
-            if kept is not self.kept.masks and kept.durable:
+            if kept is not self.kept.masks and kept.durable and not kept.with_server:
                 kept.pop(client, None)
         self.algorithm.reset_client(self, client)
         mask = self.kept.mask(client)
@@ -967,6 +1001,7 @@ class Fleet:
         self.plan = plan or self.plan
         self.training.start(waves)
         self.metrics, self.tests, self._outcomes = {}, {}, Outcomes()
+        self._uncounted = {}  # of a round that was suspended
         self.places.open_round()
         for kept in self.kept.values():
             if not kept.durable:
@@ -979,6 +1014,8 @@ class Fleet:
         sums, ends = self.ledger.close_round(), self._outcomes
         if self.clock is not None:
             sums |= self.clock.close_round(ends.silent, ends.usable)
+            ends.late = self.clock.late
+            self._count_waiting()
         return self.metrics | sums
 
     def states(self) -> Saved | None:

@@ -293,6 +293,15 @@ class FederatedDataModule(Recorded, LightningDataModule):
         """Training batches of one local epoch in round t."""
         return len(self.batch_sizes(client, t))
 
+    @property
+    def largest_batch(self) -> int:
+        """Samples of the largest training batch of any client."""
+        most = -(-int(self._trained.max(initial=1)) // self.chunks)
+        if most <= self.batch_size:
+            return most
+        # A single last sample may join a batch.
+        return self.batch_size + (self.last_batch == "join")
+
     def batch_sizes(self, client: int, t: int = 0) -> tuple[int, ...]:
         """Their numbers of samples; the first chunks may have one more."""
         least, rest = divmod(int(self._trained[client]), self.chunks)

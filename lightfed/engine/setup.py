@@ -22,7 +22,7 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.fits.hook_table import check_datamodule, vars_of
 from lightfed.fits.session_trainer import SessionHost
-from lightfed.local.client_group import GroupState, Packing
+from lightfed.local.client_group import GroupState, Packing, ignore
 from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
@@ -33,6 +33,7 @@ from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import _CallbackConnector
+from lightfed.utils.rng import seeded
 
 
 def attach_sessions(
@@ -217,8 +218,10 @@ def _trains_on_single(fleet: Fleet, data: FederatedDataModule, client: int) -> b
 
 
 def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
-    if data.task == "columns":
-        return True  # a step of the user's own: unknown
+    """Whether a group's module can train on a batch of one sample."""
+    module = state.module
+    if not isinstance(module, NetworkClient) or data.task == "columns":
+        return _steps(state, data, samples=1) or not _steps(state, data, samples=2)
     sample = blank(data, samples=1).to(state.store.device)
     try:
         with on_trial(state.module, sample.device) as trial, torch.enable_grad():
@@ -233,6 +236,21 @@ def _takes_one(state: GroupState, data: FederatedDataModule) -> bool:
         return True  # a user's module may have no forward: unknown
     except ValueError:
         return False
+    return True
+
+
+def _steps(state: GroupState, data: FederatedDataModule, *, samples: int) -> bool:
+    """Whether a module's own step takes a batch of so many samples; True if that is unknown."""
+    device = state.store.device
+    try:
+        with on_trial(state.module, device) as trial, torch.enable_grad(), seeded(0, device):
+            vars(trial).update(log=ignore, log_dict=ignore)
+            trial.train()
+            trial.training_step(data.train_batch(0, samples), 0)
+    except ValueError:
+        return False
+    except Exception:  # of the user's step, which the first session names
+        return True
     return True
 
 

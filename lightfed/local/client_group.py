@@ -18,6 +18,7 @@ from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.agreement import Gathers, agree, are_alike, is_small, warn_of_draws
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
+from lightfed.models.bypassed import AdapterCalls, call_every_layer, note_of_attention
 from lightfed.models.client_module import (
     ClientModule,
     MaskedLanguageClient,
@@ -296,6 +297,7 @@ class GroupState:
         passes: FLOPs of a sample's training, as forward passes: 3, or fewer with frozen layers.
         session: trains and evaluates; attached before the first round.
         optimizer: of sessions one after the other; attached with it.
+        note: a warning about its layers; empty for none.
         takes_lr: whether its optimiser uses the round's learning rate.
         packing: how its clients train side by side; set before they get their ranks.
         personal: (N,) elements of (P,) parameters that stay with their client; set likewise.
@@ -333,6 +335,7 @@ class GroupState:
         self.trainer = self._opened(module, host, once, seed=seed, position=position)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
+        call_every_layer(module)
         if ranks is not None and ranks.world > 1:
             same = agree(module, ranks, key=f"model.clients.{position}.model")
         if not same and ranks is not None and ranks.rank == 0:
@@ -387,6 +390,7 @@ class GroupState:
         _check_types(module, self.layout, f"model.clients.{position}.model")
         live = LiveModule(module, self.layout)
         self.initial = live.row_of_module()
+        calls = AdapterCalls(module)
         if data.task == "columns":
             self.flops, self.passes = _step_costs(module, data, position, bool(live.frozen))
         else:
@@ -395,6 +399,7 @@ class GroupState:
             if live.frozen:
                 with suppress(Exception), on_trial(module) as trial:
                     self.passes = passes(trial, blank(data, samples=2), self.flops)
+        self.note = calls.close(ran=self.flops > 0) or note_of_attention(module)
         live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import lightning.pytorch as L
+import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
@@ -38,7 +39,7 @@ class ClientSessions:
         self._runtime = Runtime()
         self._sessions: dict[int, LocalSession] = {}
         self._masked: dict[str, MaskedFlops] = {}  # by group
-        self._starts, self._ends, self._gradients, self._pulls = (
+        self._starts, self._ends, self._gradients, self._pulls, self._decays = (
             [getattr(hooks, name) for hooks in fleet.hooks if hooks.overrides(name)]
             for name in SESSION_HOOKS
         )
@@ -88,6 +89,11 @@ class ClientSessions:
             s.received = s.parameters.clone()
         for pull in self._pulls:
             s.proximal = pull(s)
+        decay = sum(weight(s) for weight in self._decays)
+        if decay:
+            s.proximal = s.proximal or Proximal(s.parameters, 0.0)
+            s.proximal.decay = torch.full_like(s.parameters, decay)
+            s.proximal.decay[state.personal] = 0.0  # no hook is about personal tensors
         if self._fleet.optimizers is not None and t >= 0:
             s.proximal = s.proximal or Proximal(s.parameters, 0.0)
             s.proximal.carries, s.proximal.momentum = True, self._fleet.optimizers.get(client)
@@ -199,7 +205,7 @@ class ClientSessions:
     def watched(self) -> bool:
         """Whether a hook, a mask or a test looks at single sessions of this round."""
         return (
-            bool(self._starts or self._ends or self._gradients or self._pulls)
+            bool(self._starts or self._ends or self._gradients or self._pulls or self._decays)
             or self._fleet.kept.masks is not None
             or self._fleet.optimizers is not None
             or any(self._fleet.plan.tested.values())

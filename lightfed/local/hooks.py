@@ -24,7 +24,13 @@ from lightfed.state.server_model import ServerModel
 from lightfed.utils.recorded import Recorded
 
 _NOTHING = torch.empty(0)
-SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
+SESSION_HOOKS = (
+    "session_start",
+    "session_end",
+    "local_gradient",
+    "proximal",
+    "decay_after_clipping",
+)
 
 
 @dataclass(eq=False)
@@ -99,6 +105,13 @@ class SessionHooks:
         """The model that a session is pulled towards; None for no pull."""
         return None
 
+    def decay_after_clipping(self, s: SessionContext) -> float:
+        """The weight of a decay of this session: times the parameters, it joins the gradient.
+
+        It does so after clipping, as the weight decay of an optimizer does.
+        """
+        return 0.0
+
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
         """Change the gradient of a batch in place; called only if overridden, before clipping.
 
@@ -124,6 +137,14 @@ class LocalPenalty(SessionHooks, Recorded):
 
     def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
         """Called after the sessions of these clients, on all ranks; their updates are finite."""
+
+    def counted(self, fed: Any, clients: Sequence[int], t: int) -> None:
+        """Called once for each session that the server uses, on all ranks.
+
+        A policy may drop sessions that come too late: then this is called at the end of a round,
+        without them. What a client remembers of a session, if the server remembers it too, is
+        changed here, so that both change together.
+        """
 
 
 class Hooks(SessionHooks, Recorded, nn.Module, ABC):
@@ -153,6 +174,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
             `model.assign` the largest that its device can train.
         devices: of the clients, unless `model.devices` names some; None: rounds take no time.
         carries: clients keep the state of their optimiser in any case (`fed.optimizers`).
+        no_memory: why clients cannot keep models or parts of an update from session to session, as
+            `LinearTerm` and `Contrast` do; empty if they can.
         no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
@@ -174,6 +197,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     devices: Devices | None = None
     carries: bool = False
     no_kept_optimizer: str = ""
+    no_memory: str = ""
     holds: str = ""
     local_penalty: LocalPenalty | None = None
 

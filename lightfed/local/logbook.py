@@ -1,6 +1,6 @@
 """Logging of a client's module in a session or an evaluation, without collectives."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from numbers import Number
 from typing import Any, ParamSpec, TypeVar
@@ -24,8 +24,9 @@ class LogBook:
     """Replaces `self.log` of a client's module by sample-weighted means, without collectives."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor | float] = {}
-        self._counts: dict[str, int] = {}
+        # Kept one by one: a running sum in the precision of the values would lose them.
+        self._values: dict[str, list[Tensor | float]] = {}
+        self._counts: dict[str, list[int]] = {}
         self._metrics: dict[str, Metric] = {}
         self.batch_size = 1
 
@@ -46,9 +47,11 @@ class LogBook:
         if not single:
             raise TypeError(f"self.log takes a number or a metric, and {name!r} is {value!r:.60}")
         count = self.batch_size if batch_size is None else batch_size
-        value = value.detach() if isinstance(value, Tensor) else value
-        self._sums[name] = self._sums.get(name, 0.0) + value * count
-        self._counts[name] = self._counts.get(name, 0) + count
+        if isinstance(value, Tensor):
+            # Copied, because a step may change it; reading it would wait for a device.
+            value = value.item() if value.is_cpu else value.detach().clone()
+        self._values.setdefault(name, []).append(value)
+        self._counts.setdefault(name, []).append(count)
 
     def log_dict(
         self, dictionary: dict[str, Any], *_: Any, batch_size: int | None = None, **options: Any
@@ -65,7 +68,9 @@ class LogBook:
 
     def close(self) -> dict[str, Tensor | float]:
         """Return the means, on their device, and clear them."""
-        means: dict[str, Tensor | float] = {n: s / self._counts[n] for n, s in self._sums.items()}
+        means: dict[str, Tensor | float] = {
+            name: weighted_mean(values, self._counts[name]) for name, values in self._values.items()
+        }
         for name, metric in self._metrics.items():
             means[name] = metric.compute()
         self.clear()
@@ -75,7 +80,23 @@ class LogBook:
         """Discard all values."""
         for metric in self._metrics.values():
             metric.reset()
-        self._sums, self._counts, self._metrics = {}, {}, {}
+        self._values, self._counts, self._metrics = {}, {}, {}
+
+
+def weighted_mean(values: Sequence[Tensor | float], counts: Sequence[int]) -> Tensor | float:
+    """The mean of numbers that stand for so many samples each, in float64.
+
+    It stays on the device of the values, because reading it would wait for the device.
+    """
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        pairs = zip(values, counts, strict=True)
+        return sum(float(value) * count for value, count in pairs) / sum(counts)
+
+    device = tensors[0].device
+    scalars = [torch.as_tensor(value, device=device).reshape(()).double() for value in values]
+    weights = torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True)
+    return (torch.stack(scalars) * weights).sum() / sum(counts)
 
 
 def check_name(name: str) -> None:

@@ -92,12 +92,15 @@ class Proximal:
             parameters without a gradient so far. For an accelerated optimiser (P,), the offset of
             its first point from the parameters. For one that keeps anything else, such as factors
             of other shapes or a counter of its own, the bytes of its whole state. None for none.
+        decay: (P,) the weights of a decay, which times the parameters joins the gradient after
+            clipping. None for none.
     """
 
     anchor: Tensor
     gamma: float
     carries: bool = False
     momentum: Tensor | None = None
+    decay: Tensor | None = None
 
 
 def views_at(values: Params, row: Tensor, other: Tensor) -> Params:
@@ -163,6 +166,7 @@ class Stepper:
         self._row, self._values = torch.empty(0), list[Tensor]()
         self._proximal: Proximal | None = None
         self._anchors: Params = []  # of the pull, as the parameters
+        self._decays: Params = []  # likewise
         self._flat: Tensor | None = None  # gradients as a row, for a hook
         self._parts: Params = []  # of it
 
@@ -176,6 +180,9 @@ class Stepper:
         self._anchors = []
         if proximal is not None and proximal.gamma:
             self._anchors = views_at(self._values, row, proximal.anchor)
+        self._decays = []
+        if proximal is not None and proximal.decay is not None:
+            self._decays = views_at(self._values, row, proximal.decay)
         self._new.restore()
         groups = self.optimizer.param_groups
         rates = [rate_of(group["lr"], self.rate, lr) for group in groups]
@@ -201,7 +208,7 @@ class Stepper:
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
         """One update from a scalar loss; the hook may change the gradient (P,) before clipping."""
         self._backward(loss)
-        if hook is not None or self._anchors or self.clipping is not None:
+        if hook is not None or self._anchors or self._decays or self.clipping is not None:
             self._adjust(hook)
         self.optimizer.step()
         for p in self._params:
@@ -282,7 +289,7 @@ class Stepper:
 
     @torch.no_grad()
     def _adjust(self, hook: GradientHook | None) -> None:
-        """Pass the gradients through the hook, the pull and clipping."""
+        """Pass the gradients through the hook, the pull, clipping and the decay."""
         used, grads = self._gradients()
         if hook is None:
             grads = separate(grads)
@@ -302,6 +309,9 @@ class Stepper:
             torch._foreach_add_(grads, away, alpha=self._proximal.gamma)
         if self.clipping is not None:
             self.clipping(grads, used)
+        if self._decays:
+            values, decays = ([part[i] for i in used] for part in (self._values, self._decays))
+            torch._foreach_addcmul_(grads, values, decays)
         for i, grad in zip(used, grads, strict=True):
             self._params[i].grad = grad
 

@@ -84,7 +84,10 @@ class PackRunner:
             contexts.append(sessions.begin(client, state, rows[lane], t))
             works.append(sessions.work(contexts[lane]))
             buffers.note(lane)
-            state.live.unbind()
+            # A hook that took a gradient, as My-1's does, has unbound the module already. Then all
+            # that it wrote lies in the row.
+            if state.live.row is not None:
+                state.live.unbind()
         work = PackWork(
             order,
             plans.side_by_side(steps, t),

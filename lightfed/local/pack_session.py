@@ -201,6 +201,7 @@ class PackSession:
                 given = pulls.added(given, used, optimizer.leaves)
                 if self._clipping is not None:
                     given = clipped(self._clipping, given, used)
+                given = pulls.decayed(given, used, optimizer.leaves)
                 for i, grad in zip(used, given, strict=True):
                     grads[i] = grad
                 optimizer.step(grads)
@@ -271,6 +272,7 @@ class _Pulls:
     def __init__(self, session: PackSession, rows: Row, work: PackWork) -> None:
         self._session, self._parameters = session, rows.floats[:, : session._span]
         self._anchors: list[Tensor] = []
+        self._decays: list[Tensor] = []
         self._pulls: list[Proximal] = []
         self.momenta: list[Tensor] | None = None
         if all(own.proximal is None for own in work.works):
@@ -282,6 +284,12 @@ class _Pulls:
             self._anchors = [part.contiguous() for part in session.parts(anchors)]
             gammas = torch.tensor([pull.gamma for pull in self._pulls])
             self._gammas = sent(gammas, anchors.device)
+        if any(pull.decay is not None for pull in self._pulls):
+            decays = torch.zeros_like(self._parameters)
+            for pull, decay in zip(self._pulls, decays, strict=True):
+                if pull.decay is not None:
+                    decay.copy_(pull.decay)
+            self._decays = [part.contiguous() for part in session.parts(decays)]
         if any(pull.momentum is not None for pull in self._pulls):
             momenta = torch.zeros_like(self._parameters)
             for pull, momentum in zip(self._pulls, momenta, strict=True):
@@ -301,6 +309,16 @@ class _Pulls:
         gammas = [self._gammas[:active].view(-1, *[1] * (x.dim() - 1)) for x in away]
         torch._foreach_mul_(away, gammas)
         return list(torch._foreach_add(grads, list(away)))
+
+    def decayed(
+        self, grads: list[Tensor], used: Sequence[int], leaves: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The gradients with the decay of the parameters."""
+        if not self._decays:
+            return grads
+        active = len(grads[0])
+        values = [leaves[i] for i in used]
+        return list(torch._foreach_addcmul(grads, values, [self._decays[i][:active] for i in used]))
 
     def keep(self) -> None:
         """Keep what the optimiser carries to the clients' next sessions."""
@@ -407,8 +425,9 @@ class PackResult:
         for name, values in logged.items():
             sizes = sent(torch.from_numpy(self.sizes[:active, step]), values.device)
             if name not in self.logged:
-                self.logged[name] = values.new_zeros(2, len(self.clients), dtype=torch.float32)
-            self.logged[name][0, :active] += values * sizes
+                # In float64: float32 stops counting samples at 2^24.
+                self.logged[name] = values.new_zeros(2, len(self.clients), dtype=torch.float64)
+            self.logged[name][0, :active] += values.double() * sizes
             self.logged[name][1, :active] += sizes
 
     @cached_property

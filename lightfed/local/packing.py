@@ -271,7 +271,7 @@ def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
         return f"{expected:.3g} clients in a round"
     convolves = any(isinstance(part, _ConvNd) for part in state.module.modules())
     limit = _BUSY_CONVOLUTIONS if convolves else _BUSY
-    if state.flops * fleet.data.batch_size > limit:
+    if state.flops * fleet.data.largest_batch > limit:
         return "one client keeps a CPU busy"
     large = 4 * state.layout.parameter_numel > _LARGE
     return "the parameters of one client fill a CPU's cache" if large else ""
@@ -282,7 +282,7 @@ def client_bytes(module: L.LightningModule, state: GroupState, data: FederatedDa
     sample = blank(data, samples=2).to(state.store.device)
     try:
         with on_trial(module, sample.device) as trial:
-            batch = data.batch_size * activation_bytes(trial, sample)
+            batch = data.largest_batch * activation_bytes(trial, sample)
     except NotImplementedError:  # no forward: only its rows are known
         batch = 0.0
     convolves = any(isinstance(part, _ConvNd) for part in module.modules())

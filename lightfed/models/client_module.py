@@ -78,12 +78,31 @@ class ClientModule(NetworkClient):
             self.log_dict(figures(x, y))
 
 
+class _Determination(R2Score):
+    """The coefficient of determination, of targets of any size and offset.
+
+    torchmetrics takes sums of squares within 1e-4 of 0 for 0, and says 1 for any predictions of
+    small targets.
+    """
+
+    @override
+    def compute(self) -> Tensor:
+        spread = self.sum_squared_error - self.sum_error * self.sum_error / self.total
+        # The rounding of a sum of squares: what is below it comes from equal targets.
+        equal = spread <= 1e-14 * self.sum_squared_error
+        perfect = self.residual == 0
+        scores = 1 - self.residual / torch.where(equal, torch.ones_like(spread), spread)
+        of_equal = perfect.to(scores.dtype)
+        return torch.where(equal, of_equal, scores).mean()
+
+
 class Regressor(NetworkClient):
     """A network that predicts numbers, as a client: it trains on the mean squared error.
 
     Evaluation reports that error as `loss`, the mean absolute error as `mae`, and the coefficient
-    of determination as `r2`, the mean over outputs, if there are two samples. All three are of the
-    whole test set, not means over batches.
+    of determination as `r2`, the mean over outputs, if there are two samples; for equal targets it
+    is 1 if all are predicted, and else 0. All three are of the whole test set, not means over
+    batches, and are summed in float64.
 
     Args:
         net: maps (B, ...) inputs to (B, outputs) numbers; targets are (B, outputs), or (B,) for a
@@ -92,7 +111,10 @@ class Regressor(NetworkClient):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self.mse, self.mae, self.r2 = MeanSquaredError(), MeanAbsoluteError(), R2Score()
+        self.mse, self.mae, self.r2 = MeanSquaredError(), MeanAbsoluteError(), _Determination()
+        # The spread of targets far from 0 is a small difference of large sums.
+        for metric in (self.mse, self.mae, self.r2):
+            metric.set_dtype(torch.float64)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -102,9 +124,9 @@ class Regressor(NetworkClient):
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         x, y = batch
-        predicted = self.net(x).view_as(y).float()
+        predicted = self.net(x).view_as(y).double()
         for name, metric in (("loss", self.mse), ("mae", self.mae), ("r2", self.r2)):
-            metric.update(predicted, y)
+            metric.update(predicted, y.double())
             if name != "r2" or self.r2.total > 1:
                 self.log(name, metric)
 

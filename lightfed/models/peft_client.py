@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -18,13 +19,15 @@ from lightfed.utils.rng import seeded
 
 Batch = dict[str, Tensor]  # of named columns
 Task = Literal["classification", "causal"]
+_IGNORED = -100  # a label that does not count
 
 
 class PeftClient(NetworkClient):
     """A frozen model of `transformers`, of which a client trains LoRA adapters of its own rank.
 
     A batch has the columns `input_ids` and `labels`, and others that the model takes, such as
-    `attention_mask`. Labels of -100 do not count. Evaluation reports the loss, of classes or of
+    `attention_mask`. Labels of -100 do not count. A training batch without any other label, such as
+    one of texts of a single token, is skipped. Evaluation reports the loss, of classes or of
     next tokens, with the accuracy or the perplexity; all are means over the whole test set.
 
     What the base does not have, such as a head, is drawn alike in all groups and for all seeds.
@@ -54,6 +57,8 @@ class PeftClient(NetworkClient):
             UserError: transformers or peft are missing, the base cannot be loaded, or peft cannot
                 add such adapters.
         """
+        fix = "give at least 1, or null for no adapters"
+        require(rank is None or rank >= 1, "rank", rank, fix)
         try:
             import transformers
 
@@ -70,8 +75,9 @@ class PeftClient(NetworkClient):
         super().__init__(net)
         self.task = task
         self.loss = MeanMetric()
+        self.loss.set_dtype(torch.float64)  # float32 stops counting tokens at 2^24
         self.accuracy = MulticlassAccuracy(
-            num_labels, average="micro", ignore_index=-100, validate_args=False
+            num_labels, average="micro", ignore_index=_IGNORED, validate_args=False
         )
 
     @override
@@ -81,13 +87,19 @@ class PeftClient(NetworkClient):
         return logits
 
     @override
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return F.cross_entropy(*self._predicted(batch))
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """The mean loss of the labels that count; None, which skips the batch, if none does."""
+        logits, labels = self._predicted(batch)
+        if not bool((labels != _IGNORED).any()):
+            return None  # texts of a single token: the mean would be no number
+        return F.cross_entropy(logits, labels, ignore_index=_IGNORED)
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         logits, labels = self._predicted(batch)
-        self.loss.update(F.cross_entropy(logits, labels), weight=(labels != -100).sum())
+        count = (labels != _IGNORED).sum()
+        total = F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum")
+        self.loss.update(total / count.clamp(min=1), weight=count)
         self.log("loss", self.loss)
         if self.task == "causal":
             self.log(LOG_PERPLEXITY, self.loss)
@@ -127,5 +139,31 @@ def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn
     """A model with adapters; `own` are peft's keys for `rank` and `alpha`."""
     from peft import LoraConfig, get_peft_model
 
+    require(isinstance(lora, dict), "lora", lora, "give keys of peft.LoraConfig and their values")
+    for theirs, ours in _OURS.items():
+        fix = f"leave it out; the client's {ours} says it"
+        require(theirs not in lora, f"lora.{theirs}", lora.get(theirs), fix)
+
     kind = "CAUSAL_LM" if task == "causal" else "SEQ_CLS"
-    return get_peft_model(net, LoraConfig(task_type=kind, **own, **lora))
+    try:
+        config = LoraConfig(task_type=kind, **own, **_with_names(lora))
+        return get_peft_model(net, config)
+    except Exception as error:  # peft checks some values, and stumbles over others
+        raise UserError("lora", reason(error), "correct it; see peft.LoraConfig") from error
+
+
+# Keys of peft.LoraConfig that are arguments of the client.
+_OURS = {"r": "rank", "lora_alpha": "alpha", "task_type": "task"}
+_NAMES = ("target_modules", "exclude_modules", "modules_to_save")
+
+
+def _with_names(lora: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration, with layers such as 0 of a Sequential by their names."""
+    found = dict(lora)
+    for key in _NAMES:
+        value = found.get(key)
+        if isinstance(value, int):
+            value = [value]
+        if isinstance(value, list | tuple | set):
+            found[key] = [str(name) if isinstance(name, int) else name for name in value]
+    return found

@@ -49,6 +49,11 @@ class Policy:
         """Whether the server waits for all."""
         return self.deadline is None and self.quorum is None and not self.over_select
 
+    @property
+    def drops_late(self) -> bool:
+        """Whether a session may come to nothing because it takes too long."""
+        return not self.waits and self.late == "drop"
+
     def check(self, sampled: int, clients: int) -> None:
         """Reject values that do not fit a federation of so many clients, some of them sampled."""
         deadline, quorum, many = self.deadline, self.quorum, self.selected(sampled)

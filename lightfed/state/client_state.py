@@ -17,7 +17,8 @@ class Kept(UserDict[int, Tensor]):
 
     The federation manages it. It is saved in checkpoints and in the journal of an interrupted
     round, and counts towards the client's stored bytes. It is stored on the device of the rows and
-    read on the compute device. Resetting a client to its initial values deletes it.
+    read on the compute device. Resetting a client to its initial values deletes it, unless it is
+    `with_server`.
 
     Args:
         name: in checkpoints.
@@ -25,14 +26,23 @@ class Kept(UserDict[int, Tensor]):
         device: on which it is read.
         durable: it outlives the round. Other state survives a restart within the round, but is
             neither checkpointed nor counted.
+        with_server: the server holds a sum of it over the clients. A reset leaves it as it is:
+            otherwise the server would keep the client's part for good.
     """
 
     def __init__(
-        self, name: str, *, place: torch.device, device: torch.device, durable: bool = True
+        self,
+        name: str,
+        *,
+        place: torch.device,
+        device: torch.device,
+        durable: bool = True,
+        with_server: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
         self.durable = durable
+        self.with_server = with_server
         self._place = place
         self._device = device
 

@@ -188,6 +188,7 @@ class LiveModule:
         self._homes = [(name, *self._home(name), tensor) for name, tensor in kept.items()]
         named = dict(module.named_parameters())
         self.frozen = {name: named[name] for name in tensors if name in named}
+        self._frozen_homes = [(*self._home(name), p) for name, p in self.frozen.items()]
         buffers = {name: b for name, b in tensors.items() if name not in named}
         self._loose = [(*self._home(name), b, b.clone()) for name, b in buffers.items()]
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
@@ -243,6 +244,11 @@ class LiveModule:
         for _, home, name, tensor in self._homes:
             if home[name] is not tensor:
                 home[name] = tensor
+        # A layer may put another tensor in the place of a frozen one: peft's attention adds its
+        # update to the weight and subtracts it again, which leaves other bits each time.
+        for home, name, frozen in self._frozen_homes:
+            if home.get(name) is not frozen:
+                home[name] = frozen
         for tensor, view in zip(self._tensors, self.views(row.floats), strict=True):
             tensor.data = view
         for tensor, entry in self._halves:

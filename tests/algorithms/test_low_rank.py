@@ -236,3 +236,19 @@ def test_adapters_of_peft_are_found() -> None:
         torch.testing.assert_close(own.scale * B @ A, update)
         assert own.weight(tensors).shape == update.shape
         assert own.base
+
+
+@pytest.mark.parametrize("before", ["highest", "high"])
+def test_the_trial_of_a_merge_leaves_no_trace(before: Any) -> None:
+    """Neither in torch's switches, which it sets for exact products, nor in the module."""
+    torch.set_float32_matmul_precision(before)
+    try:
+        made = fleet(Net, rule=FLoRA)
+        assert torch.get_float32_matmul_precision() == before
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    state = made.groups[0]
+    assert torch.equal(state.live.frozen["net.body.weight"], BASE)
+    assert state.module.training
+    run_round(made, 0)

@@ -14,6 +14,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.moon import MOON
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.penalties import Contrast
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
@@ -70,6 +71,31 @@ def test_the_first_round_is_that_of_fedavg(mu: float) -> None:
     (first, second), (average, next_average) = found
     torch.testing.assert_close(first, average)
     assert torch.allclose(second, next_average, atol=1e-5) == (mu == 0)
+
+
+def test_a_client_that_trains_late_has_held_its_initial_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the released code, whose pool has the models of all clients after every round."""
+    algorithm = MOON(pool=2)
+    fed = fleet(algorithm)
+    initial = fed.groups[0].initial.floats
+    chosen = [[1, 2], [0]]
+    monkeypatch.setattr(fed, "participants", lambda t: chosen[t])
+    net: Any = fed.groups[0].module.net
+    views = fed.groups[0].layout.floats.views
+
+    run_round(fed, 0)
+    assert len(net.frozen) == 1
+    run_round(fed, 1)  # client 0, for the first time: one round has gone by
+    assert len(net.frozen) == 2
+    name = next(iter(net.frozen[0]))
+    assert torch.equal(net.frozen[1][name], views(initial)[f"net.extractor.{name}"])
+    trained = views(fed.row(0).floats.clone())[f"net.extractor.{name}"]
+    assert isinstance(algorithm.local_penalty, Contrast)
+    kept = [views(model)[f"net.extractor.{name}"] for model in algorithm.local_penalty.previous[0]]
+    assert torch.equal(kept[0], views(initial)[f"net.extractor.{name}"])
+    assert torch.equal(kept[1], trained)
 
 
 def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:

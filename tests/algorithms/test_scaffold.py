@@ -1,12 +1,14 @@
 """SCAFFOLD against recorded runs of NIID-Bench and PFLlib, its first round, and its refusals."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch.optim import SGD
+from torch.optim import SGD, Adam, RMSprop
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
@@ -50,6 +52,22 @@ def test_the_first_round_is_that_of_fedavg() -> None:
 def test_wrong_steps_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=rf"init_args\.{next(iter(wrong))}"):
         SCAFFOLD(**wrong)  # type: ignore[arg-type]
+
+
+def two_rates(parameters: Any) -> SGD:
+    first, *others = parameters
+    return SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}])
+
+
+@pytest.mark.parametrize("optimizer", [partial(Adam, lr=0.1), partial(RMSprop, lr=0.1), two_rates])
+@pytest.mark.parametrize("algorithm", [SCAFFOLD, partial(FedNova, 0.1)])
+def test_an_optimizer_whose_updates_are_no_mean_gradients_is_refused(
+    algorithm: Any, optimizer: Any
+) -> None:
+    fed = fleet_of([ClientGroup(2, MLP)], algorithm(), random_data([4, 4]), optimizer=optimizer)
+    fed.plan = RoundPlan(lr=0.1)
+    with pytest.raises(UserError, match=r"model\.optimizer"):
+        run_round(fed, 0)
 
 
 def test_a_rate_that_is_not_known_is_refused() -> None:

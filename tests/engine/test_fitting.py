@@ -51,7 +51,8 @@ def test_groups_that_nobody_fits_are_left_out() -> None:
 
 
 def test_a_budget_of_memory() -> None:
-    roomy = Devices(memory=Uniform(5e4, 2e5))
+    """Of batches of 10 samples, the most of a client, level a takes 3,815 bytes and c 3,455."""
+    roomy = Devices(memory=Uniform(3_460, 4_200))
     groups, devices = fit(FastestFit(memory=True), levels("a", "c"), roomy)
     assert [group.level for group in groups] == ["a", "c"]
     memory = devices.of([(6, None)], seed=0)["memory"]

@@ -36,6 +36,25 @@ def test_a_log_book_takes_means_over_samples() -> None:
     assert book.close() == {}
 
 
+def test_means_keep_their_digits_beyond_what_float32_counts() -> None:
+    """A running sum in float32 would stop at 2^24 samples."""
+    book = LogBook()
+    book.batch_size = 1
+    book.log("loss", torch.tensor(1.0), batch_size=2**26)
+    for _ in range(3):
+        book.log("loss", torch.tensor(2.0**24))
+    exact = (2**26 + 3 * 2**24) / (2**26 + 3)
+    assert float(book.close()["loss"]) == pytest.approx(exact, rel=1e-12)
+
+
+def test_what_is_logged_may_change_afterwards() -> None:
+    book = LogBook()
+    value = torch.tensor(1.0)
+    book.log("value", value)
+    value.fill_(5.0)
+    assert float(book.close()["value"]) == 1.0
+
+
 def test_other_reductions_than_means_are_refused() -> None:
     book = LogBook()
     book.log("loss", 1.0, reduce_fx=torch.mean)

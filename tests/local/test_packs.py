@@ -17,7 +17,10 @@ from lightfed.distributed.placement import blocks, cut
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
+from lightfed.local.packing import client_bytes
 from lightfed.models import MLP
+from lightfed.models.build import blank
+from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
 from tests.local.packs import CASES, CLIENTS, SIZES, after, fleet, images, mlp, parts_of, vectors
 from tests.small import data_of, fit, random_data, run_round
@@ -29,7 +32,7 @@ EQUAL = [name for name in CASES if name not in DRAWS]
 # One of each kind of layer, optimiser and hook.
 QUICK = (
     "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
-    "late", "dispfl", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
+    "late", "dispfl", "my1", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
 )  # fmt: skip
 
 
@@ -117,6 +120,7 @@ class Accepts(Refuses):
     refused = ()
 
 
+@pytest.mark.pack_raises
 @pytest.mark.parametrize("broken", ["hooks", "labels"])
 def test_a_failing_client_is_named_and_the_others_train(
     broken: str, caplog: pytest.LogCaptureFixture
@@ -186,3 +190,30 @@ def test_auto_packs_small_networks_by_32(caplog: pytest.LogCaptureFixture) -> No
     off.participants = lambda t: [0, 1, 2]  # type: ignore[method-assign]
     run_round(off, 0)
     assert torch.equal(few.algorithm.model.floats, off.algorithm.model.floats)  # too few for a pack
+
+
+@pytest.mark.parametrize(("batch_size", "last", "largest"), [
+    (4, "keep", 4), (4, "join", 5), (1000, "keep", 16), (1000, "join", 16),
+])  # fmt: skip
+def test_memory_is_estimated_for_the_largest_batch_of_a_client(
+    batch_size: int, last: Any, largest: int
+) -> None:
+    source = partial(random_data, batch_size=batch_size, last_batch=last)
+    made = fleet("mlp", "off", data=source)
+    assert max(SIZES) == 16
+    assert made.data.largest_batch == largest
+    state = made.groups[0]
+    rows = 6 * 4 * state.layout.size
+    sample = activation_bytes(state.module, blank(made.data, samples=2))
+    found = client_bytes(state.module, state, made.data)
+    assert found == rows + 1.5 * largest * sample
+
+
+def test_small_clients_train_side_by_side_under_a_large_batch_size(tmp_path: Path) -> None:
+    """The samples of none fill such a batch: its memory is not needed."""
+    federation = Federation(
+        FedAvg(), [ClientGroup(4, partial(MLP, hidden=(64,)))], optimizer=partial(SGD, lr=0.1),
+        evaluate=(), side_by_side=4, pack_memory=2,
+    )  # fmt: skip
+    fit(federation, random_data([6, 5, 6, 4], batch_size=10_000), tmp_path)
+    assert federation.fleet.training.side_by_side == {"MLP": 4}

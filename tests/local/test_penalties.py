@@ -10,14 +10,23 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.depthfl import DepthFL
+from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.feddyn import FedDyn
+from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fedrolex import FedRolex
+from lightfed.algorithms.flexlora import FlexLoRA
+from lightfed.algorithms.flora import FLoRA
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.hetlora import HetLoRA
 from lightfed.algorithms.moon import MOON
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.rankmean import RankMean
 from lightfed.algorithms.scaffold import SCAFFOLD
@@ -26,6 +35,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import Contrast, LinearTerm, Pull
+from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
@@ -149,6 +159,35 @@ def test_what_makes_no_sense_is_refused(algorithm: Any, penalty: Any) -> None:
     with pytest.raises(UserError) as error:
         rows(algorithm(), penalty())
     assert error.value.key in ("model.local_penalty", "model.algorithm")
+
+
+MOVING: dict[str, tuple[Any, Any]] = {
+    "ditto": (Ditto, mlp),
+    "dispfl": (lambda: DisPFL(Ring(), rounds=3), mlp),
+    "my1": (lambda: My1(Ring(), rounds=3), mlp),
+    "my2": (lambda: My2(Ring(), rounds=3), mlp),
+    "fedexlora": (partial(FedExLoRA, adapters=NAMES), adapted),
+    "flexlora": (partial(FlexLoRA, adapters=NAMES), adapted),
+    "flora": (partial(FLoRA, adapters=NAMES), adapted),
+    "hetlora": (partial(HetLoRA, gamma=0.5, adapters=NAMES), adapted),
+    "fedrolex": (partial(FedRolex, mask=False), mlp),
+}
+
+
+@pytest.mark.parametrize("penalty", [LinearTerm, Contrast])
+@pytest.mark.parametrize("name", MOVING)
+def test_memories_of_parameters_that_change_places_are_refused(name: str, penalty: Any) -> None:
+    algorithm, model = MOVING[name]
+    with pytest.raises(UserError, match=r"LinearTerm|Contrast") as error:
+        rows(algorithm(), penalty(), model)
+    assert error.value.key == "model.local_penalty"
+
+
+@pytest.mark.parametrize("algorithm", [FedDyn, DepthFL])
+def test_a_second_memory_of_the_same_kind_is_refused(algorithm: Any) -> None:
+    with pytest.raises(UserError, match="LinearTerm") as error:
+        rows(algorithm(), LinearTerm(), partial(DepthConv, channels=(4, 4), pools=1))
+    assert error.value.key == "model.local_penalty"
 
 
 @pytest.mark.parametrize(

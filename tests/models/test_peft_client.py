@@ -27,7 +27,7 @@ from lightfed.models.peft_client import PeftClient
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
 from tests.data.tiny import documented
-from tests.small import fit
+from tests.small import Given, fit, server_row
 
 peft = pytest.importorskip("peft", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers")
@@ -187,17 +187,74 @@ def refused(key: str, kind: str = "bert", **given: Any) -> str:
 def test_what_cannot_be_adapted_is_refused(
     bases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused("", rank=0)
+    refused(".init_args.rank", rank=0)
     assert "nowhere" in refused(".init_args.base", base="nowhere")
-    assert "LORA_ALHPA" in refused("", lora={"LORA_ALHPA": 3})
-    refused("", lora={"r": 3})
-    assert "modules" in refused("", lora={"target_modules": ["nothing"]})
+    assert "LORA_ALHPA" in refused(".init_args.lora", lora={"LORA_ALHPA": 3})
+    for theirs, ours in {"r": "rank", "lora_alpha": "alpha", "task_type": "task"}.items():
+        assert ours in refused(f".init_args.lora.{theirs}", lora={theirs: 3})
+    for lora in ({"target_modules": ["nothing"]}, {"target_modules": [7]}, {"target_modules": 7}):
+        assert "modules" in refused(".init_args.lora", lora=lora)
+    refused(".init_args.lora", lora={"target_modules": ["query"], "lora_dropout": "much"})
     (tmp_path / "config.json").write_text("{}")
     refused(".init_args.base", base=str(tmp_path))
     monkeypatch.setitem(sys.modules, "peft", None)
     assert "pip install lightfed[hf]" in refused(".init_args.base")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install lightfed[hf]" in refused(".init_args.base", base=bases["bert"])
+
+
+def test_a_number_names_a_layer_of_a_sequence() -> None:
+    def sequence() -> nn.Module:
+        net = gpt2()
+        net.lm_head = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, WORDS))
+        return net
+
+    lora = {"target_modules": [0], "exclude_modules": "transformer.*"}
+    made = PeftClient(sequence, 2, task="causal", lora=lora)
+    adapted = {name.split(".lora_")[0] for name, p in made.named_parameters() if "lora_" in name}
+    assert len(adapted) == 1
+    assert adapted.pop().endswith("lm_head.0")
+
+
+def test_batches_without_a_label_that_counts_are_skipped() -> None:
+    """Texts of one token have no next one; a mean over none would be no number."""
+    module = client("gpt2", 2)().eval()
+    short = {"input_ids": torch.tensor([[3], [4]]), "labels": torch.tensor([[3], [4]])}
+    unlabelled = {"input_ids": torch.tensor([[3, 4]]), "labels": torch.full((1, 2), -100)}
+    for batch in (short, unlabelled):
+        assert module.training_step(batch, 0) is None
+        module.validation_step(batch, 0)
+    whole = {"input_ids": torch.tensor([[3, 4]]), "labels": torch.tensor([[3, 4]])}
+    loss = module.training_step(whole, 0)
+    assert loss is not None
+    module.validation_step(whole, 0)
+    assert float(module.loss.compute()) == pytest.approx(float(loss.detach()), rel=1e-6)
+
+
+def test_tokens_are_counted_beyond_float32() -> None:
+    module = client("gpt2", 2)()
+    module.loss.update(1.0, weight=2**25)
+    module.loss.update(1.0, weight=1)
+    assert float(module.loss.weight) == 2**25 + 1
+
+
+@pytest.mark.parametrize("algorithm", [lf.RankMean, lf.SCAFFOLD, lf.FedNova])
+def test_a_client_of_short_texts_gives_finite_figures(algorithm: Any, tmp_path: Path) -> None:
+    """All batches of one client are skipped, and some of the other's."""
+    texts = samples("gpt2", 8, 0)
+    for text in texts[:5]:
+        text |= {name: column[:1] for name, column in text.items()}
+    source = FromTorch(texts, samples("gpt2", 8, 1))
+    split = FederatedDataModule(source, Given([0, 1, 2, 3], [4, 5, 6, 7]), batch_size=1)
+    root = Federation(
+        algorithm(), [ClientGroup(2, client("gpt2", 2))], optimizer=partial(SGD, lr=0.1)
+    )
+    trainer = fit(root, split, tmp_path, rounds=2)
+    rounds = trainer.results.rounds
+    assert rounds["train_loss"].notna().all()
+    assert (rounds["train_loss"] > 0).all()
+    assert rounds["global/loss"].notna().all()
+    assert server_row(root).isfinite().all()
 
 
 def made() -> nn.Module:

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from lightfed.aggregation.adapters import PEFT, Adapter, adapters_of
 from lightfed.aggregation.products import Product
+from lightfed.algorithms.shared.merge_check import MergeCheck
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
@@ -186,6 +187,8 @@ class AdapterRule(Algorithm):
         for group in range(len(fed.groups)):
             fed.check_nested(self.model, group)
         if self.changes_base:
+            for state, own_adapters in zip(fed.groups, self.adapters, strict=True):
+                MergeCheck(state, own_adapters, fed.data).run(type(self).__name__)
             self.base = fed.base_model([own.base for own in self.adapters[0]])
             self.register_buffer("added", torch.zeros(len(self.starts), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))

@@ -85,6 +85,9 @@ class AspgStepper(Stepper):
                 self._gradient[run].add_(self._point[run] - anchor[run], alpha=gamma)
             self.clipping(self._parts, range(len(self._parts)))
             gamma = 0.0
+        if self._proximal is not None and self._proximal.decay is not None:
+            for run in self._runs:
+                self._gradient[run].addcmul_(self._point[run], self._proximal.decay[run])
         for run in self._runs:
             aspg_step_(
                 self._point[run], self._iterate[run], self._gradient[run], anchor[run],
