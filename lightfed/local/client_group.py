@@ -19,6 +19,7 @@ from lightfed.models.client_module import (
     NetworkClient,
     Regressor,
 )
+from lightfed.models.own_network import OwnNames
 from lightfed.simulation.devices import Device
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.frozen_base import FrozenBase
@@ -243,6 +244,7 @@ class GroupState:
         prepare: the algorithm's change to a fresh module.
 
     Attributes:
+        own: the user's network in the module.
         layout: of its rows.
         live: the one module, bound to one row at a time.
         initial: the module's initial values.
@@ -277,8 +279,10 @@ class GroupState:
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> None:
         module = group.build(data, position=position, seed=seed)
+        own = OwnNames(module)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
+        self.own = own.found_in(module)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)
         live = LiveModule(module, self.layout)
