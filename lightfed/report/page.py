@@ -141,7 +141,8 @@ def _write_list(run: Run) -> None:
                 "seed": str(one.seed),
                 "rounds": rounds_text(one),
                 "final figure": goal_text(column, one.final(column)),
-                "state": "finished" if one.finished else "not finished",
+                "state": ("finished" if one.finished else "not finished")
+                + ", of a search" * one.of_search,
                 "changed": f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}",
             }
     links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]

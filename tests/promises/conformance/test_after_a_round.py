@@ -13,6 +13,12 @@ from lightfed.utils.errors import UserError
 from tests.promises.conformance.cases import CASES
 from tests.small import has_global_model
 
+# Their clients keep rows though the class of the method says nothing of it.
+KEEPING = (
+    "devices_late", "devices_late_host", "fedavg_local_statistics", "fedbn", "fedper", "fedsalora",
+    "moon",
+)  # fmt: skip
+
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", [n for n in CASES if n != "metric_objects"])  # no forward
@@ -21,7 +27,7 @@ def test_a_model_is_planned_tuned_exported_and_predicts(
 ) -> None:
     """What is exported, and that it has the accuracy of the run, is in test_exported_models.py."""
     case = CASES[name]
-    keeps = case.algorithm().stateful or name == "fedavg_local_statistics"
+    keeps = case.algorithm().stateful or name in KEEPING
     kinds = ["global", "personal"] + ["finetuned"] * (not keeps)
     settings = {"export": ["server", "clients"], "evaluate": kinds}
     case = replace(case, federation=case.federation | settings)
