@@ -16,6 +16,7 @@ from typing_extensions import override
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments
 from lightfed.cli.errors import class_error, parser_error
+from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
@@ -51,7 +52,7 @@ def _repaired(written: Any, parsed: Any) -> Any:
     lambda. It is left out, so that the default applies again.
     """
     if isinstance(parsed, str):
-        return parsed
+        return str(parsed)
     if isinstance(written, list) and isinstance(parsed, list | tuple):
         return [_repaired(*pair) for pair in zip(written, parsed, strict=True)]
     if not isinstance(written, dict) or not isinstance(parsed, dict):
@@ -70,6 +71,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
 
     Without `runs` it only makes the trainer, the federation and the data module.
     """
+    install()
     set_parsing_settings(add_print_completion_argument=True)
     silence()
     # What libraries say of their own interfaces, too: no line of it is a user's.
