@@ -40,6 +40,11 @@ class FedAvg(Algorithm):
         super().__init__()
         self.weights: Weights = weights
         self.statistics = buffers
+        if buffers == "drop":
+            self.deployed_with = (
+                "set track_running_stats to False and running_mean and running_var to None in its "
+                "BatchNorm layers: they normalise by the batch in evaluation, too"
+            )
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:

@@ -25,6 +25,12 @@ from lightfed.models.composites.split import split
 class FedProto(ByClass):
     """L = CE(logits, y) + weight MSE(z, prototype of y)."""
 
+    deployed_with = (
+        "with `inference: prototypes`, classify a sample by the nearest to its features, the input "
+        "of the last linear layer, of the prototypes `common` that `common_seen` has, in the file "
+        "`besides`"
+    )
+
     def __init__(
         self, weight: float = 1.0, inference: Inference = "prototypes", **by_class: Any
     ) -> None:

@@ -39,6 +39,9 @@ class FjORD(Algorithm):
 
     depths = True  # narrow clients lack the statistics of larger widths
     takes_late = True
+    deployed_with = (
+        "call `nest` of the network with the algorithm's widths before you load the file"
+    )
     model: ServerModel
 
     def __init__(

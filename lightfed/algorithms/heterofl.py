@@ -40,6 +40,10 @@ class HeteroFL(Algorithm):
     label_rows = True
     side_by_side = True
     takes_late = True
+    deployed_with = (
+        "put layers of the type Scaler into training mode; with `mask`, set the logits of labels "
+        "where `absent_labels`, in the file `besides`, is true to 0"
+    )
     holds = "its slice of the global model, with batch-norm statistics of its own training data"
     model: ServerModel
 

@@ -10,13 +10,18 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
 from lightfed.cli.contest import Grid, Held, Method, Way, hold
 from lightfed.cli.shipped import with_paths
 from lightfed.cli.sweep import add_execution
+from lightfed.drawing.files import FORMATS, TABLES, listed, write_files
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.comparison import write_page
 from lightfed.report.figures import comparison_figures
@@ -35,7 +40,6 @@ _COSTS: dict[str, Callable[[float], str]] = {
 }
 UNTIL = " to target"
 Target = tuple[str, float]  # a column of metrics.csv and the value to reach
-_HEADS = ("metric", "A", "B", "B - A (95 % paired t interval)")
 
 
 class Row(NamedTuple):
@@ -43,39 +47,76 @@ class Row(NamedTuple):
 
     Attributes:
         name: a column of metrics.csv, or a cost.
-        a, b: means over the seeds; NaN if unknown.
-        difference: of B and A.
+        a, b: the finite values by seed.
+        seeds: number of compared seeds.
+        goal: the target in words, if this is a cost to it.
     """
 
     name: str
-    a: float
-    b: float
-    difference: Difference
+    a: Mapping[int, float]
+    b: Mapping[int, float]
+    seeds: int
+    goal: str = ""
+
+    @property
+    def difference(self) -> Difference:
+        """Of B and A, over the seeds that have both."""
+        return Difference.of(self.b, self.a)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every seed has both values: otherwise there is no difference to state."""
+        return len(self.difference.seeds) == self.seeds
+
+    def mean(self, of: Mapping[int, float]) -> float:
+        """Over all seeds; NaN if one has no value, because a mean of the others is another one."""
+        return mean_and_std([*of.values()])[0] if len(of) == self.seeds else math.nan
 
     @property
     def cells(self) -> tuple[str, ...]:
         """As text: the name, both means, and the difference with its interval."""
+        title = text.readable(self.name)
+        if self.goal:
+            title = f"{self.name.removesuffix(UNTIL)} to {self.goal}"
+        if not self.whole:
+            return title, self._text(self.a), self._text(self.b), text.NOTHING
+
         found = self.difference
-        a, b = (value_text(self.name, value) for value in (self.a, self.b))
         mean, low, high = (_signed(self.name, end) for end in (found.mean, found.low, found.high))
         interval = f" ({low} to {high})" if math.isfinite(found.std) else ""
-        return text.readable(self.name), a, b, mean + interval
+        return title, self._text(self.a), self._text(self.b), mean + interval
+
+    def _text(self, of: Mapping[int, float]) -> str:
+        if len(of) == self.seeds:
+            return value_text(self.name, self.mean(of))
+        if self.goal:
+            return f"reached by {len(of)} of {self.seeds}"
+        return f"finite in {len(of)} of {text.counted(self.seeds, 'seed')}"
 
     @property
-    def values(self) -> dict[str, float | None]:
-        """As numbers; None where one is unknown."""
-        found = self.difference
+    def values(self) -> dict[str, Any]:
+        """As numbers; None where one is unknown. Of a cost to the target also who reached it."""
+        found = self.difference if self.whole else Difference((), *[math.nan] * 2)
         ends = {"difference": found.mean, "low": found.low, "high": found.high}
-        both = {"a": self.a, "b": self.b, **ends}
-        return {key: value if math.isfinite(value) else None for key, value in both.items()}
+        both = {"a": self.mean(self.a), "b": self.mean(self.b), **ends}
+        numbers: dict[str, Any] = {
+            key: value if math.isfinite(value) else None for key, value in both.items()
+        }
+        if self.goal:
+            numbers["reached"] = {"a": len(self.a), "b": len(self.b), "of": self.seeds}
+        return numbers
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed compare`."""
     asked = _parser().parse_args(argv)
+    sides = [
+        ("fit", "--config", *with_paths([file]), *_sets([*asked.set, *own]))
+        for file, own in ((asked.a, asked.set_a), (asked.b, asked.set_b))
+    ]
     methods = [
-        Method(name, ("fit", "--config", *with_paths([file]), *_sets([*asked.set, *own])))
-        for name, file, own in (("A", asked.a, asked.set_a), ("B", asked.b, asked.set_b))
+        Method(name, words)
+        for name, words in zip(names_of(sides, (asked.set_a, asked.set_b)), sides, strict=True)
     ]
     target, grid = _target(asked.target), grid_of(asked.tune, asked.tune_seed)
     metric = asked.metric or (target[0] if target else None)
@@ -84,17 +125,88 @@ def main(argv: Sequence[str]) -> int:
     a, b = held.groups
     rows = rows_of(a, b, target)
     if asked.json:
-        print(json.dumps(_numbers(held, rows, methods), indent=1))
+        print(json.dumps(_numbers(held, rows, methods, target), indent=1))
         return 0
-    table = DataFrame([row.cells for row in rows], columns=_HEADS, dtype="str")
+    heads = ["metric", a.name, b.name, f"{b.name} - {a.name} (95 % paired t interval)"]
+    table = DataFrame([row.cells for row in rows], columns=heads, dtype="str")
     said = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
     said += [*held.differ, *searched(held, grid)]
-    show("compare", held, table, said, [verdict(a, b, held.metric)])
+    if target is not None:
+        said.append(f"target: {goal_of(target)}")
+    files = Files(asked.format, asked.table)
+    show("compare", held, table, said, [verdict(a, b, held.metric)], target=target, files=files)
     return 0
 
 
+def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """Names of two methods for readers: what tells their commands apart.
+
+    Their algorithms, or else their files, or else what is set for each alone.
+
+    Args:
+        sides: the words of their commands.
+        own: the `key=value` words of each alone.
+    """
+    algorithms = [_algorithm(words) for words in sides]
+    files = [Path(words[2]).stem for words in sides]
+    folders = [Path(words[2]).parent.name for words in sides]
+    sets = [", ".join(map(_last_part, words)) for words in own]
+
+    tries = [
+        algorithms,
+        [f"{algorithm} ({file})" for algorithm, file in zip(algorithms, files, strict=True)],
+        [f"{algorithm} ({folder})" for algorithm, folder in zip(algorithms, folders, strict=True)],
+        [f"{a} ({s})" if s else a for a, s in zip(algorithms, sets, strict=True)],
+    ]
+    for a, b in tries:
+        if a != b:
+            return a, b
+    return f"{algorithms[0]} A", f"{algorithms[0]} B"
+
+
+def _last_part(word: str) -> str:
+    """`model.local_epochs=2` -> `local_epochs=2`."""
+    key, sign, value = word.partition("=")
+    return key.rpartition(".")[2] + sign + value
+
+
+def _algorithm(words: Sequence[str]) -> str:
+    """The algorithm's class, as a command names it."""
+    named = ""
+    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+        text_of_file = Path(words[2]).read_text("utf-8")
+        config = yaml.safe_load(text_of_file)
+        model = config.get("model") if isinstance(config, dict) else None
+        given = model.get("algorithm") if isinstance(model, dict) else None
+        named = str(given.get("class_path", "") if isinstance(given, dict) else given or "")
+    for word in words:
+        for key in ("--model.algorithm=", "--model.algorithm.class_path="):
+            if word.startswith(key) and "{" not in word:
+                named = word.removeprefix(key)
+    return named.rpartition(".")[2] or Path(words[2]).stem
+
+
+def goal_of(target: Target) -> str:
+    """A target in words, such as `90.00 % personal accuracy`."""
+    return text.goal_text(*target)
+
+
+class Files(NamedTuple):
+    """Which files to write besides the page: formats of figures, and of tables."""
+
+    formats: Sequence[str] = ()
+    tables: Sequence[str] = ()
+
+
 def show(
-    folder: str, held: Held, table: DataFrame, said: Sequence[str], answers: Sequence[str]
+    folder: str,
+    held: Held,
+    table: DataFrame,
+    said: Sequence[str],
+    answers: Sequence[str],
+    *,
+    target: Target | None = None,
+    files: Files = Files(),  # noqa: B008
 ) -> None:
     """Print a table and answers, and write them to a page in a folder beside the runs."""
     console = new_console()
@@ -109,7 +221,13 @@ def show(
     figures = comparison_figures(held.groups, held.metric)
     search = held.search if len(held.search) else None
     said, name = [*answers, *said], f"{folder}: {held.metric}"
+    if target is not None:
+        name += f", to {goal_of(target)}"
     page = write_page(place, name, table, said, figures, search=search)
+    tables = {"comparison-table": table}
+    if search is not None:
+        tables["search"] = search
+    write_files(figures, tables, place, *files)
     print_line(console, f"page: {page}")
 
 
@@ -133,13 +251,21 @@ def rows_of(a: Group, b: Group, target: Target | None = None) -> list[Row]:
     known = [column for column in columns if all(run.has(column) for run in runs)]
     rows = [_row(name, a, b, {run: run.final(name) for run in runs}) for name in known]
     costs = {run: costs_of(run) for run in runs}
-    if target is not None:
-        column, value = target
-        for run, spent in costs.items():
-            spent |= {n + UNTIL: cost for n, cost in cost_to(value, run, column).items()}
     for name in costs[runs[0]]:
         rows.append(_row(name, a, b, {run: spent[name] for run, spent in costs.items()}))
-    return [row for row in rows if row.difference.seeds]
+    rows = [row for row in rows if row.a or row.b]
+
+    if target is not None:
+        column, value = target
+        until = {run: cost_to(value, run, column) for run in runs}
+        # A cost that no run knows, such as virtual time without devices, is left out; rounds stay,
+        # because they say who reached the target.
+        for name in until[runs[0]]:
+            costs_to_it = {run: spent[name] for run, spent in until.items()}
+            row = _row(name + UNTIL, a, b, costs_to_it, goal=goal_of(target))
+            if row.a or row.b or name == "rounds":
+                rows.append(row)
+    return rows
 
 
 def costs_of(run: Run) -> dict[str, float]:
@@ -171,7 +297,9 @@ def answer_of(
 def verdict(a: Group, b: Group, metric: str) -> str:
     """The answer in one line."""
     found, answer = answer_of(a, b, metric)
-    said = "no difference is shown" if answer == "not shown" else f"B is {answer} than A"
+    said = (
+        "no difference is shown" if answer == "not shown" else f"{b.name} is {answer} than {a.name}"
+    )
     lacks = len(a.runs) - len(found.seeds)
     without = f", {text.counted(lacks, 'seed')} without a finite value" if lacks else ""
     needed = found.seeds_needed()
@@ -198,21 +326,27 @@ def searched(held: Held, grid: Grid | None) -> list[str]:
     return [f"{keys}: the same values for each method, on {named}, by {held.metric}"]
 
 
-def _row(name: str, a: Group, b: Group, values: Mapping[Run, float]) -> Row:
-    own = [{run.seed or 0: values[run] for run in group.runs} for group in (a, b)]
-    mean_a, mean_b = (mean_and_std([*by_seed.values()])[0] for by_seed in own)
-    return Row(name, mean_a, mean_b, Difference.of(own[1], own[0]))
+def _row(name: str, a: Group, b: Group, values: Mapping[Run, float], *, goal: str = "") -> Row:
+    finite_a, finite_b = (
+        {run.seed or 0: values[run] for run in group.runs if math.isfinite(values[run])}
+        for group in (a, b)
+    )
+    return Row(name, finite_a, finite_b, len(a.runs), goal)
 
 
-def _numbers(held: Held, rows: Sequence[Row], methods: Sequence[Method]) -> dict[str, Any]:
+def _numbers(
+    held: Held, rows: Sequence[Row], methods: Sequence[Method], target: Target | None
+) -> dict[str, Any]:
     """The comparison for a program."""
     a, b = held.groups
     found, answer = answer_of(a, b, held.metric)
     return {
         "a": shlex.join(methods[0].words),
         "b": shlex.join(methods[1].words),
+        "names": {"a": a.name, "b": b.name},
         "seeds": [run.seed for run in a.runs],
         "metric": held.metric,
+        "target": None if target is None else {"metric": target[0], "value": target[1]},
         "verdict": answer,
         "seeds_needed": found.seeds_needed(),
         "rows": {row.name: row.values for row in rows},
@@ -270,6 +404,16 @@ def seeds(words: str) -> list[int]:
     return found
 
 
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """The options for files of the figures and tables."""
+    for flag, kinds, what in (
+        ("--format", FORMATS, "also write each figure as a file"),
+        ("--table", tuple(TABLES), "also write each table as a file"),
+    ):
+        words = ",".join(kinds)
+        parser.add_argument(flag, type=partial(listed, kinds), default=(), metavar=words, help=what)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed compare",
@@ -292,6 +436,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tune-seed", type=seed_list, default=[100], metavar="SEEDS", help=of_search)
     permitted = "a key in which A and B may differ, though it decides what is measured"
     add("--differ", action="extend", nargs="+", default=[], metavar="KEY", help=permitted)
+    add_files(parser)
     add("--json", action="store_true", help="print the comparison for a program")
     add_execution(parser)
     return parser

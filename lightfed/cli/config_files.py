@@ -17,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 
 from lightfed.cli.errors import annotations, base_of, class_hint, files_of, list_in_files
+from lightfed.cli.yaml_words import misread
 from lightfed.utils.errors import UserError, require
 
 _ITEM = re.compile(r"--((?:\w+\.)+?\w+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)
@@ -24,16 +25,24 @@ _LINKED = ("num_classes", "input_shape", "rate")  # of the run, if a network doe
 
 
 def check_files(words: Sequence[str]) -> None:
-    """Reject keys that a file has twice: YAML would keep the last one; names the lines."""
+    """Reject what YAML would read otherwise than it is written; names the lines.
+
+    Keys that a file has twice, of which it would keep the last one, and numbers of base 60 or with
+    leading zeros, which it would convert.
+    """
     for path in files_of(words):
         try:
             root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
-            duplicates = list(_duplicates(root, ""))
+            duplicates, numbers = list(_duplicates(root, "")), list(misread(root))
         except (yaml.YAMLError, UnicodeDecodeError):
             continue  # the parser says what is wrong
         for key, first, second in duplicates:
             lines = f"lines {first} and {second} of {path}"
             raise UserError(key, f"given twice, in {lines}", "keep one")
+        for key, written, line in numbers:
+            found = f"{written}, in line {line} of {path}, which YAML reads as another number"
+            fix = "write it in decimal without leading zeros, or a word in quotes"
+            raise UserError(key, found, fix)
 
 
 def with_items(words: Sequence[str]) -> list[str]:

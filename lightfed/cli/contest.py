@@ -5,10 +5,12 @@
 
 import hashlib
 import itertools
+import json
 import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -17,11 +19,12 @@ from pandas import DataFrame
 
 from lightfed.cli import sweep
 from lightfed.cli.wanted import Wanted
+from lightfed.drawing.files import write_file
 from lightfed.report.comparison import common_metric
 from lightfed.results import text
 from lightfed.results.groups import Group, best_of
 from lightfed.results.run import Run, read
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
@@ -121,6 +124,9 @@ def hold(
     if grid is not None:
         every = [wanted.at(seed) for wanted in chosen for seed in grid.seeds]
         found = _run(every, way, all_of_them=False)
+        for run in found:
+            if run is not None:
+                mark_as_search(run)
         metric = metric or common_metric([run for run in found if run is not None])
         search, best = _best(names, grid, found, metric)
         chosen = [chosen[len(points) * i + at] for i, at in enumerate(best)]
@@ -214,6 +220,18 @@ def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[
     whole = None not in found or not all_of_them
     require(whole, "runs", "one has not reached its limits", "run the command again")
     return found
+
+
+def mark_as_search(run: Run) -> None:
+    """Note in a run's folder that it only served to choose a setting: reports leave it out.
+
+    A folder that cannot be written is left as it is.
+    """
+    if run.of_search:
+        return
+    text_of_file = json.dumps(run.environment | {"search": True}, indent=1) + "\n"
+    with suppress(UserError):
+        write_file(run.folder / "environment.json", text_of_file.encode())
 
 
 def _submit(missing: Sequence[Wanted], way: Way) -> int:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import ArgumentError, Namespace, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments
 from lightfed.cli.errors import class_error, parser_error
+from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
@@ -26,7 +27,43 @@ from lightfed.utils.process import silence
 _COMMANDS = ("fit", "validate", "test", "partition", "groups", "plan")
 # Arguments of the trainer's methods that are objects, or that a command has no use for.
 _NOT_WORDS = "model datamodule dataloaders train_dataloaders val_dataloaders verbose weights_only"
+_EXCUSE = "Unable to serialize instance"
 _SECTIONS = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
+
+
+def as_written(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
+    """Return a configuration as its run's config.yaml has it: plain values, lists and mappings.
+
+    A run is known by these values. Those of the parser differ between a default and the same value
+    read from a file: one may be a tuple, the other a list. The checkpoint of this command is left
+    out, because a run that is made from the file later starts anew unless it names one.
+    """
+    written = yaml.safe_load(parser.dump(config, skip_none=False))
+    repaired: dict[str, Any] = _repaired(written, config.as_dict())
+    repaired.pop("ckpt_path", None)
+    return repaired
+
+
+def _repaired(written: Any, parsed: Any) -> Any:
+    """Return what jsonargparse (as of 4.53) has written, without what it could not write.
+
+    For an argument of type `Callable | str` it writes an excuse in place of a word; the word is
+    put back. An excuse for any other object belongs to a default that has no name, such as a
+    lambda. It is left out, so that the default applies again.
+    """
+    if isinstance(parsed, str):
+        return str(parsed)
+    if isinstance(written, list) and isinstance(parsed, list | tuple):
+        return [_repaired(*pair) for pair in zip(written, parsed, strict=True)]
+    if not isinstance(written, dict) or not isinstance(parsed, dict):
+        return written
+
+    kept = {}
+    for key, value in written.items():
+        is_excuse = isinstance(value, str) and value.startswith(_EXCUSE)
+        if not is_excuse or isinstance(parsed.get(key), str):
+            kept[key] = _repaired(value, parsed.get(key))
+    return kept
 
 
 def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
@@ -34,6 +71,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
 
     Without `runs` it only makes the trainer, the federation and the data module.
     """
+    install()
     set_parsing_settings(add_print_completion_argument=True)
     silence()
     # What libraries say of their own interfaces, too: no line of it is a user's.
@@ -85,7 +123,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
 
         @override
         def instantiate_classes(self) -> None:
-            options = identity(self.config[self.subcommand].as_dict())
+            given = as_written(self._parser(self.subcommand), self.config[self.subcommand])
             try:
                 super().instantiate_classes()
             except ValueError as error:
@@ -95,10 +133,9 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 raise refused from error
             trainer = cast(PreviewTrainer, self.trainer)
             if self.subcommand == "fit":
-                parser, config = self._parser("fit"), self.config["fit"]
-                trainer.config = yaml.safe_load(parser.dump(config, skip_none=False))
+                trainer.config = given
             if trainer.run_logger is not None:
-                trainer.run_logger.place.config = digest(options)
+                trainer.run_logger.place.config = digest(identity(given))
 
         @override
         def _run_subcommand(self, subcommand: str) -> None:

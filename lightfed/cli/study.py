@@ -16,11 +16,14 @@ from pandas import DataFrame
 
 from lightfed.cli.compare import (
     UNTIL,
+    Files,
     Target,
+    add_files,
     answer_of,
     costs_of,
     finals_of,
     gain_text,
+    goal_of,
     grid_of,
     searched,
     seed_list,
@@ -31,6 +34,7 @@ from lightfed.cli.compare import (
 from lightfed.cli.contest import Held, Method, Way, hold
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.sweep import add_execution
+from lightfed.drawing.files import markdown
 from lightfed.drawing.marks import file_name
 from lightfed.report.figures import seeds_note
 from lightfed.results import text
@@ -54,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser = OneLineParser("lightfed study", allow_abbrev=False, description=about)
     parser.add_argument("name", metavar="NAME", help=f"one of {known}")
     parser.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
+    add_files(parser)
     add_execution(parser)
     asked = parser.parse_args(argv)
     study = read_study(asked.name)
@@ -74,11 +79,15 @@ def main(argv: Sequence[str]) -> int:
         table = table_of(held, study["columns"], study["theirs"], target)
         claims = claims_of(held.groups, study["claims"], target)
         said = [*held.differ, *searched(held, grid)]
+        if target is not None:
+            said.append(f"target: {goal_of(target)}")
         parts.append(part(case, held, table, claims, said))
         if not asked.markdown:
             answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
             named = file_name("study", f"{asked.name}-{case}")
-            show(named, held, table, [study["title"], *said], answers)
+            files = Files(asked.format, asked.table)
+            said = [study["title"], *said]
+            show(named, held, table, said, answers, target=target, files=files)
         runs += [run for group in held.groups for run in group.runs]
     if asked.markdown:
         print(page(asked.name, study["title"], runs, parts))
@@ -128,6 +137,8 @@ def table_of(
         cells = {"method": group.label}
         for column in columns:
             head = text.readable(column)
+            if column.endswith(UNTIL) and target is not None:
+                head = f"{column.removesuffix(UNTIL)} to {goal_of(target)}"
             cells[head] = (
                 _until_text(group, column, target)
                 if column.endswith(UNTIL)
@@ -145,14 +156,13 @@ def table_of(
 
 
 def _until_text(group: Group, column: str, target: Target | None) -> str:
-    """A mean cost with half its 95 % interval, and how many seeds reached the target."""
+    """A mean cost with half its 95 % interval; how many seeds reached the target, if not all."""
     spent = [value for value in finals_of(group, column, target).values() if math.isfinite(value)]
-    if not spent:
-        return "not reached"
+    if len(spent) < len(group.runs):
+        return f"reached by {len(spent)} of {len(group.runs)}"
     mean, std = mean_and_std(spent)
     half = t_half_width(std, len(spent))
-    said = value_text(column, mean) + f" +- {value_text(column, half)}" * math.isfinite(half)
-    return said + f", {len(spent)} of {len(group.runs)} seeds" * (len(spent) < len(group.runs))
+    return value_text(column, mean) + f" +- {value_text(column, half)}" * math.isfinite(half)
 
 
 def claims_of(
@@ -191,9 +201,3 @@ def digest(name: str) -> str:
     """Of what a study's file says, whatever its comments and its layout."""
     said = json.dumps(yaml.safe_load((STUDIES / f"{name}.yaml").read_text("utf-8")), sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:12]
-
-
-def markdown(table: DataFrame) -> str:
-    """The table for a document."""
-    rows = [[*table.columns], ["---"] * table.shape[1], *table.itertuples(index=False, name=None)]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows).replace("+-", "±")

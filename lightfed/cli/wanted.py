@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
             tuple(words),
             root=logger.place.save_dir,
             name=logger.place.base,
-            options=identity(made.config["fit"].as_dict()),
+            options=identity(trainer.config),
             limits=trainer.limits,
             ranks=trainer.num_nodes * trainer.strategy.num_processes,
             values=values,

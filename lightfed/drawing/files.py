@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -15,7 +16,7 @@ from lightfed.drawing.marks import THEME, Figure, coloured
 from lightfed.utils.errors import UserError
 
 FORMATS = ("svg", "pdf", "png")
-TABLES = {"csv": "csv", "latex": "tex"}  # and the ends of their files
+TABLES = {"csv": "csv", "latex": "tex", "markdown": "md"}  # and the ends of their files
 VERSION = "6.4"  # of Vega-Lite, for the page and for files
 WIDTH = 380  # pixels of a chart
 
@@ -38,9 +39,11 @@ def picture(figure: Figure, format: str) -> bytes:
 
 
 def table_text(table: pd.DataFrame, format: str) -> str:
-    """The table as `csv` or `latex` (with booktabs); names are escaped."""
+    """The table as `csv`, `markdown` or `latex` (with booktabs); names are escaped for LaTeX."""
     if format == "csv":
         return table.to_csv(index=False, lineterminator="\n")
+    if format == "markdown":
+        return markdown(table) + "\n"
     style = table.style.hide(axis="index").format_index(escape="latex", axis="columns")
     style = style.format(
         lambda x: f"{x:.5g}" if isinstance(x, float) else _bold(str(x)), escape="latex", na_rep=""
@@ -49,6 +52,21 @@ def table_text(table: pd.DataFrame, format: str) -> str:
     text: str = style.to_latex(hrules=True, column_format=sides)
     text = re.sub(r"(?m)^([\[*])", r"{}\1", text)  # else an argument of the end of the line before
     return text.replace(" +- ", r" $\pm$ ")
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table for a document."""
+    rows = [[*table.columns], ["---"] * table.shape[1], *table.itertuples(index=False, name=None)]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows).replace("+-", "±")
+
+
+def listed(kinds: Sequence[str], text: str) -> list[str]:
+    """The words of `csv,latex`, as an argument; each is one of `kinds`."""
+    words = text.split(",")
+    for word in words:
+        if word not in kinds:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(kinds)}")
+    return words
 
 
 def _bold(cell: str) -> str:

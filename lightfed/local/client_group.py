@@ -26,6 +26,7 @@ from lightfed.models.client_module import (
     Regressor,
 )
 from lightfed.models.composites.split import evaluating
+from lightfed.models.own_network import OwnNames
 from lightfed.models.tensors import check_buffer, check_memory, check_trained, expand_buffers
 from lightfed.models.trials import on_trial
 from lightfed.simulation.devices import Device
@@ -288,6 +289,7 @@ class GroupState:
     Attributes:
         table: the hooks that its module and callbacks override.
         trainer: what the module sees as `self.trainer`; None without a Trainer and hooks.
+        own: the user's network in the module.
         layout: of its rows.
         live: the one module, bound to one row at a time.
         initial: the module's initial values.
@@ -333,6 +335,7 @@ class GroupState:
         if ranks is not None and ranks.world == 1 and not group.is_ours and is_small(module):
             same = _is_built_again(build, module)
         self.trainer = self._opened(module, host, once, seed=seed, position=position)
+        own = OwnNames(module)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
         call_every_layer(module)
@@ -340,6 +343,7 @@ class GroupState:
             same = agree(module, ranks, key=f"model.clients.{position}.model")
         if not same and ranks is not None and ranks.rank == 0:
             warn_of_draws(name, ranks=ranks.world > 1)
+        self.own = own.found_in(module)
         self.group, self.name = group, name
         with nullcontext() if self.trainer is None else self.trainer.thawed():
             self._lay_out(module, data, base, position=position, device=device)

@@ -179,6 +179,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
         holds: short description of the client's own model, for the run's page; by default that of
             the model that `models` gives by default.
+        deployed_with: what a reader of an exported file does besides loading it, where the method
+            tests models that differ from the user's network with the file's tensors.
         local_penalty: the method's own, besides `model.local_penalty`.
     """
 
@@ -199,6 +201,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     no_kept_optimizer: str = ""
     no_memory: str = ""
     holds: str = ""
+    deployed_with: str = ""
     local_penalty: LocalPenalty | None = None
 
     @abstractmethod

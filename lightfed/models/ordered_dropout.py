@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from lightfed.models.build import build_network, parameters_of
@@ -60,6 +61,9 @@ class OrderedDropout(nn.Module):
             part._parameters = {n: None for n, w in part._parameters.items() if w is None}
         for part in self.whole.modules():
             part._buffers.update(dict.fromkeys(part._buffers))
+            if isinstance(part, _BatchNorm):
+                # Otherwise torch expects a number of batches when it loads a plain file.
+                part.track_running_stats = False
 
     def at(self, p: float, x: Tensor) -> Tensor:
         """The logits of net_p."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from lightfed.drawing.files import FORMATS, TABLES
+from lightfed.drawing.files import FORMATS, TABLES, listed
 from lightfed.report.page import build, print_summary
 from lightfed.results.run import read
 from lightfed.utils.errors import OneLineParser, UserError, require
@@ -72,12 +72,5 @@ def _parser() -> argparse.ArgumentParser:
         ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
     ):
         words = ",".join(kinds)
-        add(flag, type=partial(_listed, kinds), default=(), metavar=words, help=what)
+        add(flag, type=partial(listed, kinds), default=(), metavar=words, help=what)
     return parser
-
-
-def _listed(kinds: Sequence[str], text: str) -> list[str]:
-    for word in (words := text.split(",")):
-        if word not in kinds:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(kinds)}")
-    return words

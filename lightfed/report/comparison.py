@@ -24,6 +24,7 @@ from lightfed.report.tables import (
     pivot_table,
     rounds_text,
 )
+from lightfed.results import text
 from lightfed.results.groups import common_parent, grouped, runs_of, singles
 from lightfed.results.run import Run, primary_metric, read
 from lightfed.results.text import NOTHING, is_share
@@ -74,6 +75,10 @@ def compare(
     every = [run if isinstance(run, Run) else read(run) for run in runs]
     files = list({run.folder.resolve(): run for run in every}.values())
     require(len(files) > 1, "report", f"a comparison of {len(files)} run", "name two or more runs")
+    # Runs of a search have other seeds and worse settings than those that are compared.
+    chosen = [run for run in files if not run.of_search]
+    searched = len(files) - len(chosen) if len(chosen) > 1 else 0
+    files = chosen if searched else files
     finished = [run for run in files if run.finished]
     ended = finished if len(finished) > 1 else files
     rows = grouped(ended) if group else singles(ended)
@@ -93,6 +98,8 @@ def compare(
     shared = ", ".join(f"{name} {finals[name][0]}" for name in alike)
     finals = finals.drop(columns=alike)
     said = [seeds_note(rows, std=std), f"all runs: {shared}" * bool(shared), *notes]
+    if searched:
+        said.append(f"of a search, left out: {text.counted(searched, 'run')}")
     said = [*filter(None, said), *provisos(files, counted)]
     folder = common_parent(files) / FOLDER if output is None else output
     figures = [*comparison_figures(rows, column), *study_figures(counted)]

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
 from lightfed.drawing.files import write_file, write_files
@@ -24,6 +25,7 @@ from lightfed.utils.keys import flat
 
 PAGE = "index.html"
 DETAILS = ["std over clients", "down / client", "stored / client"]  # on the page alone
+CHECKPOINT = Path("checkpoints", "last.ckpt")  # in the folder of a run
 FILES = "report"  # folder of figures and tables that were asked for
 OURS = "list of lightfed runs"  # in the list
 
@@ -46,7 +48,6 @@ def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ())
     figures, groups = [*run_figures(files), *figures_of_run(files)], client_group_table(files)
     numbers = {"final": key_figures(files), "client-groups": groups}
     write_files(figures, numbers, run / FILES, formats, tables)
-    folder, name = (shlex.quote(p.name) for p in (run.absolute().parent, run.absolute()))
     page = document(
         files.name,
         template="run.html",
@@ -55,8 +56,7 @@ def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ())
         measured=measured(files),
         rounds=rounds_text(files),
         results=numbers["final"],
-        folder=folder,
-        place=f"{folder}/{name}",
+        commands=commands(files),
         figures=figures,
         client_groups=groups,
         places=[files.client_groups.index(name) for name in groups.get("group", ())],
@@ -70,6 +70,43 @@ def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ())
     with suppress(UserError):  # the folder of the runs may be read-only
         _write_list(files)
     return run / PAGE
+
+
+def commands(run: Run) -> dict[str, str]:
+    """What a reader of the page can do next with a run: commands by their titles.
+
+    They work in the directory in which the run was started, if its configuration says where that
+    is; otherwise in the directory that holds the folder of the runs.
+    """
+    parent = _folder_of_runs(run)
+    place = parent / run.folder.absolute().name
+    checkpoint = place / CHECKPOINT
+    written = (run.folder / CHECKPOINT).exists()
+    title, command = ("Evaluate", "validate") if run.finished else ("Resume", "fit")
+    found = {}
+
+    # The checkpoint is named by its path: `last` is the newest run of this name.
+    if written and "script" in run.environment:
+        found[title] = f"trainer.{command}(federation, data, ckpt_path={str(checkpoint)!r})"
+    elif written and run.config:
+        config = str(place / "config.yaml")
+        words = ["lightfed", command, "--config", config, "--ckpt_path", str(checkpoint)]
+        found[title] = shlex.join(words)
+
+    found["Compare"] = shlex.join(["lightfed", "report", str(place), str(parent / "OTHER")])
+    return found
+
+
+def _folder_of_runs(run: Run) -> Path:
+    """The folder of all runs, as the configuration of this one names it."""
+    folder = run.folder.absolute().parent
+    with suppress(yaml.YAMLError):
+        configured = yaml.safe_load(run.config)
+        trainer = configured.get("trainer") if isinstance(configured, dict) else None
+        named = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
+        if isinstance(named, str) and Path(named).name == folder.name:
+            return Path(named)
+    return Path(folder.name)
 
 
 def print_summary(run: Path) -> None:
@@ -104,7 +141,8 @@ def _write_list(run: Run) -> None:
                 "seed": str(one.seed),
                 "rounds": rounds_text(one),
                 "final figure": goal_text(column, one.final(column)),
-                "state": "finished" if one.finished else "not finished",
+                "state": ("finished" if one.finished else "not finished")
+                + ", of a search" * one.of_search,
                 "changed": f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}",
             }
     links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]

@@ -109,8 +109,11 @@ def comparison_table(
         cost = DataFrame([totals(run) for run in row.runs]).mean()
         spent = DataFrame([cost_to(goal, run, column) for run in row.runs]).mean(skipna=False)
         rounds, time = spent["rounds"], spent[TIME]
+        reached = sum(math.isfinite(cost_to(goal, run, column)["rounds"]) for run in row.runs)
+        lacks = f"reached by {reached} of {len(row.runs)}"
+        whole = reached == len(row.runs)
         until = {
-            f"rounds to {aim}": metric_text("", rounds),
+            f"rounds to {aim}": metric_text("", rounds) if whole else lacks,
             "sent until then": text.bytes_text(spent["bytes"]),
             "compute until then": text.flops_text(spent["FLOPs"]),
         }

@@ -124,6 +124,11 @@ class Run:
         return int(self.rounds.index[-1])
 
     @property
+    def of_search(self) -> bool:
+        """Whether the run only served to choose a setting, as `compare --tune` does."""
+        return bool(self.environment.get("search"))
+
+    @property
     def finished(self) -> bool:
         """Whether the run has ended, perhaps early; True for a run that recorded neither.
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -26,6 +25,7 @@ from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import FULL, DiskError, UserError, repair, require, tracebacks
 from lightfed.utils.keys import COLUMNS
 from lightfed.utils.stopwatch import Part
+from lightfed.utils.yaml_text import config_text
 
 _TABLES = ("metrics", "clients", "timings")
 _KEPT = " and run the same command again; a checkpoint that is there is complete"
@@ -162,7 +162,7 @@ class RunLogger(Logger):
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Write the whole configuration to config.yaml, and what a user logs to hparams.yaml."""
         given = dict(params if isinstance(params, Mapping) else vars(params))
-        text = yaml.safe_dump(given, sort_keys=False)
+        text = config_text(given)
         name = CONFIG if {"trainer", "model", "data"} <= given.keys() else "hparams.yaml"
         write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 

@@ -194,7 +194,7 @@ def terms(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested mappings and lists, by their dotted keys; an empty one is a value."""
-    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    parts = dict(enumerate(value)) if isinstance(value, list | tuple) else value
     if not isinstance(parts, Mapping) or not parts:
         yield path, value
         return

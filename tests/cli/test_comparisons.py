@@ -50,6 +50,12 @@ def wanted_of(file: str, *words: str) -> Wanted:
     return Wanted.of(["fit", "--config", file, *words])
 
 
+def value_of(word: str) -> str:
+    """The last part of a key, with its value."""
+    key, _, value = word.partition("=")
+    return f"{key.rpartition('.')[2]}={value}"
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -74,8 +80,8 @@ def test_unequal_terms_are_refused_with_both_values(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lightfed: error: {key}")
-    assert " for A, " in line
-    assert " for B" in line
+    assert " for FedAvg, " in line
+    assert line.split(";")[0].endswith(f" for FedAvg ({', '.join(value_of(w) for w in words)})")
     assert not (folder / "runs").exists()
 
 
@@ -151,10 +157,13 @@ def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):  # nothing is missing: the same table, and a page
         main(["compare", "run.yaml", "run.yaml", *words, "--target", "train_loss<=2.5"])
     out = capsys.readouterr().out
-    assert "B is better than A: train loss" in out
-    assert "rounds to target" in out
+    assert "FedAvg (local_epochs=4) is better than FedAvg: train loss" in out
+    assert "rounds to 2.5 train loss" in out
     assert len(list((folder / "runs").glob("*/metrics.csv"))) == len(runs)
-    assert "B is better" in (folder / "runs" / "compare" / "comparison.html").read_text()
+    assert (
+        "FedAvg (local_epochs=4) is better"
+        in (folder / "runs" / "compare" / "comparison.html").read_text()
+    )
 
 
 def test_a_null_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +238,7 @@ def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:
     assert "no difference is shown" in (said := compare.verdict(a, b, "global/accuracy"))
     assert "1 seed without a finite value" in said
     better = compare.verdict(a, group("c", (0.8, 0.8, 0.8)), "global/accuracy")
-    assert better.startswith("B is better than A: global accuracy +29.67 points")
+    assert better.startswith("c is better than a: global accuracy +29.67 points")
 
 
 def test_a_cost_to_a_target_is_that_of_the_round_that_reached_it(tmp_path: Path) -> None:
@@ -257,6 +266,84 @@ def test_a_cost_to_a_target_is_that_of_the_round_that_reached_it(tmp_path: Path)
     assert compare.answer_of(slow, fast, column, target)[1] == "better"
     found, answer = compare.answer_of(never, fast, column, target)
     assert (answer, compare.gain_text(found, column)) == ("not shown", "no seed has both values")
+
+
+def reaching(folder: Path, name: str, finals: Sequence[float]) -> Group:
+    """A method with a run for each seed, whose accuracy ends as given."""
+    folders = [
+        write_run(
+            folder / f"{name}{seed}",
+            metrics={"global/accuracy": (0.1, final), "seconds": (1.0, 1.0 + seed)},
+            environment={**ENVIRONMENT, "seed": seed, "rounds": 2},
+            evaluations=None,
+            counts=None,
+        )
+        for seed, final in enumerate(finals)
+    ]
+    return Group(name, tuple(read(folder) for folder in folders))
+
+
+def test_a_cost_to_a_target_has_a_mean_only_where_all_seeds_reach_it(tmp_path: Path) -> None:
+    """The mean of the one seed that reached it would be compared with that of all three."""
+    a = reaching(tmp_path, "a", (0.6, 0.7, 0.8))
+    b = reaching(tmp_path, "b", (0.2, 0.9, 0.2))
+    rows = {row.name: row for row in compare.rows_of(a, b, ("global/accuracy", 0.5))}
+    row = rows["seconds to target"]
+    title, of_a, of_b, difference = row.cells
+    assert title == "seconds to 50.00 % global accuracy"
+    assert (of_a, of_b, difference) == ("3.00 s", "reached by 1 of 3", "-")
+    assert row.values["reached"] == {"a": 3, "b": 1, "of": 3}
+    assert row.values["a"] == 3.0
+    assert [row.values[key] for key in ("b", "difference", "low", "high")] == [None] * 4
+
+    nobody = compare.rows_of(b, b, ("global/accuracy", 0.95))
+    (rounds,) = [row for row in nobody if row.name == "rounds to target"]
+    assert rounds.cells[1:] == ("reached by 0 of 3", "reached by 0 of 3", "-")
+
+
+def test_a_metric_has_a_mean_only_where_all_seeds_have_a_finite_value(tmp_path: Path) -> None:
+    a = reaching(tmp_path, "a", (0.6, 0.7, 0.8))
+    b = reaching(tmp_path, "b", (0.6, float("inf"), 0.8))
+    rows = {row.name: row for row in compare.rows_of(a, b)}
+    assert rows["global/accuracy"].cells[1:] == ("70.00 %", "finite in 2 of 3 seeds", "-")
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        (((), ("model.algorithm=FedProx",)), ("FedAvg", "FedProx")),
+        (((), ("model.local_epochs=2",)), ("FedAvg", "FedAvg (local_epochs=2)")),
+        (((), ()), ("FedAvg A", "FedAvg B")),
+    ],
+)
+def test_methods_are_named_by_what_tells_them_apart(
+    own: tuple[tuple[str, ...], ...], names: tuple[str, str], folder: Path
+) -> None:
+    sides = [("fit", "--config", "run.yaml", *(f"--{word}" for word in words)) for words in own]
+    assert compare.names_of(sides, own) == names
+
+
+def test_runs_of_a_search_are_left_out_of_reports(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"]
+    words += ["--set-b", "model.local_epochs=2", "--tune", "model.optimizer.lr=.1,.2"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--table", "latex,csv,markdown", "--format", "pdf"])
+    assert ended.value.code == 0
+    place = folder / "runs" / "compare"
+    assert "FedAvg (local" in (place / "comparison-table.md").read_text()
+    assert (place / "comparison-table.tex").is_file()
+    assert (place / "comparison-table.csv").is_file()
+    assert list(place.glob("*.pdf"))
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "--compare", "runs", "--table", "csv"])
+    assert ended.value.code == 0
+    assert "of a search, left out: 4 runs" in capsys.readouterr().out
+    clients = (folder / "runs" / "comparison" / "clients.csv").read_text()
+    assert ",100," not in clients
 
 
 STUDY: dict[str, Any] = {

@@ -1,15 +1,24 @@
 """Every configuration parses and trains a round; the README's commands run."""
 
+import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentParser
+from torch import nn
 
 from lightfed.cli import command_line as cli
+from lightfed.cli.catalog import walked_once
+from lightfed.cli.federation_cli import as_written
+from lightfed.report.page import commands
+from lightfed.results.run import read
+from lightfed.utils.keys import digest, identity
 from tests.configs.test_sweeps import parser
 from tests.data.tiny import (
     ag_news,
@@ -168,18 +177,106 @@ def test_every_configuration_parses(config: Path, parser: ArgumentParser) -> Non
     assert parser.parse_args(["fit", "--config", str(config)]).subcommand == "fit"
 
 
-@pytest.mark.parametrize("config", trained())
-def test_every_configuration_trains_a_round(
-    config: Path,
-    files: Path,
-    sources: dict[str, list[Path]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(scope="module")
+def fit(parser: ArgumentParser) -> ArgumentParser:
+    """The parser of `lightfed fit` alone."""
+    assert parser._subcommands_action is not None
+    (found,) = parser._subcommands_action._name_parser_map.values()
+    return found
+
+
+def without_twins(config: Path) -> dict[str, Any]:
+    """A configuration with one client group of each network: further ones only take time."""
+    whole: dict[str, Any] = yaml.safe_load(config.read_text())
+    groups = {}
+    for group in whole["model"]["clients"]:
+        kind = str(group["model"]).partition("init_args")[0], *sorted(group)
+        groups.setdefault(kind, group)
+    whole["model"]["clients"] = list(groups.values())
+    return whole
+
+
+def test_the_file_that_a_run_writes_is_that_run(fit: ArgumentParser, tmp_path: Path) -> None:
+    """Each configuration and the config.yaml of its run have one digest: `last` finds the run."""
+    path = tmp_path / "config.yaml"
+
+    def recorded(config: dict[str, Any]) -> dict[str, Any]:
+        path.write_text(yaml.safe_dump(config))
+        return as_written(fit, fit.parse_path(str(path)))
+
+    with walked_once():
+        for config in CONFIGS:
+            of_run = recorded(without_twins(config))
+            of_file = recorded(of_run)
+            assert identity(of_file) == identity(of_run), config
+            assert digest(identity(of_file)) == digest(identity(of_run)), config
+
+
+class Unnamed(nn.Module):
+    """A network whose arguments jsonargparse cannot write: a word beside a class, and a lambda."""
+
+    def __init__(
+        self,
+        base: Callable[[], nn.Module] | str,
+        activation: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+    ) -> None:
+        raise NotImplementedError
+
+
+def test_what_cannot_be_written_is_left_to_its_default(fit: ArgumentParser, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    config = without_twins(ROOT / "configs" / "quickstart.yaml")
+    network = {"class_path": f"{__name__}.Unnamed", "init_args": {"base": "some/folder"}}
+    config["model"]["clients"][0]["model"] = network
+    path.write_text(yaml.safe_dump(config))
+    written = as_written(fit, fit.parse_path(str(path)))
+    assert written["model"]["clients"][0]["model"] == network
+
+
+def test_the_file_of_a_resumed_run_names_no_checkpoint(fit: ArgumentParser) -> None:
+    words = ["--config", str(ROOT / "configs/quickstart.yaml"), "--ckpt_path", "last"]
+    assert "ckpt_path" not in as_written(fit, fit.parse_args(words))
+
+
+@pytest.fixture
+def at_hand(
+    files: Path, sources: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(config)
+    """The data of all configurations are there, and runs go to the folder of the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
     monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+
+
+@pytest.mark.matrix
+@pytest.mark.usefixtures("at_hand")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_configuration_resumes_by_the_file_that_its_run_wrote(
+    config: Path, files: Path, tmp_path: Path
+) -> None:
+    """By the newest run of its name, and by the command that its page shows."""
+    needs(config)
+    folder = tmp_path / "runs" / config.stem
+    lightfed("fit", "--config", *small(config, files, tmp_path))
+    again = ["fit", "--config", f"runs/{config.stem}/config.yaml", "--ckpt_path", "last"]
+    lightfed(*again, "--trainer.max_epochs=2")
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [config.stem]
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+
+    environment = json.loads((folder / "environment.json").read_text())
+    assert "reconfigured" not in environment
+    del environment["finished"]
+    (folder / "environment.json").write_text(json.dumps(environment | {"rounds": 3}))
+    resume = shlex.split(commands(read(folder))["Resume"])
+    lightfed(*resume[1:], "--trainer.max_epochs=3")
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [config.stem]
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.usefixtures("at_hand")
+@pytest.mark.parametrize("config", trained())
+def test_every_configuration_trains_a_round(config: Path, files: Path, tmp_path: Path) -> None:
+    needs(config)
     lightfed("fit", "--config", *small(config, files, tmp_path))
     folder = tmp_path / "runs" / config.stem
     assert len((folder / "metrics.csv").read_text().splitlines()) == 2

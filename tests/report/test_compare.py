@@ -110,7 +110,7 @@ def test_what_a_target_cost_is_a_mean_over_seeds_that_all_reached_it(tmp_path: P
     rows = ReadPage(compare(runs, target=0.8)).table("run")
     names = ("rounds to 80.00 % global accuracy", "sent until then", "compute until then")
     assert [rows["x"][name] for name in names] == ["2.5", "400 B", "2.50 kFLOPs"]
-    assert [rows["y"][name] for name in names] == ["-", "-", "-"]
+    assert [rows["y"][name] for name in names] == ["reached by 1 of 2", "-", "-"]
 
 
 def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(

@@ -2,6 +2,7 @@
 
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,12 +96,49 @@ def test_title_line_configuration_and_environment(page: ReadPage) -> None:
     assert not any(key.startswith("experiment") for key in environment)
 
 
-def test_the_commands_that_resume_and_compare_it(tmp_path: Path) -> None:
-    page = ReadPage(build(write_run(tmp_path / "my runs" / "run")))
+def with_checkpoint(folder: Path, **environment: Any) -> Path:
+    """A run that has a checkpoint, though an empty one."""
+    run = write_run(folder, environment=ENVIRONMENT | environment)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "last.ckpt").touch()
+    return run
+
+
+def test_the_commands_that_evaluate_and_compare_a_finished_run(tmp_path: Path) -> None:
+    page = ReadPage(build(with_checkpoint(tmp_path / "my runs" / "run")))
     assert "After round 3, on test samples of Digits." in unescape(page.source)
-    resume, compare = page.codes
-    assert resume == "lightfed fit --config 'my runs'/run/config.yaml --ckpt_path last"
-    assert compare == "lightfed report 'my runs'/run 'my runs'/OTHER"
+    evaluate, compare = map(unescape, page.codes)
+    config, checkpoint = "'my runs/run/config.yaml'", "'my runs/run/checkpoints/last.ckpt'"
+    assert evaluate == f"lightfed validate --config {config} --ckpt_path {checkpoint}"
+    assert compare == "lightfed report 'my runs/run' 'my runs/OTHER'"
+    assert "Resume" not in page.source
+
+
+def test_the_command_that_resumes_a_stopped_run(tmp_path: Path) -> None:
+    page = ReadPage(build(with_checkpoint(tmp_path / "runs" / "run-2", rounds=9)))
+    resume = (
+        "lightfed fit --config runs/run-2/config.yaml --ckpt_path runs/run-2/checkpoints/last.ckpt"
+    )
+    assert page.codes[0] == resume
+    assert "<dt>Resume</dt>" in page.source
+
+
+def test_a_script_resumes_from_python(tmp_path: Path) -> None:
+    page = ReadPage(build(with_checkpoint(tmp_path / "runs" / "run", rounds=9, script="abc")))
+    resume = "trainer.fit(federation, data, ckpt_path='runs/run/checkpoints/last.ckpt')"
+    assert unescape(page.codes[0]) == resume
+
+
+def test_the_commands_work_where_the_run_was_started(tmp_path: Path) -> None:
+    folder = with_checkpoint(tmp_path / "out" / "runs" / "run")
+    (folder / "config.yaml").write_text("trainer:\n  default_root_dir: out/runs\n")
+    page = ReadPage(build(folder))
+    assert page.codes[1] == "lightfed report out/runs/run out/runs/OTHER"
+
+
+def test_a_run_without_a_checkpoint_does_not_say_how_to_resume(tmp_path: Path) -> None:
+    page = ReadPage(build(write_run(tmp_path / "runs" / "run")))
+    assert page.codes == ["lightfed report runs/run runs/OTHER"]
 
 
 @pytest.mark.parametrize("missing", ["clients.csv", "partition.npz"])
