@@ -20,13 +20,14 @@ from lightfed.algorithms.shared.prototypes import ByClass
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites.prototype import ClassClient, FedProtoClient, Inference
 from lightfed.models.composites.split import split
+from lightfed.utils.bounds import Weight
 
 
 class FedProto(ByClass):
     """L = CE(logits, y) + weight MSE(z, prototype of y)."""
 
     def __init__(
-        self, weight: float = 1.0, inference: Inference = "prototypes", **by_class: Any
+        self, weight: Weight = 1.0, inference: Inference = "prototypes", **by_class: Any
     ) -> None:
         """Prototypes.
 

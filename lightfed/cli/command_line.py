@@ -8,7 +8,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
 from lightfed.utils import __version__
-from lightfed.utils.errors import UserError, of_users_code
+from lightfed.utils.errors import Exited, UserError, is_raised_by_user, of_users_code
 from lightfed.utils.process import (
     drop_output,
     imports_begin,
@@ -110,6 +110,11 @@ def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "Ligh
         imports_end()
         return command_line(given, runs=runs)
     except UserError:
+        raise
+    except SystemExit as leaving:
+        # The parser ends the process after --help; a user's file must not do so unnoticed.
+        if is_raised_by_user(leaving):
+            raise Exited.by(leaving, when="before anything has run") from leaving
         raise
     except Exception as error:
         from lightfed.cli.errors import run_error

@@ -130,6 +130,10 @@ def _outcome(wanted: Wanted, process: BaseProcess, log: Path, seconds: float) ->
     process.join()
     code = process.exitcode or 0
     status = 128 - code if code < 0 else code
+    if not status and wanted.finished() is None:
+        # What runs in the child may end it at once, as os._exit(0) does, and nobody hears of it.
+        found = "the process ended with status 0, and the run has not reached its limits"
+        return Outcome(wanted, 1, seconds, f"{found} (output: {log})")
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
     if not status or ours:

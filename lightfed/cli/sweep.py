@@ -117,8 +117,7 @@ def _line_of(outcome: Outcome) -> str:
     wanted, folder = outcome.wanted, outcome.wanted.finished()
     if outcome.status:
         return f"{wanted.name}: failed with status {outcome.status}: {outcome.said}"
-    if folder is None:
-        return f"{wanted.name}: ended, but its folder is not marked as finished"
+    assert folder is not None, "status 0 is that of a finished run"
     one = read(folder)
     column = primary_metric(one)
     when = f"finished in {seconds_text(outcome.seconds)}" if outcome.seconds else "was finished"
@@ -141,6 +140,9 @@ def _become(wanted: Wanted) -> int:
             wanted.diverged.parent.mkdir(parents=True, exist_ok=True)
             wanted.diverged.touch()
         raise
+    if wanted.finished() is None:
+        found = "the command ended, and the run has not reached its limits"
+        raise UserError(wanted.name, found, "run the same command again")
     return 0
 
 

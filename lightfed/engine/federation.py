@@ -29,7 +29,7 @@ from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.simulation.devices import Devices
 from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import NoEnd, UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
@@ -270,7 +270,8 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def validation_step(self, batch: int, batch_idx: int) -> None:
-        self.evaluation.run(batch)
+        with NoEnd("an evaluation"):
+            self.evaluation.run(batch)
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -294,7 +295,7 @@ class Federation(Recorded, L.LightningModule):
         if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
             return None
         rows = fleet.deployed(client)
-        with rows.bound(rows.clients[0]) as module:
+        with NoEnd("a prediction"), rows.bound(rows.clients[0]) as module:
             if is_overridden("predict_step", module):
                 return module.predict_step(batch, *args)
             # The module's own `forward`, without the labels.

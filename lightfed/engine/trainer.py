@@ -211,7 +211,8 @@ class FederatedTrainer(RunTrainer):
         logger = self.run_logger
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
-                super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
+                with self.no_exit():
+                    super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except Interrupted as ended:
                 requeue.leave(ended, first=self.is_global_zero)
             self.strategy.barrier()  # a rank may have failed in its last hook
@@ -229,7 +230,9 @@ class FederatedTrainer(RunTrainer):
             **kwargs: likewise.
         """
         self._check_launch(args, kwargs)
-        return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            return super().validate(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
 
     @override
     @silenced()
@@ -242,7 +245,9 @@ class FederatedTrainer(RunTrainer):
             **kwargs: likewise.
         """
         self._check_launch(args, kwargs)
-        return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            return super().test(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
 
     @override
     @silenced()
@@ -269,7 +274,9 @@ class FederatedTrainer(RunTrainer):
             raise UserError("predict", found, "give a number from 0")
         federation.predicts = client
         self._check_launch(args, kwargs)
-        outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            outputs = super().predict(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
         (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
         return found
 
