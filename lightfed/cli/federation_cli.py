@@ -29,6 +29,26 @@ _NOT_WORDS = "model datamodule dataloaders train_dataloaders val_dataloaders ver
 _SECTIONS = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
 
 
+def written(parser: LightningArgumentParser, config: Namespace) -> dict[str, Any]:
+    """A configuration as primitives, from which the parser makes the same one again.
+
+    The parser (as of 4.53) takes a text of an argument that is a function or a text, such as the
+    folder of a model, for a function that it cannot write.
+    """
+    found: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
+    return dict(_with_texts(found, config.as_dict()))
+
+
+def _with_texts(dumped: Any, given: Any) -> Any:
+    """The dumped value, with the given one where the parser has written an excuse for a text."""
+    if isinstance(dumped, dict) and isinstance(given, dict):
+        return {name: _with_texts(value, given.get(name)) for name, value in dumped.items()}
+    if isinstance(dumped, list) and isinstance(given, list | tuple) and len(dumped) == len(given):
+        return [_with_texts(*pair) for pair in zip(dumped, given, strict=True)]
+    unwritten = isinstance(given, str) and dumped == f"Unable to serialize instance {given}"
+    return given if unwritten else dumped
+
+
 def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
     """Run a command; `arguments` are its words, None for those of this process.
 
@@ -95,8 +115,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 raise refused from error
             trainer = cast(PreviewTrainer, self.trainer)
             if self.subcommand == "fit":
-                parser, config = self._parser("fit"), self.config["fit"]
-                trainer.config = yaml.safe_load(parser.dump(config, skip_none=False))
+                trainer.config = written(self._parser("fit"), self.config["fit"])
             if trainer.run_logger is not None:
                 trainer.run_logger.place.config = digest(options)
 

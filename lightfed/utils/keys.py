@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from inspect import isclass, isfunction
 from typing import Any, Literal, NamedTuple, cast
 
 # What depends on a key. `result`: what a round computes. `seed`: likewise, but runs that differ in
@@ -160,9 +161,16 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key_of(key).role in ("result", "seed")}
 
 
+def _named(value: Any) -> str:
+    """A text of an object that every process gives alike: not its address, which no other has."""
+    if isclass(value) or isfunction(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return re.sub(" at 0x[0-9a-f]+", "", str(value))
+
+
 def digest(value: Any) -> str:
     """Of anything that JSON can write: 16 hexadecimal digits."""
-    text = json.dumps(value, sort_keys=True, default=str)
+    text = json.dumps(value, sort_keys=True, default=_named)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -194,7 +202,8 @@ def terms(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested mappings and lists, by their dotted keys; an empty one is a value."""
-    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    # A default that is a tuple is written as a list: a run's own file describes the same run.
+    parts = dict(enumerate(value)) if isinstance(value, list | tuple) else value
     if not isinstance(parts, Mapping) or not parts:
         yield path, value
         return
