@@ -16,10 +16,11 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
 from lightfed.runs import run_lock
 from lightfed.runs.checkpoint import JOURNAL
+from lightfed.utils import record
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.record import read_record
 
-_ENVIRONMENT = "environment.json"
 CONFIG = "config.yaml"
 _in_this_process: set[Path] = set()  # folders that runs of this process have written to
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class RunFolder:
         Raises TakenOver, or an OSError.
         """
         run_lock.check(self.path)
-        known = [self.path / name for name in (_ENVIRONMENT, run_lock.OWNER)]
+        known = [self.path / name for name in (record.NAME, run_lock.OWNER)]
         if self._owned and not any(path.exists() for path in known):
             raise FileNotFoundError(errno.ENOENT, "it was removed during the run", str(self.path))
 
@@ -167,7 +168,7 @@ class RunFolder:
         the checkpoint holds what must agree.
         """
         candidates = self._candidates()
-        alike = [f for f in candidates if self._is_alike(read_environment(f))]
+        alike = [f for f in candidates if self._is_alike(read_record(f))]
         chosen = alike or ([] if trains else candidates)
         if chosen:
             return self.resume_from(_last(max(chosen, key=_age)))
@@ -186,7 +187,7 @@ class RunFolder:
         if here and path.parent.name == "checkpoints":
             self.name = folder.name
             self.resumed = True
-            recorded = read_environment(folder)
+            recorded = read_record(folder)
             self._warns = bool(recorded) and not self._is_alike(recorded)
             self._reconfigured = self._warns or bool(recorded.get("reconfigured"))
         return path
@@ -203,12 +204,12 @@ class RunFolder:
     def _candidates(self) -> list[Path]:
         """Folders of this name that hold a checkpoint."""
         folders = self.save_dir.glob(f"{glob.escape(self.base)}*")
-        alike = (f for f in folders if read_environment(f).get("name") == self.base)
+        alike = (f for f in folders if read_record(f).get("name") == self.base)
         return [folder for folder in alike if _last(folder).is_file()]
 
     def _is_own(self, folder: Path) -> bool:
         """Whether this job created or resumed it, with this configuration."""
-        recorded = read_environment(folder)
+        recorded = read_record(folder)
         if self._job is None or recorded.get("job") != self._job.key:
             return False
         ours = recorded.get("name") == self.base and recorded.get("config") == self.config
@@ -224,14 +225,14 @@ class RunFolder:
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
         """Record that the run has finished; see `finished_rounds`."""
         finished = {"rounds": rounds, "limits": dict(limits)}
-        _write(self.path, read_environment(self.path) | {"finished": finished})
+        _write(self.path, read_record(self.path) | {"finished": finished})
 
     def finished_rounds(self, limits: Mapping[str, Any]) -> int | None:
         """The number of rounds after which this job has finished the run; None if it has not.
 
         If the limits of this run, as primitives, have changed, it is not finished.
         """
-        recorded: Any = read_environment(self.path).get("finished") if self._own else None
+        recorded: Any = read_record(self.path).get("finished") if self._own else None
         same = recorded is not None and recorded["limits"] == dict(limits)
         return int(recorded["rounds"]) if same else None
 
@@ -241,15 +242,6 @@ class RunFolder:
         recorded = {"name": self.base, "config": self.config, "script": self.script, "job": job}
         recorded["reconfigured"] = "yes" if self._reconfigured else None
         return {key: value for key, value in recorded.items() if value is not None}
-
-
-def read_environment(folder: Path) -> dict[str, Any]:
-    """Read a run folder's environment.json; empty if it is missing or unreadable."""
-    try:
-        recorded = json.loads((folder / _ENVIRONMENT).read_text())
-    except (OSError, ValueError):
-        return {}
-    return recorded if isinstance(recorded, dict) else {}
 
 
 def check_name(key: str, name: str) -> None:
@@ -274,4 +266,4 @@ def _warn(message: str, *args: Any) -> None:
 
 def _write(folder: Path, recorded: Mapping[str, Any]) -> None:
     content = json.dumps(recorded, indent=1, default=str) + "\n"
-    write_atomically(folder / _ENVIRONMENT, lambda file: file.write(content.encode()))
+    write_atomically(folder / record.NAME, lambda file: file.write(content.encode()))
