@@ -113,8 +113,10 @@ def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "Ligh
         raise
     except SystemExit as leaving:
         # The parser ends the process after --help; a user's file must not do so unnoticed.
-        if is_raised_by_user(leaving):
-            raise Exited.by(leaving, when="before anything has run") from leaving
+        moments = getattr(leaving, "__notes__", [])
+        if moments or is_raised_by_user(leaving):
+            when = moments[0] if moments else "before anything has run"
+            raise Exited.by(leaving, when=when) from leaving
         raise
     except Exception as error:
         from lightfed.cli.errors import run_error

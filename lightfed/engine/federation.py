@@ -26,18 +26,17 @@ from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
+from lightfed.runs.federation_state import FINGERPRINT, METRICS
 from lightfed.simulation.devices import Devices
 from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import NoEnd, UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
 F = TypeVar("F", bound=Fleet)
-
-_FINGERPRINT = "lightfed_fingerprint"
-_METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
 
 
 class Federation(Recorded, L.LightningModule):
@@ -322,14 +321,18 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[_FINGERPRINT] = self.fingerprint()
-        checkpoint[_METRICS] = self._report.metrics
+        checkpoint[FINGERPRINT] = self.fingerprint()
+        checkpoint[METRICS] = self._report.metrics
         checkpoint.update(federation_state.save(self.fleet))
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        federation_state.check_same(checkpoint[_FINGERPRINT], self.fingerprint())
-        self._report.metrics = dict(checkpoint[_METRICS])
+        federation_state.check_same(checkpoint[FINGERPRINT], self.fingerprint())
+        named = self.named_modules()
+        models = {f"{name}.floats" for name, part in named if isinstance(part, ServerModel)}
+        path = self.federated_trainer.ckpt_path
+        federation_state.check_values(checkpoint["state_dict"], self.state_dict(), models, path)
+        self._report.metrics = dict(checkpoint[METRICS])
         federation_state.load(self.fleet, checkpoint)
         logger = self.federated_trainer.run_logger
         if logger is not None:

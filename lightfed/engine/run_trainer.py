@@ -23,7 +23,7 @@ from lightfed.runs.checkpoint import main_file
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import NAME, LastCheckpoint
 from lightfed.utils import signals
-from lightfed.utils.errors import Exited, Interrupted, UserError, require
+from lightfed.utils.errors import Exited, Interrupted, UserError, is_failure, require
 from lightfed.utils.keys import digest, identity
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.process import drop_output
@@ -144,14 +144,18 @@ class RunTrainer(Recorded, L.Trainer):
     def no_exit(self) -> Iterator[None]:
         """Report an exit that a user's code asks for, before all is done; see `Exited`.
 
-        Without this a `sys.exit()` in a step would end the command with status 0. A second Ctrl-C
-        ends it as it does any command.
+        Without this a `sys.exit()` in a step would end a script with status 0. Another status stays
+        that of the script, and the command says in a line whose it is. A second Ctrl-C ends it as
+        it does any command.
         """
         try:
             yield
         except SystemExit as leaving:
             interrupt = leaving.__context__
             if not isinstance(interrupt, KeyboardInterrupt):
+                if is_failure(leaving):
+                    leaving.add_note(self._moment)
+                    raise
                 raise Exited.by(leaving, when=self._moment) from leaving
             # Lightning has turned the interrupt into this exit.
             if self.state.fn == TrainerFn.FITTING and signals.asked() != SIGINT:

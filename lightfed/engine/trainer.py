@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightfed.distributed import requeue
@@ -20,9 +21,10 @@ from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
@@ -299,7 +301,27 @@ class FlagSignals(_SignalConnector):
 
 
 class Restores(_CheckpointConnector):
-    """Restores no optimisers of the server, which has none."""
+    """Restores no optimisers of the server, which has none; what it cannot restore is one line."""
+
+    @override
+    def restore_model(self) -> None:
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_model()
+
+    @override
+    def restore_callbacks(self) -> None:
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_callbacks()
+
+    @override
+    def restore_loops(self) -> None:
+        trains = self.trainer.state.fn == TrainerFn.FITTING and bool(self._loaded_checkpoint)
+        loops = self._loaded_checkpoint.get("loops")
+        found = f"{self.trainer.ckpt_path} lacks loops: it has weights alone"
+        fix = "give another checkpoint to train on from; weights can be tested"
+        require(isinstance(loops, dict) or not trains, "ckpt_path", found, fix)
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_loops()
 
     @override
     def restore_optimizers_and_schedulers(self) -> None:

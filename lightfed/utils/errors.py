@@ -118,6 +118,11 @@ def of_users_code(error: BaseException) -> UserError | None:
     return None
 
 
+def is_failure(leaving: SystemExit) -> bool:
+    """Whether the status of an exit is not 0, as the system cuts it."""
+    return bool(leaving.code & 0xFF if isinstance(leaving.code, int) else leaving.code)
+
+
 def is_raised_by_user(error: BaseException) -> bool:
     """Whether a user's code, called by lightfed, has raised this very error."""
     return bool(_calls(error))
@@ -168,12 +173,9 @@ class Exited(UserError):
         key = "trainer" if named is None else named.key
         fix = "raise an error, or end a run early by trainer.should_stop = True"
         code = getattr(error, "code", None)
-        if code in (0, None):
-            status = UserError.status
-        elif isinstance(code, int):
-            status = code & 0xFF or UserError.status  # as the system cuts it
-        else:
-            status = 1  # of a text, as Python does
+        status = UserError.status
+        if isinstance(error, SystemExit) and is_failure(error):
+            status = code & 0xFF if isinstance(code, int) else 1  # of a text, as Python does
         return cls(key, f"{reason(error)}, {when}", fix, status)
 
 
