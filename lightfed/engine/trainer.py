@@ -14,6 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightfed.distributed import requeue
+from lightfed.distributed.slurm import check_variables
+from lightfed.distributed.step_environment import with_environment
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
 from lightfed.engine.federation import Federation, federation_of
@@ -120,6 +122,7 @@ class FederatedTrainer(RunTrainer):
                 needs this many tasks per GPU.
             enable_page: Make the run folder's page and print the summary at the end.
         """
+        check_variables(os.environ)
         self._deferred_checkpoints = []
         self._makes_page = enable_page
         time = None if max_time is None else str(max_time)
@@ -177,7 +180,7 @@ class FederatedTrainer(RunTrainer):
             use_distributed_sampler=False,
             profiler=profiler,
             detect_anomaly=detect_anomaly,
-            plugins=plugins,
+            plugins=with_environment(plugins),
             default_root_dir=default_root_dir,
             enable_autolog_hparams=False,
         )

@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lightfed.utils.errors import UserError, require
 from lightfed.utils.record import read_record
 
 CONFIG = "config.yaml"
+_OURS = (version("torch"), "")  # the build of torch of this process, as environment.json has it
 _in_this_process: set[Path] = set()  # folders that runs of this process have written to
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class RunFolder:
         self.script: str | None = None
         self._reconfigured = False  # some rounds had another configuration
         self._warns = False  # that this is so of the rounds up to now
+        self._earlier_torch: list[str] = []  # other builds, which trained rounds up to now
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
@@ -184,10 +187,12 @@ class RunFolder:
         path = Path(ckpt_path)
         folder = path.parent.parent
         here = folder.parent.resolve() == self.save_dir.resolve()
+        recorded = read_record(folder) if path.parent.name == "checkpoints" else {}
+        builds = [*_builds(recorded), recorded.get("torch", "")]
+        self._earlier_torch = [build for build in dict.fromkeys(builds) if build not in _OURS]
         if here and path.parent.name == "checkpoints":
             self.name = folder.name
             self.resumed = True
-            recorded = read_record(folder)
             self._warns = bool(recorded) and not self._is_alike(recorded)
             self._reconfigured = self._warns or bool(recorded.get("reconfigured"))
         return path
@@ -196,6 +201,9 @@ class RunFolder:
         """Warn of a checkpoint, now that it is loaded, that another configuration has written."""
         if self._warns:
             _warn("%s was trained with another configuration up to now", self.path)
+        if self._earlier_torch:
+            others = " and ".join(self._earlier_torch)
+            _warn("rounds up to now ran on torch %s, this is %s: bits may differ", others, _OURS[0])
 
     def _is_alike(self, recorded: Mapping[str, Any]) -> bool:
         """Whether a run has this configuration, by its record."""
@@ -239,9 +247,20 @@ class RunFolder:
     def _identity(self) -> dict[str, Any]:
         """What distinguishes this run from others."""
         job = None if self._job is None else self._job.key
-        recorded = {"name": self.base, "config": self.config, "script": self.script, "job": job}
+        recorded: dict[str, Any] = {
+            "name": self.base,
+            "config": self.config,
+            "script": self.script,
+            "job": job,
+        }
         recorded["reconfigured"] = "yes" if self._reconfigured else None
+        recorded["earlier_torch"] = ", ".join(self._earlier_torch) or None
         return {key: value for key, value in recorded.items() if value is not None}
+
+
+def _builds(recorded: Mapping[str, Any]) -> list[str]:
+    """The builds of torch that a record says to have trained rounds before its own."""
+    return str(recorded.get("earlier_torch", "")).split(", ")
 
 
 def check_name(key: str, name: str) -> None:

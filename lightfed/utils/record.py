@@ -79,6 +79,7 @@ _KINDS: dict[str, tuple[str, Check]] = {
     "lightfed": ("a text", _is_text),
     "commit": ("a text", _is_text),
     "torch": ("a text", _is_text),
+    "earlier_torch": ("a text", _is_text),
     "seed": ("a whole number", _is_whole),
     "rounds": ("a whole number", _is_whole),
     "clients": ("a number of clients", _is_count),

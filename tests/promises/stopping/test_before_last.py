@@ -299,3 +299,28 @@ def test_a_part_is_damaged_where_it_is_not_all_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rank1\.pt cannot be read \(no such file; 3 are named\)"):
         load(tmp_path / LAST)
     assert json.dumps(names_in(tmp_path)) == '["last.ckpt", "last.ckpt.shards"]'
+
+
+def test_a_run_that_goes_on_under_another_torch_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "runs" / "run" / "environment.json"
+    recorded = json.loads(path.read_text())
+    ours = recorded["torch"]
+    path.write_text(json.dumps(recorded | {"torch": "1.13.0+cpu"}))
+    words = [*FIT, "--ckpt_path", str(last_of(folder)), "--trainer.max_epochs"]
+    main([*words, "4"])
+    assert f"ran on torch 1.13.0+cpu, this is {ours}" in caplog.text
+    recorded = json.loads(path.read_text())
+    assert (recorded["torch"], recorded["earlier_torch"]) == (ours, "1.13.0+cpu")
+    path.write_text(json.dumps(recorded | {"torch": "1.14.0"}))
+    main([*words, "5"])
+    assert json.loads(path.read_text())["earlier_torch"] == "1.13.0+cpu, 1.14.0"
+
+
+def test_a_run_that_goes_on_under_the_same_torch_says_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    main([*FIT, "--ckpt_path", str(last_of(folder)), "--trainer.max_epochs", "4"])
+    assert "torch" not in caplog.text
+    assert "earlier_torch" not in json.loads((folder / "runs/run/environment.json").read_text())
