@@ -38,6 +38,7 @@ OF_CLIENTS = {
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
+MOST_GROUPS, MOST_COLUMNS = 500, 5_000  # more than anybody reads, in seconds
 TIME = "virtual_time"  # column of the seconds of a simulated clock since the start
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
@@ -72,6 +73,9 @@ class Run:
         self.settings: dict[str, str] = experiment.get("settings", {})
         self.note = " (synthetic data)" if stated.get("synthetic") else ""
         self.planned: int | None = rounds if rounds > 0 else None
+        if len(self.group_sizes) > MOST_GROUPS:
+            found = f"{folder} has {len(self.group_sizes)} groups of clients"
+            raise UserError("report", found, f"reports show at most {MOST_GROUPS}")
 
     @cached_property
     def rounds(self) -> DataFrame:
@@ -257,6 +261,9 @@ def read_csv(path: Path) -> tuple[DataFrame, bool]:
     if "\n" not in lines:  # no row yet
         return pd.DataFrame(columns=["round", "client", "group"]), bool(rest)
     with reading(path):
+        columns = lines.partition("\n")[0].count(",") + 1
+        if columns > MOST_COLUMNS:
+            raise ValueError(f"it has {columns} columns, and reports show at most {MOST_COLUMNS}")
         source = io.StringIO(NAN.sub("inf", lines))
         table = pd.read_csv(source, dtype={"group": "str"}, na_values=[""], keep_default_na=False)
         texts = table.drop(columns="group", errors="ignore").select_dtypes(exclude="number")

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
+from lightfed.utils.plain_text import plain
+
 _LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was found and the fix
 # Tracebacks of errors that one line reports. A run writes them to its folder.
 tracebacks = logging.getLogger("lightfed.tracebacks")
@@ -85,7 +87,7 @@ class OneLineParser(ArgumentParser):
 
 def _cut(text: str, most: int) -> str:
     """A text on one line; the middle of a longer one than `most` characters is left out."""
-    line, half = " ".join(text.split()), (most - 5) // 2
+    line, half = plain(" ".join(text.split())), (most - 5) // 2
     return line if len(line) <= most else f"{line[:half]} ... {line[-half:]}"
 
 
