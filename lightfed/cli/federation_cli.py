@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments
-from lightfed.cli.errors import class_error, parser_error
+from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
@@ -106,13 +106,14 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
         @override
         def instantiate_classes(self) -> None:
             options = identity(self.config[self.subcommand].as_dict())
+            given = self.config[self.subcommand].as_dict()
             try:
                 super().instantiate_classes()
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 refused = class_error(error)
                 if refused is None:
                     raise
-                raise refused from error
+                raise whole_key(refused, given) from error
             trainer = cast(PreviewTrainer, self.trainer)
             if self.subcommand == "fit":
                 trainer.config = written(self._parser("fit"), self.config["fit"])

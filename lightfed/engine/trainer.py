@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightfed.distributed import requeue
@@ -31,6 +32,9 @@ from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _Signa
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
 from lightfed.utils.signals import listening
+
+# What callbacks of Lightning say of a monitor that nobody measures.
+_NO_METRIC = ("Early stopping conditioned on metric", "`ModelCheckpoint(monitor=")
 
 Precision = Literal["32", "32-true", "bf16-mixed", 32]
 
@@ -220,6 +224,12 @@ class FederatedTrainer(RunTrainer):
                     super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except Interrupted as ended:
                 requeue.leave(ended, first=self.is_global_zero)
+            except (MisconfigurationException, RuntimeError) as error:
+                # A monitor that nobody measures is known after a round: the run leaves nothing.
+                new = path is None and self.current_epoch == 0
+                if logger is not None and new and f"{error}".startswith(_NO_METRIC):
+                    logger.place.give_up()
+                raise
             self.strategy.barrier()  # a rank may have failed in its last hook
             if logger is not None and self.is_global_zero:
                 self._conclude(logger, page=self._makes_page)
