@@ -187,7 +187,7 @@ def refused(key: str, kind: str = "bert", **given: Any) -> str:
 def test_what_cannot_be_adapted_is_refused(
     bases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused("", rank=0)
+    refused(".init_args.rank", rank=0)
     assert "nowhere" in refused(".init_args.base", base="nowhere")
     assert "LORA_ALHPA" in refused("", lora={"LORA_ALHPA": 3})
     refused("", lora={"r": 3})

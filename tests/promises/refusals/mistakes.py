@@ -510,7 +510,8 @@ LET_THROUGH = [
 
 DELAYS = {
     "Exponential": {"mean": 0}, "Weibull": {"scale": 1, "shape": 1e-9},
-    "LogNormal": {"mu": 0, "sigma": -1}, "Uniform": {"low": 2, "high": 1}, "Constant": {"value": -1},
+    "LogNormal": {"mu": 0, "sigma": -1}, "Uniform": {"low": 2, "high": 1},
+    "Constant": {"value": -1},
 }  # fmt: skip
 HELD = """
 model: &m
