@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.bounds import Momentum, Number, Positive, Weight, check_arguments
+from lightfed.utils.errors import UserError
 
 _KEY = "model.server_optimizer.init_args"
 
@@ -27,14 +28,19 @@ _KEY = "model.server_optimizer.init_args"
 class _Adaptive(Optimizer):
     """m = beta_1 m + (1 - beta_1) Delta; x = x + eta m / (sqrt(v) + tau)."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments by their annotated bounds, before the constructor runs."""
+        check_arguments(cls, args, kwargs, _KEY)
+        return super().__new__(cls)
+
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        lr: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.99),
-        tau: float = 1e-3,
-        v_init: float = 0.0,
-        bias_correction: int | None = None,
+        lr: Positive = 0.1,
+        betas: tuple[Momentum, Momentum] = (0.9, 0.99),
+        tau: Positive = 1e-3,
+        v_init: Weight = 0.0,
+        bias_correction: Number | None = None,
     ) -> None:
         """Set the rates.
 
@@ -48,11 +54,6 @@ class _Adaptive(Optimizer):
             bias_correction: None as in the paper; 0 for Adam's own, from the first round on; 1 for
                 that of Flower's FedAdam, which is one step ahead.
         """
-        require(lr > 0, f"{_KEY}.lr", lr, "give a rate above 0")
-        fits = all(0 <= beta < 1 for beta in betas)
-        require(fits, f"{_KEY}.betas", betas, "give two numbers from 0 to below 1")
-        require(tau > 0, f"{_KEY}.tau", tau, "give a number above 0")
-        require(v_init >= 0, f"{_KEY}.v_init", v_init, "give a number of 0 or more")
         rule = {"lr": lr, "betas": betas, "tau": tau, "v_init": v_init, "ahead": bias_correction}
         super().__init__(params, rule)
 

@@ -17,7 +17,7 @@ import lightning.pytorch as L
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
@@ -25,6 +25,7 @@ from lightfed.models.client_module import ClientModule
 from lightfed.models.composites.interpolated import Interpolated
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Part
 from lightfed.utils.errors import require
 
 
@@ -37,7 +38,7 @@ class APFL(Algorithm):
     model: ServerModel
 
     def __init__(
-        self, alpha: float = 0.5, adaptive: bool = False, weights: Weights = "uniform"
+        self, alpha: Part = 0.5, adaptive: bool = False, weights: Weights = "uniform"
     ) -> None:
         """Set the mixture.
 
@@ -47,7 +48,6 @@ class APFL(Algorithm):
             weights: Of the participants in the mean: uniform, or by samples.
         """
         super().__init__()
-        require_argument(0 <= alpha <= 1, "alpha", alpha, "give a share in [0, 1]")
         self.alpha, self.adaptive, self.weights = alpha, adaptive, weights
 
     @override

@@ -8,17 +8,16 @@ In the released FedProx, SGD's momentum passes from device to device; here sessi
 it. Every server sends the mean of its devices to the coordinator and receives the global model.
 """
 
-from math import inf
 from typing import Any
 
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.shared.clouds import Hierarchical
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
+from lightfed.utils.bounds import Count, Weight
 
 
 class CloudFedAvg(Hierarchical, FedAvg):
@@ -27,7 +26,7 @@ class CloudFedAvg(Hierarchical, FedAvg):
     side_by_side = True
 
     def __init__(
-        self, servers: int = 10, active: int = 3, mu: float = 0.0, **hierarchy: Any
+        self, servers: Count = 10, active: Count = 3, mu: Weight = 0.0, **hierarchy: Any
     ) -> None:
         """The clouds, and the pull.
 
@@ -38,7 +37,6 @@ class CloudFedAvg(Hierarchical, FedAvg):
             **hierarchy: See Hierarchical.
         """
         super().__init__(servers, active, **hierarchy)
-        require_argument(0 <= mu < inf, "mu", mu, "give a proximal weight of 0 or more")
         self.mu = mu
         self.weights = "uniform"
 

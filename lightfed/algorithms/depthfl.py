@@ -15,7 +15,7 @@ in the first author's code, FedDyn corrects the drift of clients and server:
 BatchNorm statistics are plain means. The first group is the deepest.
 """
 
-from math import exp, inf
+from math import exp
 
 import lightning.pytorch as L
 import torch
@@ -23,12 +23,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.shared.one_model import OneModel
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.models.client_module import ClientModule
 from lightfed.models.networks.depth import DepthNet
+from lightfed.utils.bounds import Weight
 from lightfed.utils.errors import UserError
 
 
@@ -40,7 +40,7 @@ class DepthFL(OneModel):
     no_server_step = "DepthFL has a step of its own, of its memories"
     h: Tensor
 
-    def __init__(self, alpha: float = 0.1, distil: bool = True, deepest: bool = False) -> None:
+    def __init__(self, alpha: Weight = 0.1, distil: bool = True, deepest: bool = False) -> None:
         """Set what clients minimise.
 
         Args:
@@ -49,7 +49,6 @@ class DepthFL(OneModel):
             deepest: Only a client's last classifier has a loss, as in InclusiveFL.
         """
         super().__init__()
-        require_argument(0 <= alpha < inf, "alpha", alpha, "give a weight of 0 or more")
         self.alpha, self.distil, self.deepest = alpha, distil, deepest
         self.stateful = alpha > 0  # clients keep g_k
         if alpha:

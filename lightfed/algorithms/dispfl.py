@@ -37,6 +37,7 @@ from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.state.client_state import Kept
 from lightfed.topology.topology import Topology
+from lightfed.utils.bounds import Count, Part, Share
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
@@ -49,14 +50,14 @@ class DisPFL(Peers):
     def __init__(
         self,
         topology: Topology | None = None,
-        density: float | list[float] = 0.5,
+        density: Share | list[Share] = 0.5,
         distribution: Literal["erk", "uniform"] = "erk",
-        prune_rate: float = 0.5,
+        prune_rate: Part = 0.5,
         regrow: Literal["random", "gradient"] = "random",
         static: bool = False,
-        active: float = 1.0,
+        active: Share = 1.0,
         buffers: Literal["refuse", "average"] = "refuse",
-        rounds: int | None = None,
+        rounds: Count | None = None,
     ) -> None:
         """Set the graph, the sparsity and how masks change.
 
@@ -79,11 +80,8 @@ class DisPFL(Peers):
         """
         super().__init__(topology)
         self.parts = [density] if isinstance(density, int | float) else list(density)
-        for name, share in [("active", active), *(("density", d) for d in self.parts)]:
-            found = f"{share} is outside (0, 1]"
-            require_argument(0 < share <= 1, name, found, "give a share in (0, 1]")
-        found = f"{prune_rate} is outside [0, 1]"
-        require_argument(0 <= prune_rate <= 1, "prune_rate", found, "give a share in [0, 1]")
+        fix = "give one share for all clients, or a list of them"
+        require_argument(bool(self.parts), "density", "an empty list", fix)
         self.distribution, self.prune_rate = distribution, prune_rate
         self.regrow, self.static, self.active, self.statistics = regrow, static, active, buffers
         self.rounds = rounds

@@ -11,17 +11,16 @@ session, in their order. In the released code the two take turns on every batch,
 result. Its attacks, its robust means and its search for lambda are left out.
 """
 
-from math import inf
-
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.state.rows import Moment
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count, Weight
 
 
 class Ditto(Algorithm):
@@ -36,7 +35,7 @@ class Ditto(Algorithm):
     model: ServerModel
 
     def __init__(
-        self, lam: float = 1.0, weights: Weights = "uniform", epochs: int | None = None
+        self, lam: Weight = 1.0, weights: Weights = "uniform", epochs: Count | None = None
     ) -> None:
         """Set the pull to the global model.
 
@@ -47,8 +46,6 @@ class Ditto(Algorithm):
             epochs: Local epochs of a personal model; as long as the global one's by default.
         """
         super().__init__()
-        require_argument(0 <= lam < inf, "lam", lam, "give a weight of 0 or more")
-        require_argument(epochs is None or epochs >= 1, "epochs", epochs, "give at least 1")
         self.lam, self.epochs = lam, epochs
         self.weights: Weights = weights
         self._anchor: Tensor | None = None  # w, while personal models train

@@ -18,6 +18,7 @@ from typing_extensions import override
 from lightfed.algorithms.shared.prototypes import ByClass
 from lightfed.models.build import DataSpec
 from lightfed.models.composites.prototype import ClassClient, FDClient, Target
+from lightfed.utils.bounds import Weight
 
 
 class FD(ByClass):
@@ -25,7 +26,7 @@ class FD(ByClass):
 
     moments = ("trained", "aggregated")  # the same model: logits teach, but do not classify
 
-    def __init__(self, weight: float = 1.0, target: Target = "softmax", **by_class: Any) -> None:
+    def __init__(self, weight: Weight = 1.0, target: Target = "softmax", **by_class: Any) -> None:
         """Distillation.
 
         Args:

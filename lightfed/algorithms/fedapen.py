@@ -25,11 +25,11 @@ from torch import nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import DataSpec
 from lightfed.models.client_module import ClientModule
 from lightfed.models.composites import mutual
+from lightfed.utils.bounds import Fraction, Number, Weight
 
 _SHARE = "net.share"
 
@@ -44,9 +44,9 @@ class FedAPEN(PersonalShared):
     def __init__(
         self,
         shared: NetworkFactory,
-        hold_out: float = 0.05,
-        share_lr: float = 1e-3,
-        passes: int = 10,
+        hold_out: Fraction = 0.05,
+        share_lr: Weight = 1e-3,
+        passes: Number = 10,
         weights: Weights = "uniform",
         learn: Literal["received", "aggregated"] = "received",
     ) -> None:
@@ -64,7 +64,6 @@ class FedAPEN(PersonalShared):
                 that.
         """
         super().__init__(shared, weights)
-        require_argument(0 < hold_out < 1, "hold_out", hold_out, "give a share such as 0.05")
         self.hold_out, self.share_lr, self.passes, self.learn = hold_out, share_lr, passes, learn
         if learn == "aggregated":
             self.moments = ("aggregated",)  # the shared network is back before the round is over

@@ -29,7 +29,6 @@ the step of a server that starts and ends its phase in that round.
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any, Literal
 
 import torch
@@ -46,6 +45,7 @@ from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.matrices import count_edges, read_mixing
+from lightfed.utils.bounds import Count, Positive, Weight
 
 DECAY = 1 - 1e-4  # of the released code's server rate, per round
 
@@ -63,11 +63,11 @@ class FedBCD(Hierarchical):
 
     def __init__(
         self,
-        servers: int = 10,
-        active: int = 3,
-        wait: int | None = None,
-        gamma: float | list[float] = 1.0,
-        server_lr: float = 0.5,
+        servers: Count = 10,
+        active: Count = 3,
+        wait: Count | None = None,
+        gamma: Weight | list[Weight] = 1.0,
+        server_lr: Positive = 0.5,
         server_step: Literal["mean", "sum"] = "mean",
         mixing: list[list[float]] | str | None = None,
         momentum: Literal["device", "shared", "session"] = "device",
@@ -99,9 +99,8 @@ class FedBCD(Hierarchical):
         self.wait = servers if wait is None else wait
         check_waits(f"{KEY}.wait", [self.wait], servers)
         self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
-        fits = bool(self.gammas) and all(0 <= g < inf for g in self.gammas)
-        require_argument(fits, "gamma", gamma, "give numbers of 0 or more")
-        require_argument(0 < server_lr < inf, "server_lr", server_lr, "give a number above 0")
+        fix = "give one number for all devices, or a list of them"
+        require_argument(bool(self.gammas), "gamma", "an empty list", fix)
         self.server_lr, self.server_step = server_lr, server_step
         self.mixing = None
         if mixing is not None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
+from lightfed.utils.bounds import Count, Weight
 
 
 class FedBCDI(FedBCD):
@@ -31,11 +31,11 @@ class FedBCDI(FedBCD):
 
     def __init__(
         self,
-        servers: int = 10,
-        active: int = 3,
-        available: int = 8,
-        gamma: float | list[float] = 0.2,
-        patience: int = 4,
+        servers: Count = 10,
+        active: Count = 3,
+        available: Count = 8,
+        gamma: Weight | list[Weight] = 0.2,
+        patience: Count = 4,
         **fedbcd: Any,
     ) -> None:
         """FedBCD's arguments, and who trains offline; only active devices are in a server's step.
@@ -52,7 +52,6 @@ class FedBCDI(FedBCD):
         """
         super().__init__(servers, active, gamma=gamma, **fedbcd)
         self.hierarchy = replace(self.hierarchy, available=available)
-        require_argument(patience >= 1, "patience", patience, "give at least 1")
         self.patience = patience + self.compatibility
         self._connected: dict[int, int] = {}  # active devices of this round -> K
 

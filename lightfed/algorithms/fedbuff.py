@@ -14,12 +14,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.shared.one_model import OneModel
-from lightfed.api.algorithm import KEY, require_argument
+from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Exponential
 from lightfed.simulation.devices import Devices
+from lightfed.utils.bounds import Count, Momentum, Positive, Weight
 
 
 class FedBuff(OneModel):
@@ -35,10 +36,10 @@ class FedBuff(OneModel):
 
     def __init__(
         self,
-        buffer: int = 10,
-        server_lr: float = 1.0,
-        beta: float = 0.0,
-        exponent: float = 0.5,
+        buffer: Count = 10,
+        server_lr: Positive = 1.0,
+        beta: Momentum = 0.0,
+        exponent: Weight = 0.5,
         weights: Weights = "uniform",
         at_once: bool = False,
     ) -> None:
@@ -54,7 +55,6 @@ class FedBuff(OneModel):
             at_once: Do not wait for the next version; a version twice gives the same update twice.
         """
         super().__init__()
-        require_argument(0 <= beta < 1, "beta", beta, "give a momentum in [0, 1)")
         self.buffer, self.server_lr, self.beta, self.exponent = buffer, server_lr, beta, exponent
         self.weights, self.at_once = weights, at_once
 

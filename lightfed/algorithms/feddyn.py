@@ -15,16 +15,14 @@ As there, the gradient with alpha_k (g_k - theta) is clipped (its norm at 10, by
 reports the mean of the w_k; here the model that is sent, theta, is tested.
 """
 
-from math import inf
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.shared.one_model import OneModel
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.penalties import LinearTerm
+from lightfed.utils.bounds import Positive
 
 
 class FedDyn(OneModel):
@@ -33,14 +31,13 @@ class FedDyn(OneModel):
     no_server_step = "the server's model has the memories of all clients in it"
     h: Tensor
 
-    def __init__(self, alpha: float = 0.01) -> None:
+    def __init__(self, alpha: Positive = 0.01) -> None:
         """Set the regularisation.
 
         Args:
             alpha: Of a client with as many samples as the mean client.
         """
         super().__init__()
-        require_argument(0 < alpha < inf, "alpha", alpha, "give a weight above 0")
         self.local_penalty = LinearTerm(alpha)  # with the memories g_k
 
     @override

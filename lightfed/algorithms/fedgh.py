@@ -29,6 +29,7 @@ from lightfed.models.composites.class_means import ClassMeans
 from lightfed.models.composites.split import evaluating, split
 from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count, Positive
 
 
 class FedGH(Algorithm):
@@ -40,7 +41,7 @@ class FedGH(Algorithm):
     holds = "its own extractor with the server's head"
     model: ServerModel  # the head
 
-    def __init__(self, lr: float = 0.01, epochs: int = 1) -> None:
+    def __init__(self, lr: Positive = 0.01, epochs: Count = 1) -> None:
         """How the server trains the head.
 
         Args:

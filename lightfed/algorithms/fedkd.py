@@ -38,6 +38,7 @@ from lightfed.models.composites import mutual
 from lightfed.models.composites.split import split
 from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count, Part
 
 
 class FedKD(PersonalShared):
@@ -50,10 +51,10 @@ class FedKD(PersonalShared):
     def __init__(
         self,
         shared: NetworkFactory,
-        energy: tuple[float, float] = (0.95, 0.98),
+        energy: tuple[Part, Part] = (0.95, 0.98),
         weights: Weights = "uniform",
         form: mutual.Form = "separate",
-        rounds: int | None = None,
+        rounds: Count | None = None,
         compress: Literal["update", "parameters"] = "update",
     ) -> None:
         """Distillation and compression.
@@ -69,10 +70,6 @@ class FedKD(PersonalShared):
                 as in HtFLlib.
         """
         super().__init__(shared, weights)
-        shares = all(0 <= share <= 1 for share in energy)
-        require_argument(shares, "energy", list(energy), "give two shares in [0, 1]")
-        least = rounds is None or rounds >= 1
-        require_argument(least, "rounds", rounds, "give at least 1")
         self.energy = (energy[0], energy[1])
         self.form: mutual.Form = form
         self.rounds, self.compress = rounds, compress

@@ -22,6 +22,7 @@ from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.penalties import Pull
+from lightfed.utils.bounds import Count, Weight
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
@@ -32,7 +33,7 @@ class FedNova(FedAvg):
     side_by_side = True
     no_kept_optimizer = "updates are normalised by sessions that begin without momentum"
 
-    def __init__(self, mu: float = 0.0, epochs: tuple[int, int] | None = None) -> None:
+    def __init__(self, mu: Weight = 0.0, epochs: tuple[Count, Count] | None = None) -> None:
         """Set the local work.
 
         Args:
@@ -40,9 +41,8 @@ class FedNova(FedAvg):
             epochs: Least and most local epochs, drawn for each session; as configured by default.
         """
         super().__init__()
-        require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
-        fits = epochs is None or 1 <= epochs[0] <= epochs[1]
-        require_argument(fits, "epochs", epochs, "give two numbers from 1 on, the least first")
+        ordered = epochs is None or epochs[0] <= epochs[1]
+        require_argument(ordered, "epochs", epochs, "give the least first")
         self.local_penalty, self.epochs = Pull(mu) if mu else None, epochs
 
     @override

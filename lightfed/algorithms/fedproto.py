@@ -20,6 +20,7 @@ from lightfed.algorithms.shared.prototypes import ByClass
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites.prototype import ClassClient, FedProtoClient, Inference
 from lightfed.models.composites.split import split
+from lightfed.utils.bounds import Weight
 
 
 class FedProto(ByClass):
@@ -32,7 +33,7 @@ class FedProto(ByClass):
     )
 
     def __init__(
-        self, weight: float = 1.0, inference: Inference = "prototypes", **by_class: Any
+        self, weight: Weight = 1.0, inference: Inference = "prototypes", **by_class: Any
     ) -> None:
         """Prototypes.
 

@@ -10,9 +10,9 @@ added before clipping: clipping acts on the gradient of the local objective.
 """
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Weights
 from lightfed.local.penalties import Pull
+from lightfed.utils.bounds import Weight
 
 
 class FedProx(FedAvg):
@@ -20,7 +20,7 @@ class FedProx(FedAvg):
 
     takes_late = True
 
-    def __init__(self, mu: float, weights: Weights = "samples") -> None:
+    def __init__(self, mu: Weight, weights: Weights = "samples") -> None:
         """Set how strongly clients are pulled to the server's model.
 
         Args:
@@ -28,5 +28,4 @@ class FedProx(FedAvg):
             weights: By the number of samples, or uniform.
         """
         super().__init__(weights)
-        require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
         self.local_penalty = Pull(mu)  # grad h_k = grad F_k + mu (w - w_t)

@@ -18,6 +18,7 @@ from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.local_work import Phase
 from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count, Number
 
 
 class FedRep(Algorithm):
@@ -32,9 +33,9 @@ class FedRep(Algorithm):
     def __init__(
         self,
         head: str,
-        head_epochs: int = 10,
-        body_epochs: int = 1,
-        final_epochs: int = 0,
+        head_epochs: Number = 10,
+        body_epochs: Count = 1,
+        final_epochs: Number = 0,
         weights: Weights = "uniform",
         private: bool = True,
     ) -> None:
@@ -49,9 +50,6 @@ class FedRep(Algorithm):
             private: The server never gets a head.
         """
         super().__init__()
-        require_argument(head_epochs >= 0, "head_epochs", head_epochs, "give 0 or more")
-        require_argument(body_epochs >= 1, "body_epochs", body_epochs, "give at least 1")
-        require_argument(final_epochs >= 0, "final_epochs", final_epochs, "give 0 or more")
         self.head, self.head_epochs, self.body_epochs = head, head_epochs, body_epochs
         self.final_epochs, self.weights, self.private = final_epochs, weights, private
 

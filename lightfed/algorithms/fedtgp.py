@@ -23,10 +23,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.shared.prototypes import ServerSGD, trained_means
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.models.composites.class_means import ClassMeans, distances, mean_of_clients
 from lightfed.models.composites.prototype import Inference
+from lightfed.utils.bounds import Count, Positive, Weight
 from lightfed.utils.rng import derive_seed, seeded
 
 
@@ -35,10 +35,10 @@ class FedTGP(FedProto):
 
     def __init__(
         self,
-        weight: float = 10.0,
-        margin: float = 100.0,
-        lr: float = 0.01,
-        epochs: int = 100,
+        weight: Weight = 10.0,
+        margin: Weight = 100.0,
+        lr: Positive = 0.01,
+        epochs: Count = 100,
         inference: Inference = "prototypes",
     ) -> None:
         """Prototypes and how the server trains them.
@@ -51,7 +51,6 @@ class FedTGP(FedProto):
             inference: Classify by the nearest prototype, or by the head.
         """
         super().__init__(weight, inference)
-        require_argument(0 <= margin < inf, "margin", margin, "give a distance of 0 or more")
         self.margin, self.sgd = margin, ServerSGD(lr, epochs)
 
     @override

@@ -30,6 +30,7 @@ from lightfed.models.ordered_dropout import OrderedDropout
 from lightfed.models.trials import on_trial
 from lightfed.state.costs import forward_flops
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Share
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.rng import numpy_generator
 
@@ -45,7 +46,7 @@ class FjORD(Algorithm):
     model: ServerModel
 
     def __init__(
-        self, widths: Sequence[float] = (0.2, 0.4, 0.6, 0.8, 1.0), distil: bool = False
+        self, widths: Sequence[Share] = (0.2, 0.4, 0.6, 0.8, 1.0), distil: bool = False
     ) -> None:
         """Set the widths.
 
@@ -54,8 +55,7 @@ class FjORD(Algorithm):
             distil: The drawn width learns from the client's largest one.
         """
         super().__init__()
-        fits, fix = all(0 < p <= 1 for p in widths) and widths, "give numbers in (0, 1]"
-        require_argument(bool(fits), "widths", widths, fix)
+        require_argument(bool(widths), "widths", "an empty list", "give at least one width")
         self.widths, self.distil = list(widths), distil
 
     @override

@@ -29,6 +29,7 @@ from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import blank
 from lightfed.state.rows import LiveModule
+from lightfed.utils.bounds import Number
 
 Initial = Literal["own", "group"]
 
@@ -113,7 +114,10 @@ class MaxCommon(FlexiFed):
     """
 
     def __init__(
-        self, max_common_layers: int | None = None, share_classifier: bool = False, **flexifed: Any
+        self,
+        max_common_layers: Number | None = None,
+        share_classifier: bool = False,
+        **flexifed: Any,
     ) -> None:
         """Options for the paper's other experiments.
 

@@ -16,6 +16,7 @@ from typing_extensions import override
 from lightfed.aggregation.products import Product
 from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent, rounded
 from lightfed.api.algorithm import require_argument
+from lightfed.utils.bounds import Count
 
 
 class FlexLoRA(AdapterRule):
@@ -25,7 +26,7 @@ class FlexLoRA(AdapterRule):
     no_kept_optimizer = "the basis of the factors changes every round"
     no_server_step = "its step would be one of dense weights"
 
-    def __init__(self, server_rank: int | None = None, **rule: Any) -> None:
+    def __init__(self, server_rank: Count | None = None, **rule: Any) -> None:
         """Set what the server keeps.
 
         Args:

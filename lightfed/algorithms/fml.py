@@ -13,10 +13,10 @@ from torch import nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Weights
 from lightfed.models.build import DataSpec
 from lightfed.models.composites import mutual
+from lightfed.utils.bounds import Part
 
 
 class FML(PersonalShared):
@@ -27,8 +27,8 @@ class FML(PersonalShared):
     def __init__(
         self,
         shared: NetworkFactory,
-        alpha: float = 0.5,
-        beta: float = 0.5,
+        alpha: Part = 0.5,
+        beta: Part = 0.5,
         weights: Weights = "samples",
         form: mutual.Form = "separate",
     ) -> None:
@@ -42,9 +42,6 @@ class FML(PersonalShared):
             form: Of mutual learning: separate losses, or htfllib's.
         """
         super().__init__(shared, weights)
-        for name, share in (("alpha", alpha), ("beta", beta)):
-            found = f"{share} is outside [0, 1]"
-            require_argument(0 <= share <= 1, name, found, "give a share such as 0.5")
         self.alpha, self.beta = alpha, beta
         self.form: mutual.Form = form
 

@@ -15,7 +15,6 @@ round. A last batch of one sample is left out, because it has no variance.
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
@@ -30,6 +29,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count, Positive
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
@@ -52,9 +52,9 @@ class HeteroFL(Algorithm):
         assignment: Literal["fix", "dynamic"] = "fix",
         mask: bool = True,
         weights: Weights = "uniform",
-        statistics_batch_size: int = 50,
+        statistics_batch_size: Count = 50,
         mask_token: bool = True,
-        level_weights: list[float] | None = None,
+        level_weights: list[Positive] | None = None,
     ) -> None:
         """The paper's switches.
 
@@ -74,8 +74,6 @@ class HeteroFL(Algorithm):
         super().__init__()
         size, fix = statistics_batch_size, "give at least 2"
         require_argument(size >= 2, "statistics_batch_size", size, fix)
-        positive = all(0 < weight < inf for weight in level_weights or ())
-        require_argument(positive, "level_weights", level_weights, "give weights above 0")
         self.assignment, self.level_weights, self.mask = assignment, level_weights, mask
         self.weights: Weights = weights
         self.statistics_batch_size, self.surplus_rows = statistics_batch_size, mask_token

@@ -20,6 +20,7 @@ from lightfed.algorithms.shared.adapter_rule import AdapterRule, Merged, Sent
 from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
+from lightfed.utils.bounds import Share, Weight
 
 
 class HetLoRA(AdapterRule):
@@ -28,7 +29,7 @@ class HetLoRA(AdapterRule):
     no_kept_optimizer = "momentum would bring back ranks that a client drops"
     kept: Tensor  # (N,) r_k; the configured rank at first
 
-    def __init__(self, gamma: float = 1.0, decay: float = 0.0, **rule: Any) -> None:
+    def __init__(self, gamma: Share = 1.0, decay: Weight = 0.0, **rule: Any) -> None:
         """Set how clients prune themselves.
 
         Args:
@@ -37,9 +38,8 @@ class HetLoRA(AdapterRule):
             **rule: `weights` and `adapters` as of `RankMean`; weights of other tensors.
         """
         super().__init__(**rule)
-        require_argument(0 < gamma <= 1, "gamma", gamma, "give a share in (0, 1]")
-        fits, fix = decay == 0 or (decay > 0 and gamma < 1), "give 0 or more, and a gamma below 1"
-        require_argument(fits, "decay", decay, fix)
+        used = decay == 0 or gamma < 1
+        require_argument(used, "decay", f"{decay}, and gamma is 1", "give a gamma below 1")
         self.gamma, self.decay = gamma, decay
         if gamma < 1:
             self.no_memory = "a memory would bring back ranks that a client drops"

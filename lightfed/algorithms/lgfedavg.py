@@ -33,6 +33,7 @@ from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import GroupState
 from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Number
 from lightfed.utils.errors import UserError, require
 
 _LAYERS = "model.algorithm.init_args.global_layers"
@@ -48,7 +49,7 @@ class LGFedAvg(Algorithm):
 
     def __init__(
         self,
-        global_layers: int,
+        global_layers: Number,
         side: Literal["top", "bottom"] = "top",
         weights: Weights = "uniform",
         start: str | None = None,

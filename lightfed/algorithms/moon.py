@@ -16,12 +16,13 @@ holds the last models; there all but one are the same.
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.local.penalties import Contrast
+from lightfed.utils.bounds import Count, Positive, Weight
 
 
 class MOON(FedAvg):
     """FedAvg of clients that contrast their representations with their previous model's."""
 
-    def __init__(self, mu: float = 1.0, temperature: float = 0.5, pool: int = 1) -> None:
+    def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5, pool: Count = 1) -> None:
         """Set the contrast.
 
         Args:

@@ -13,8 +13,6 @@ w_i move like its weights. Deviations: the released code also decays theta (weig
 the optimiser), and reports w_i as the personal model.
 """
 
-from math import inf
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -23,6 +21,7 @@ from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count, Positive
 
 
 class PFedMe(Algorithm):
@@ -36,10 +35,10 @@ class PFedMe(Algorithm):
 
     def __init__(
         self,
-        lam: float = 15.0,
-        inner_steps: int = 5,
-        lr: float = 0.005,
-        beta: float = 1.0,
+        lam: Positive = 15.0,
+        inner_steps: Count = 5,
+        lr: Positive = 0.005,
+        beta: Positive = 1.0,
         weights: Weights = "samples",
     ) -> None:
         """Set the envelope. The optimiser's learning rate is that of theta.
@@ -52,10 +51,7 @@ class PFedMe(Algorithm):
             weights: Of the clients in the mean: by samples, or uniform.
         """
         super().__init__()
-        require_argument(0 < lam < inf, "lam", lam, "give a weight above 0")
-        require_argument(inner_steps >= 1, "inner_steps", inner_steps, "give at least 1")
-        require_argument(0 < lr * lam <= 1, "lr", lr, f"give at most 1 / lam, {1 / lam:g}")
-        require_argument(0 < beta < inf, "beta", beta, "give a step above 0")
+        require_argument(lr * lam <= 1, "lr", lr, f"give at most 1 / lam, {1 / lam:g}")
         self.lam, self.inner_steps, self.lr = lam, inner_steps, lr
         self.beta, self.weights = beta, weights
 

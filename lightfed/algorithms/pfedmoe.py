@@ -29,12 +29,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
-from lightfed.api.algorithm import KEY, require_argument
+from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient, class_sums
 from lightfed.models.composites.split import split
 from lightfed.state.rows import ModelKind, Rows, Views
+from lightfed.utils.bounds import Count, Weight
 from lightfed.utils.errors import UserError
 
 
@@ -46,8 +47,8 @@ class PFedMoE(PersonalShared):
     def __init__(
         self,
         shared: NetworkFactory,
-        gate_units: int = 128,
-        gate_lr: float | None = None,
+        gate_units: Count = 128,
+        gate_lr: Weight | None = None,
         weights: Weights = "samples",
         gate: Literal["paper", "unnormalised", "half"] = "paper",
         federate: bool = True,
@@ -66,7 +67,6 @@ class PFedMoE(PersonalShared):
             federate: Exchange the shared extractor; if not, every client trains its mixture alone.
         """
         super().__init__(shared, weights)
-        require_argument(gate_units >= 1, "gate_units", gate_units, "give at least 1")
         self.gate_units, self.gate_lr, self.gate = gate_units, gate_lr, gate
         self.federate = federate
         self._gates: dict[int, Tensor] = {}  # sums of this rank's clients, last evaluation

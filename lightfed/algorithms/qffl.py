@@ -10,13 +10,12 @@ Clients are drawn uniformly, as in the released code. BatchNorm statistics are m
 F_k^q.
 """
 
-from math import inf
-
 from typing_extensions import override
 
-from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Positive, Weight
 
 
 class QFFL(Algorithm):
@@ -26,7 +25,7 @@ class QFFL(Algorithm):
     no_personal = "the length of a step is that of whole models"
     model: ServerModel
 
-    def __init__(self, q: float, lipschitz: float) -> None:
+    def __init__(self, q: Weight, lipschitz: Positive) -> None:
         """Set how fair the federation is.
 
         Args:
@@ -35,8 +34,6 @@ class QFFL(Algorithm):
                 learning rate.
         """
         super().__init__()
-        require_argument(0 <= q < inf, "q", q, "give an exponent of 0 or more")
-        require_argument(0 < lipschitz < inf, "lipschitz", lipschitz, "give 1 / learning rate")
         self.q, self.lipschitz = q, lipschitz
 
     @override

@@ -17,9 +17,9 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.shared.one_model import OneModel
-from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
+from lightfed.utils.bounds import Momentum, Positive
 from lightfed.utils.errors import require
 
 
@@ -31,7 +31,7 @@ class SCAFFOLD(OneModel):
     c: Tensor
 
     def __init__(
-        self, server_lr: float = 1.0, weights: Weights = "uniform", momentum: float = 0.0
+        self, server_lr: Positive = 1.0, weights: Weights = "uniform", momentum: Momentum = 0.0
     ) -> None:
         """Set the steps.
 
@@ -41,8 +41,6 @@ class SCAFFOLD(OneModel):
             momentum: That of the clients' SGD, to keep the correction out of it, as in NIID-Bench.
         """
         super().__init__()
-        require_argument(server_lr > 0, "server_lr", server_lr, "give a step above 0")
-        require_argument(0 <= momentum < 1, "momentum", momentum, "give one in [0, 1)")
         self.server_lr, self.weights, self.momentum = server_lr, weights, momentum
         if momentum:
             self.no_kept_optimizer = "the correction is left out of a momentum that begins at 0"

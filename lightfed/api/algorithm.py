@@ -1,9 +1,11 @@
 """The base class of algorithms, and the check of their arguments."""
 
 from abc import abstractmethod
+from typing import Any
 
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks
+from lightfed.utils.bounds import check_arguments
 from lightfed.utils.errors import require
 
 KEY = "model.algorithm.init_args"  # of an algorithm's arguments in a configuration
@@ -23,6 +25,11 @@ class Algorithm(Hooks):
 
     See `lightfed.local.hooks.Hooks` for its declarations and the hooks it may override.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments by their annotated bounds, before the constructor runs."""
+        check_arguments(cls, args, kwargs, KEY)
+        return super().__new__(cls, *args, **kwargs)
 
     @abstractmethod
     def setup(self, fed: Fleet) -> None:

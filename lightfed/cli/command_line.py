@@ -7,8 +7,9 @@ from importlib import import_module
 from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
+from lightfed.distributed.slurm import check_variables
 from lightfed.utils import __version__
-from lightfed.utils.errors import UserError, of_users_code
+from lightfed.utils.errors import Exited, UserError, is_raised_by_user, of_users_code
 from lightfed.utils.process import (
     drop_output,
     imports_begin,
@@ -33,6 +34,9 @@ _WITHOUT_A_TRAINER = {
     "compare": "lightfed.cli.compare",
     "study": "lightfed.cli.study",
 }
+
+# Commands that read no variable of a launcher.
+_WITHOUT_RANKS = (["report"], ["configs"], ["control"], ["latency"])
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -78,6 +82,8 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         print(f"lightfed {__version__}")
         return
     try:
+        if arguments[:1] not in _WITHOUT_RANKS:
+            check_variables(os.environ)
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
             command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
             imports_end()
@@ -110,6 +116,13 @@ def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "Ligh
         imports_end()
         return command_line(given, runs=runs)
     except UserError:
+        raise
+    except SystemExit as leaving:
+        # The parser ends the process after --help; a user's file must not do so unnoticed.
+        moments = getattr(leaving, "__notes__", [])
+        if moments or is_raised_by_user(leaving):
+            when = moments[0] if moments else "before anything has run"
+            raise Exited.by(leaving, when=when) from leaving
         raise
     except Exception as error:
         from lightfed.cli.errors import run_error

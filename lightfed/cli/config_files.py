@@ -34,8 +34,14 @@ def check_files(words: Sequence[str]) -> None:
         try:
             root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
             duplicates, numbers = list(_duplicates(root, "")), list(misread(root))
+        except RecursionError as error:
+            fix = "write it flat, as the shipped configurations are"
+            raise UserError("--config", f"{path} is nested too deeply", fix) from error
         except (yaml.YAMLError, UnicodeDecodeError):
             continue  # the parser says what is wrong
+        except _HoldsItself as error:
+            found = f"the value at line {error.line} of {path} holds itself, by an anchor"
+            raise UserError("--config", found, "write it out, without the alias") from error
         for key, first, second in duplicates:
             lines = f"lines {first} and {second} of {path}"
             raise UserError(key, f"given twice, in {lines}", "keep one")
@@ -81,17 +87,31 @@ def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
         item = item.setdefault(part, {})
 
 
-def _duplicates(node: Any, above: str) -> Iterator[tuple[str, int, int]]:
+class _HoldsItself(Exception):
+    """A value of a file holds itself: it has no end."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(f"line {line}")
+        self.line = line
+
+
+def _duplicates(
+    node: Any, above: str, around: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, int, int]]:
+    """Keys that a mapping has twice, with both lines; `around` are the nodes that hold it."""
+    if any(node is other for other in around):
+        raise _HoldsItself(node.start_mark.line + 1)
+    around = (*around, node)
     seen: dict[str, int] = {}
     if isinstance(node, yaml.SequenceNode):
         for position, inner in enumerate(node.value):
-            yield from _duplicates(inner, f"{above}{position}.")
+            yield from _duplicates(inner, f"{above}{position}.", around)
     for name, inner in node.value if isinstance(node, yaml.MappingNode) else ():
         line, key = name.start_mark.line + 1, str(name.value)
         if key in seen and key != "<<":
             yield f"{above}{key}", seen[key], line
         seen[key] = line
-        yield from _duplicates(inner, f"{above}{key}.")
+        yield from _duplicates(inner, f"{above}{key}.", around)
 
 
 def check_arguments(given: Any, owner: Any, key: str) -> None:
@@ -131,6 +151,11 @@ def _check_class(given: Any, wanted: Any, key: str) -> None:
         signature(owner)
     except (ImportError, AttributeError, TypeError, ValueError):
         return  # words of a user's own, or a class of C
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in signature(owner).parameters.values())
+    for name in given.get("dict_kwargs") or {}:
+        found, fix = f"no such argument of {owner.__name__}", "leave it out"
+        fits = takes_any or name in signature(owner).parameters
+        require(fits, f"{key}.dict_kwargs.{name}", found, fix)
     plain = owner is base_of(wanted) and owner.__module__.startswith(("torch.", "lightning."))
     require(not plain, key, f"{owner.__name__} alone does nothing", class_hint("", wanted))
     check_arguments(given.get("init_args") or {}, owner, f"{key}.init_args")

@@ -5,7 +5,7 @@ of 4.53) spreads over nested messages, and the name that was probably meant.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -121,11 +121,47 @@ def class_error(error: Exception) -> UserError | None:
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UserError):
         inner = inner.__cause__
+    unknown = re.search(
+        r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
+    )
+    if inner is None and isinstance(error, TypeError) and unknown is not None:
+        return UserError(f"{unknown[1]}.{unknown[2]}", "no such argument", "leave it out")
     raised = _RAISED.match(str(error))
     if inner is None and raised and (found := _OTHERS.sub("", raised[2]).strip(" \n-")):
         key = "trainer.logger" if raised[1] == "Logger" else "trainer.callbacks"
         return UserError(key, _plain(found), "correct its init_args")
     return inner
+
+
+def whole_key(refused: UserError, config: Mapping[str, Any]) -> UserError:
+    """The same error with the key of the configuration, if it names a class and its argument.
+
+    A class knows its arguments, such as `Exponential.mean`, and not where it is written.
+    """
+    named = re.fullmatch(r"([A-Z]\w*)\.(\w+)", refused.key)
+    if named is None:
+        return refused
+    places = list(_places_of(named[1], named[2], config, ""))
+    chosen = [key for key, value in places if _says(refused.found, value)] or [k for k, _ in places]
+    return UserError(chosen[0], refused.found, refused.fix) if chosen else refused
+
+
+def _says(found: str, value: Any) -> bool:
+    """Whether an error is about this value."""
+    number = isinstance(value, int | float)
+    return found in ({f"{value}", f"{value:g}"} if number else {f"{value}"})
+
+
+def _places_of(name: str, argument: str, value: Any, above: str) -> Iterator[tuple[str, Any]]:
+    """The keys of an argument of the classes of this name, and what is given there."""
+    inner: Any = enumerate(value) if isinstance(value, list | tuple) else ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+        own = value.get("init_args")
+        if str(value.get("class_path", "")).rpartition(".")[2] == name and isinstance(own, Mapping):
+            yield f"{above}init_args.{argument}", own.get(argument)
+    for key, below in inner:
+        yield from _places_of(name, argument, below, f"{above}{key}.")
 
 
 def accepted(owner: Any) -> dict[str, Any]:

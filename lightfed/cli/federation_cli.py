@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments
-from lightfed.cli.errors import class_error, parser_error
+from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
@@ -126,11 +126,11 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
             given = as_written(self._parser(self.subcommand), self.config[self.subcommand])
             try:
                 super().instantiate_classes()
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 refused = class_error(error)
                 if refused is None:
                     raise
-                raise refused from error
+                raise whole_key(refused, given) from error
             trainer = cast(PreviewTrainer, self.trainer)
             if self.subcommand == "fit":
                 trainer.config = given

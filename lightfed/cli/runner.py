@@ -16,6 +16,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import NamedTuple
 
+from lightfed.cli import run_locks
 from lightfed.cli.wanted import LOGS, Wanted
 from lightfed.utils.errors import NOT_FINITE, UserError
 from lightfed.utils.process import imports_begin, imports_end
@@ -68,22 +69,38 @@ def _check(commands: Sequence[Sequence[str]], sender: Connection) -> None:
 def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
     """Run what is not finished, `jobs` at once, and resume what was stopped; as each one ends.
 
-    After a signal, the running ones save and stop, and no others begin.
+    A run that another command trains is waited for, and not trained here. After a signal, the
+    running ones save and stop, and no others begin.
     """
     _import_all()
     left = list(runs)
+    elsewhere: list[Wanted] = []  # of other commands on this folder
     running: dict[BaseProcess, tuple[Wanted, Path, float]] = {}
     passed_on: int | None = None
     with listening():
-        while (left and asked() is None) or running:
+        while ((left or elsewhere) and asked() is None) or running:
             while left and asked() is None and len(running) < jobs:
                 wanted = left.pop(0)
-                if wanted.finished() is not None:
+                lock = None if wanted.finished() is not None else run_locks.take(wanted)
+                if wanted.finished() is not None:  # perhaps while the lock was taken
                     yield Outcome(wanted, 0, 0.0, "")
+                    _drop(lock, wanted)
+                elif lock is None:
+                    elsewhere.append(wanted)
                 else:
-                    process, log = _start(wanted)
+                    process, log = _start(wanted, lock)
                     running[process] = wanted, log, time.monotonic()
             wait([process.sentinel for process in running], _POLL if running else 0.0)
+            if elsewhere and not left and len(running) < jobs:
+                ended = [wanted for wanted in elsewhere if not _is_elsewhere(wanted)]
+                elsewhere = [wanted for wanted in elsewhere if wanted not in ended]
+                for wanted in ended:
+                    if wanted.finished() is None and wanted.diverged.exists():
+                        yield Outcome(wanted, UserError.status, 0.0, _last_words(wanted.diverged))
+                    else:
+                        left.append(wanted)
+                if not ended and not running:
+                    time.sleep(_POLL)
             if asked() != passed_on:
                 passed_on = asked()
                 # A terminal sends SIGINT to the children by itself.
@@ -93,6 +110,28 @@ def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
             for process in [p for p in running if not p.is_alive()]:
                 wanted, log, begun = running.pop(process)
                 yield _outcome(wanted, process, log, time.monotonic() - begun)
+                run_locks.clear(wanted)
+
+
+def _drop(lock: int | None, wanted: Wanted) -> None:
+    """Give a lock back, and remove its file."""
+    if lock is not None:
+        os.close(lock)
+        run_locks.clear(wanted)
+
+
+def _is_elsewhere(wanted: Wanted) -> bool:
+    """Whether another process trains a run now."""
+    lock = run_locks.take(wanted)
+    _drop(lock, wanted)
+    return lock is None
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log."""
+    lines = log.read_text("utf-8", "replace").split("\n")
+    said = [line for line in lines if line.strip()][-1:]
+    return "".join(said).removeprefix(_OURS).removeprefix("error: ")
 
 
 def _import_all() -> None:
@@ -103,17 +142,18 @@ def _import_all() -> None:
     imports_end()
 
 
-def _start(wanted: Wanted) -> tuple[BaseProcess, Path]:
-    """A child that runs the command, and the file of its output."""
+def _start(wanted: Wanted, lock: int) -> tuple[BaseProcess, Path]:
+    """A child that runs the command and has its lock, and the file of its output."""
     log = wanted.root / LOGS / f"{wanted.name}-{time.time_ns()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()  # else the child would write it, too
-    process = _FORK.Process(target=_become, args=(wanted.resumed(), wanted.ranks, log))
+    process = _FORK.Process(target=_become, args=(wanted.resumed(), wanted.ranks, log, lock))
     process.start()
+    os.close(lock)  # it is the child's now: it lasts as long as the training
     return process, log
 
 
-def _become(words: list[str], ranks: int, log: Path) -> None:
+def _become(words: list[str], ranks: int, log: Path, lock: int) -> None:
     """Run a command in this process, a child, as if it had been started for that."""
     from lightfed.cli.command_line import main
 
@@ -121,6 +161,7 @@ def _become(words: list[str], ranks: int, log: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(sys.stdout.fileno(), descriptor)
     if ranks > 1:
+        os.set_inheritable(lock, True)
         os.execv(sys.executable, [sys.executable, "-m", "lightfed", *words])
     sys.argv[1:] = words
     main()
@@ -130,6 +171,10 @@ def _outcome(wanted: Wanted, process: BaseProcess, log: Path, seconds: float) ->
     process.join()
     code = process.exitcode or 0
     status = 128 - code if code < 0 else code
+    if not status and wanted.finished() is None:
+        # What runs in the child may end it at once, as os._exit(0) does, and nobody hears of it.
+        found = "the process ended with status 0, and the run has not reached its limits"
+        return Outcome(wanted, 1, seconds, f"{found} (output: {log})")
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
     if not status or ours:

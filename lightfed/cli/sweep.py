@@ -1,6 +1,7 @@
 """`lightfed sweep`: the runs of a list, a line with the arguments of each."""
 
 import argparse
+import os
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import TextIO
 
 from jsonargparse.typing import PositiveInt
 
+from lightfed.cli import run_locks
 from lightfed.cli.runner import Outcome, check, run_all
 from lightfed.cli.wanted import Wanted
 from lightfed.results.run import primary_metric, read
@@ -117,8 +119,7 @@ def _line_of(outcome: Outcome) -> str:
     wanted, folder = outcome.wanted, outcome.wanted.finished()
     if outcome.status:
         return f"{wanted.name}: failed with status {outcome.status}: {outcome.said}"
-    if folder is None:
-        return f"{wanted.name}: ended, but its folder is not marked as finished"
+    assert folder is not None, "status 0 is that of a finished run"
     one = read(folder)
     column = primary_metric(one)
     when = f"finished in {seconds_text(outcome.seconds)}" if outcome.seconds else "was finished"
@@ -128,6 +129,16 @@ def _line_of(outcome: Outcome) -> str:
 
 def _become(wanted: Wanted) -> int:
     """Run a command as the only one of this process; a file says if it has diverged."""
+    lock = run_locks.wait(wanted)  # another command may be training it
+    try:
+        return _train(wanted)
+    finally:
+        os.close(lock)
+        run_locks.clear(wanted)
+
+
+def _train(wanted: Wanted) -> int:
+    """Run a command whose lock this process has, unless its run is finished; the status."""
     from lightfed.cli.command_line import run_words
 
     if (folder := wanted.finished()) is not None:
@@ -141,6 +152,9 @@ def _become(wanted: Wanted) -> int:
             wanted.diverged.parent.mkdir(parents=True, exist_ok=True)
             wanted.diverged.touch()
         raise
+    if wanted.finished() is None:
+        found = "the command ended, and the run has not reached its limits"
+        raise UserError(wanted.name, found, "run the same command again")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from lightfed.utils.errors import require
 from lightfed.utils.keys import digest, flat, identity
+from lightfed.utils.record import read_record
 
 LOGS = ".logs"  # beside the runs: output of runs that failed
 _MOMENT = "model.evaluate_at"
@@ -101,13 +102,11 @@ class Wanted(NamedTuple):
 
     def _folders(self) -> list[tuple[Path, dict[str, Any]]]:
         """Folders of this name and configuration, with their environment.json."""
-        from lightfed.runs.run_folder import read_environment
-
         folders = sorted(self.root.glob(f"{glob.escape(self.name)}*"))
-        own, found = (self.name, self.digest), [(f, read_environment(f)) for f in folders]
+        own, found = (self.name, self.digest), [(f, read_record(f)) for f in folders]
         return [(f, s) for f, s in found if (s.get("name"), s.get("config")) == own]
 
 
 def _limits(stated: Mapping[str, Any]) -> Any:
     """Those of a finished run; None if it has not finished."""
-    return stated.get("finished", {}).get("limits")
+    return (stated.get("finished") or {}).get("limits")

@@ -86,8 +86,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
             train_fraction: the part used for training with personal_test: split.
             channels_last: give images in that memory format. auto does on a CPU, whose convolutions
                 are up to a third faster with it, for networks that normalise no fewer than 8
-                channels together and have no strided 1x1 convolution of fewer than 8 channels, on
-                which torch may crash.
+                channels together and have no strided 1x1 convolution of fewer than 8 channels.
             last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
                 if it is a single sample, which BatchNorm cannot normalise.
             chunks: cut the samples of a client into this many random chunks, once; in round t it

@@ -10,6 +10,77 @@ from lightfed.utils.errors import UserError, require
 
 # Job names of `salloc` and `srun --pty bash`; Lightning ignores SLURM in them, too.
 _INTERACTIVE = ("bash", "interactive")
+_PORTS = range(1, 1 << 16)
+_FIRST_PORT, _JOB_PORTS = 15_000, 10_000  # Lightning's, by the last four digits of a job's number
+_STEP = 97  # ports between two steps of a job; all of its first 10,000 steps have another one
+# What launchers say in whole numbers.
+_NUMBERS = (
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "SLURM_RESTART_COUNT",
+)  # fmt: skip
+_AT_LEAST_1 = (
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE", "SLURM_NNODES",
+)  # fmt: skip
+_MOST = 1 << 31  # more than any of them is
+# What has to be there if the first of them is: then a launcher has started the process.
+_TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+_TASK = ("SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Reject variables of launchers that are no numbers, or only a part of what a launcher sets.
+
+    Lightning reads some of them when it is imported, and fails there without a line: so this comes
+    first.
+
+    Raises:
+        UserError: Names the variable, and what it holds.
+    """
+    for name in _NUMBERS:
+        value = environ.get(name)
+        if value is None:
+            continue
+        least = 1 if name in _AT_LEAST_1 else 0
+        fix = f"its launcher sets it to a whole number from {least} on: correct it, or unset it"
+        require(_number(value) in range(least, _MOST), name, repr(value), fix)
+    port = environ.get("MASTER_PORT")
+    if port is not None:
+        fix = f"give a port from 1 to {_PORTS[-1]}, or unset it"
+        require(_number(port) in _PORTS, "MASTER_PORT", repr(port), fix)
+    _check_all_there(environ, _TORCHRUN, "start the command by torchrun")
+    if starts_ranks(environ):
+        _check_all_there(environ, _TASK, "write srun before the command")
+
+
+def _check_all_there(environ: Mapping[str, str], names: tuple[str, ...], start: str) -> None:
+    first, *others = names
+    if first not in environ:
+        return
+    for name in others:
+        fix = f"{start}, or unset {first}"
+        require(name in environ, name, f"missing, while {first} is set", fix)
+
+
+def _number(text: str) -> int:
+    """A whole number in plain digits; -1 for any other text."""
+    plain = text.strip()
+    return int(plain) if plain.isascii() and plain.isdigit() and len(plain) < 20 else -1
+
+
+def port_of(environ: Mapping[str, str]) -> int:
+    """The port at which the ranks of a job's step meet: another one for each of its steps.
+
+    Two steps of a job may run at the same time on the same node.
+    """
+    given = environ.get("MASTER_PORT")
+    if given is not None:
+        return int(given)
+    step = environ.get("SLURM_STEP_ID", "0")
+    place = int(environ["SLURM_JOB_ID"][-4:]) + _STEP * int(step)
+    return _FIRST_PORT + place % _JOB_PORTS
 
 
 @dataclass(frozen=True)
@@ -41,8 +112,19 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
 
 
 def is_interactive(environ: Mapping[str, str]) -> bool:
-    """Whether the job is interactive."""
-    return environ.get("SLURM_JOB_NAME") in _INTERACTIVE
+    """Whether SLURM is only where a user works: a job with the name of a shell.
+
+    A step of several tasks has been started by `srun`: it is not, whatever its job is called. Each
+    of its tasks would else train the whole federation.
+    """
+    named = environ.get("SLURM_JOB_NAME") in _INTERACTIVE
+    return named and not is_step_of_many(environ)
+
+
+def is_step_of_many(environ: Mapping[str, str]) -> bool:
+    """Whether this process is one of several tasks of a step."""
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
+    return "SLURM_STEP_ID" in environ and int(tasks) > 1
 
 
 def starts_ranks(environ: Mapping[str, str]) -> bool:

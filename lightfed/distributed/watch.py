@@ -7,8 +7,9 @@ an end of file without one is a death. Then one rank prints which rank died, and
 crash would repeat, so the run ends.
 
 Each message is one line of JSON. `left` and `failed` are goodbyes. By `end` rank 0 ends the others.
-A rank that is stopped or lost with its node keeps its connection: the collective that waits for it
-times out, and the ranks that wait end.
+A rank that is stopped or lost with its node keeps its connection, but sends no `beat` any more: it
+is named after SILENCE seconds. It may go on. If it does not, the collective that waits for it times
+out, and the ranks that wait end.
 """
 
 import json
@@ -27,6 +28,8 @@ from lightfed.distributed.connections import connect
 from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
 GRACE = 5.0  # seconds for ranks to exit by themselves
+BEAT = 5.0  # seconds between two signs of life of a rank
+SILENCE = 45.0  # seconds without one, after which a rank is named
 _FLUSH = 5.0  # seconds for printed output to be read
 _LONGEST = 500  # characters of an error message to forward
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
@@ -65,6 +68,9 @@ class Watch:
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
         self._said_goodbye: set[int] = set()  # other ranks
         self._ending = threading.Lock()
+        self._sending = threading.Lock()  # lines of two threads must not mix
+        self._heard = dict.fromkeys(links, time.monotonic())
+        self._silent: set[int] = set()  # ranks that have been named
         self._unread = dict.fromkeys(links, b"")
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
@@ -94,25 +100,58 @@ class Watch:
 
     def _send(self, state: str, said: str = "") -> None:
         line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
-        for link in self._links.values():
-            with suppress(OSError):  # of one that has gone
-                link.sendall(line)
+        with self._sending:
+            for rank, link in self._links.items():
+                if state == "beat" and rank in self._silent:
+                    continue  # it reads nothing: the line would wait for room
+                with suppress(OSError):  # of one that has gone
+                    link.sendall(line)
 
     def _wait(self) -> None:
         selector = selectors.DefaultSelector()
         for rank, link in self._links.items():
             selector.register(link, selectors.EVENT_READ, rank)
+        beaten = time.monotonic()
         while selector.get_map():
-            for key, _ in selector.select():
+            for key, _ in selector.select(BEAT):
                 if not self._read(key.data):
                     selector.unregister(key.fileobj)
+            now = time.monotonic()
+            # A process that was itself stopped hears of the others first.
+            late = now - beaten > 2 * BEAT
+            if late:
+                self._heard = dict.fromkeys(self._heard, now)
+            if now - beaten >= BEAT or late:
+                beaten = now
+                self._beat(now)
         self.forget()
+
+    def _beat(self, now: float) -> None:
+        """Say that this rank lives, and name those that have been silent for long."""
+        if self._gone:
+            return
+        self._send("beat")
+        for rank, heard in self._heard.items():
+            if now - heard < SILENCE or rank in self._silent or rank in self._said_goodbye:
+                continue
+            self._silent.add(rank)
+            if rank > 0 or self._reports_rank_0():
+                self._say(f"{self._peers[rank]} is silent for {SILENCE:g} s: the run waits for it")
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it
+            print(f"lightfed: {text}", file=sys.stderr, flush=True)
 
     def _read(self, rank: int) -> bool:
         """Read a peer's messages; False at the end of the file."""
         data = b""
         with suppress(OSError):  # a reset
             data = self._links[rank].recv(4096)
+        self._heard[rank] = time.monotonic()
+        if data and rank in self._silent:
+            self._silent.discard(rank)
+            if rank > 0 or self._reports_rank_0():
+                self._say(f"{self._peers[rank]} is back")
         if not data and rank not in self._said_goodbye and not self._gone:
             reports = rank > 0 or self._reports_rank_0()
             self._end(f"{self._peers[rank]} died" if reports else None)
@@ -121,7 +160,9 @@ class Watch:
             self._receive(self._peers[rank], **json.loads(line))
         return bool(data)
 
-    def _receive(self, peer: Peer, state: Goodbye | Literal["end"], said: str) -> None:
+    def _receive(self, peer: Peer, state: Goodbye | Literal["end", "beat"], said: str) -> None:
+        if state == "beat":
+            return
         if state == "end":
             if not self._gone:
                 self._end(None)

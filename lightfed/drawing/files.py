@@ -14,6 +14,7 @@ import vl_convert
 
 from lightfed.drawing.marks import THEME, Figure, coloured
 from lightfed.utils.errors import UserError
+from lightfed.utils.plain_text import all_plain, plain
 
 FORMATS = ("svg", "pdf", "png")
 TABLES = {"csv": "csv", "latex": "tex", "markdown": "md"}  # and the ends of their files
@@ -30,7 +31,7 @@ def picture(figure: Figure, format: str) -> bytes:
         charts.append(chart.spec | {"title": chart.title, "width": WIDTH, "data": {"values": rows}})
     resolve = {"scale": dict.fromkeys(("color", "strokeDash"), "independent")}
     layout = {"columns": 2, "spacing": 30, "resolve": resolve, "config": THEME["config"]}
-    spec = coloured({"concat": charts, **layout}, "light")
+    spec = all_plain(coloured({"concat": charts, **layout}, "light"))
     if format == "svg":
         return vl_convert.vegalite_to_svg(spec, vl_version=VERSION).encode()
     if format == "pdf":
@@ -40,6 +41,7 @@ def picture(figure: Figure, format: str) -> bytes:
 
 def table_text(table: pd.DataFrame, format: str) -> str:
     """The table as `csv`, `markdown` or `latex` (with booktabs); names are escaped for LaTeX."""
+    table = table.rename(columns=plain).map(all_plain)
     if format == "csv":
         return table.to_csv(index=False, lineterminator="\n")
     if format == "markdown":

@@ -25,6 +25,7 @@ from markupsafe import Markup, escape
 from lightfed.drawing.files import VERSION, write_file
 from lightfed.drawing.marks import THEME, Figure, dash_of
 from lightfed.utils.errors import UserError
+from lightfed.utils.plain_text import all_plain, plain
 
 
 def document(name: str, *, template: str, **also: Any) -> str:
@@ -44,9 +45,16 @@ def document(name: str, *, template: str, **also: Any) -> str:
     return _environment().get_template(template).render(name=name, **also)
 
 
+def _plain(value: Any) -> Any:
+    """What a template shows: markup as it is, every other text plain."""
+    if type(value) is not str:
+        return value
+    return "\n".join(map(plain, value.split("\n")))  # a configuration has lines
+
+
 def content(figure: Figure) -> list[dict[str, Any]]:
     """What the page's script draws: each chart's specification, columns and data."""
-    return [
+    charts: list[dict[str, Any]] = [
         {
             "spec": chart.spec,
             "data": chart.values,
@@ -55,6 +63,7 @@ def content(figure: Figure) -> list[dict[str, Any]]:
         }
         for chart in figure.charts
     ]
+    return [all_plain(chart) for chart in charts]
 
 
 def library() -> bytes:
@@ -82,9 +91,12 @@ def digest(script: bytes) -> str:
 def _environment() -> Environment:
     loader = PackageLoader("lightfed.drawing")
     made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.finalize = _plain
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # and columns in their order
     # escaped, with a true plus-minus sign
-    made.filters["typeset"] = lambda text: escape(text).replace(" +- ", Markup(" &plusmn; "))
+    made.filters["typeset"] = lambda text: escape(_plain(text)).replace(
+        " +- ", Markup(" &plusmn; ")
+    )
     made.filters["content"] = content
     made.globals |= {"theme": THEME, "dash": dash_of}
     return made

@@ -29,18 +29,17 @@ from lightfed.local.rank_sessions import Waves
 from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
+from lightfed.runs.federation_state import FINGERPRINT, METRICS
 from lightfed.simulation.devices import Devices
 from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
-from lightfed.utils.errors import UserError, require
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import NoEnd, UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
 F = TypeVar("F", bound=Fleet)
-
-_FINGERPRINT = "lightfed_fingerprint"
-_METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
 
 
 class Federation(Recorded, L.LightningModule):
@@ -291,7 +290,8 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def validation_step(self, batch: int, batch_idx: int) -> None:
-        self.evaluation.run(batch)
+        with NoEnd("an evaluation"):
+            self.evaluation.run(batch)
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -335,7 +335,11 @@ class Federation(Recorded, L.LightningModule):
             yield None
             return
         rows = fleet.deployed(client)
-        with rows.bound(rows.clients[0]) as module, step_under_way():
+        with (
+            NoEnd("a prediction"),
+            rows.bound(rows.clients[0]) as module,
+            step_under_way(),
+        ):
             yield StageHooks(module, "predict")
             fleet.training.session_of(module).forget()
 
@@ -375,14 +379,18 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[_FINGERPRINT] = self.fingerprint()
-        checkpoint[_METRICS] = self._report.metrics
+        checkpoint[FINGERPRINT] = self.fingerprint()
+        checkpoint[METRICS] = self._report.metrics
         checkpoint.update(federation_state.save(self.fleet))
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        federation_state.check_same(checkpoint[_FINGERPRINT], self.fingerprint())
-        self._report.metrics = dict(checkpoint[_METRICS])
+        federation_state.check_same(checkpoint[FINGERPRINT], self.fingerprint())
+        named = self.named_modules()
+        models = {f"{name}.floats" for name, part in named if isinstance(part, ServerModel)}
+        path = self.federated_trainer.ckpt_path
+        federation_state.check_values(checkpoint["state_dict"], self.state_dict(), models, path)
+        self._report.metrics = dict(checkpoint[METRICS])
         federation_state.load(self.fleet, checkpoint)
         logger = self.federated_trainer.run_logger
         if logger is not None:

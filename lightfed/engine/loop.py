@@ -23,7 +23,7 @@ from lightfed.local.rank_sessions import Pending, RunClient
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.utils import lightning_private
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import Interrupted, NoEnd, UserError
 from lightfed.utils.lightning_private import _call_callback_hooks, call_overridden, overriding
 
 _WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -256,21 +256,20 @@ class FederatedLoop(lightning_private._FitLoop):
         if not self.restarted_on_epoch_start:
             self.epoch_progress.increment_ready()
         self.trainer.learning_rate(self.epoch_loop.round_index)  # for callbacks
-        _call_callback_hooks(self.trainer, "on_train_epoch_start")
-        lightning_private._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+        with NoEnd("the start of a round"):
+            _call_callback_hooks(self.trainer, "on_train_epoch_start")
+            lightning_private._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         self.epoch_progress.increment_started()
 
     @override
     def advance(self) -> None:
-        with self.trainer.profiler.profile("run_training_epoch"):
-            try:
-                self.epoch_loop.run()
-            except StopIteration as error:  # Lightning takes it for the end of the run
-                raise RuntimeError("a round raised StopIteration") from error
+        with self.trainer.profiler.profile("run_training_epoch"), NoEnd("a round"):
+            self.epoch_loop.run()
 
     @override
     def on_advance_end(self) -> None:
-        super().on_advance_end()
+        with NoEnd("the end of a round"):
+            super().on_advance_end()
         self.epoch_loop.forget_journal()
         signal = self.epoch_loop.messages.round_ends()
         if signal and not self.done:

@@ -2,13 +2,16 @@
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
@@ -19,7 +22,8 @@ from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import NAME, LastCheckpoint
-from lightfed.utils.errors import Interrupted, UserError, require
+from lightfed.utils import signals
+from lightfed.utils.errors import Exited, Interrupted, UserError, is_failure, require
 from lightfed.utils.keys import digest, identity
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.process import drop_output
@@ -143,6 +147,35 @@ class RunTrainer(Recorded, L.Trainer):
         resumable = last is not None or self.save_last()
         self.strategy.checkpoints.finish()
         raise Interrupted(signal, finished, resumable=resumable)
+
+    @contextmanager
+    def no_exit(self) -> Iterator[None]:
+        """Report an exit that a user's code asks for, before all is done; see `Exited`.
+
+        Without this a `sys.exit()` in a step would end a script with status 0. Another status stays
+        that of the script, and the command says in a line whose it is. A second Ctrl-C ends it as
+        it does any command.
+        """
+        try:
+            yield
+        except SystemExit as leaving:
+            interrupt = leaving.__context__
+            if not isinstance(interrupt, KeyboardInterrupt):
+                if is_failure(leaving):
+                    leaving.add_note(self._moment)
+                    raise
+                raise Exited.by(leaving, when=self._moment) from leaving
+            # Lightning has turned the interrupt into this exit.
+            if self.state.fn == TrainerFn.FITTING and signals.asked() != SIGINT:
+                raise Exited.by(interrupt, when=self._moment) from interrupt
+            raise
+
+    @property
+    def _moment(self) -> str:
+        """When something happens, in words."""
+        if self.state.fn != TrainerFn.FITTING:
+            return "before the end of the evaluation"
+        return f"after {self.rounds(self.current_epoch)}"
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint, or a UserError; with `fresh`, `last` may start a new run."""

@@ -28,7 +28,7 @@ from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.distributed.slurm import check_launch, check_rank
 from lightfed.distributed.steps import guard_process_groups, refuse_in_step
-from lightfed.runs import checkpoint
+from lightfed.runs import checkpoint, federation_state
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints
 from lightfed.utils.errors import UserError, require
@@ -294,7 +294,10 @@ class FederatedStrategy(DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return checkpoint.load(Path(checkpoint_path), self.ranks)
+        path = Path(checkpoint_path)
+        content, self.checkpoints.spares = checkpoint.load_or_before(path, self.ranks)
+        federation_state.check_parts(content, path)
+        return content
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -10,9 +10,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from lightfed.distributed import requeue
+from lightfed.distributed.slurm import check_variables
+from lightfed.distributed.step_environment import with_environment
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
 from lightfed.engine.federation import Federation, federation_of
@@ -21,13 +25,17 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import check_callback, with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.fits.hook_table import split
+from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
 from lightfed.utils.signals import listening
+
+# What callbacks of Lightning say of a monitor that nobody measures.
+_NO_METRIC = ("Early stopping conditioned on metric", "`ModelCheckpoint(monitor=")
 
 Precision = Literal["32", "32-true", "bf16-mixed", 32]
 
@@ -121,6 +129,7 @@ class FederatedTrainer(RunTrainer):
                 needs this many tasks per GPU.
             enable_page: Make the run folder's page and print the summary at the end.
         """
+        check_variables(os.environ)
         self._deferred_checkpoints = []
         self._makes_page = enable_page
         time = None if max_time is None else str(max_time)
@@ -186,7 +195,7 @@ class FederatedTrainer(RunTrainer):
             use_distributed_sampler=False,
             profiler=profiler,
             detect_anomaly=detect_anomaly,
-            plugins=plugins,
+            plugins=with_environment(plugins),
             default_root_dir=default_root_dir,
             enable_autolog_hparams=False,
         )
@@ -222,9 +231,16 @@ class FederatedTrainer(RunTrainer):
         logger = self.run_logger
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
-                super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
+                with self.no_exit():
+                    super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except Interrupted as ended:
                 requeue.leave(ended, first=self.is_global_zero)
+            except (MisconfigurationException, RuntimeError) as error:
+                # A monitor that nobody measures is known after a round: the run leaves nothing.
+                new = path is None and self.current_epoch == 0
+                if logger is not None and new and f"{error}".startswith(_NO_METRIC):
+                    logger.place.give_up()
+                raise
             self.strategy.barrier()  # a rank may have failed in its last hook
             if logger is not None and self.is_global_zero:
                 self._conclude(logger, page=self._makes_page)
@@ -240,7 +256,9 @@ class FederatedTrainer(RunTrainer):
             **kwargs: likewise.
         """
         self._check_launch(args, kwargs)
-        return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            return super().validate(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
 
     @override
     @silenced()
@@ -253,7 +271,9 @@ class FederatedTrainer(RunTrainer):
             **kwargs: likewise.
         """
         self._check_launch(args, kwargs)
-        return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            return super().test(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
 
     @override
     @silenced()
@@ -280,7 +300,9 @@ class FederatedTrainer(RunTrainer):
             raise UserError("predict", found, "give a number from 0")
         federation.predicts = client
         self._check_launch(args, kwargs)
-        outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            outputs = super().predict(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
         (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
         return found
 
@@ -303,7 +325,27 @@ class FlagSignals(_SignalConnector):
 
 
 class Restores(_CheckpointConnector):
-    """Restores no optimisers of the server, which has none."""
+    """Restores no optimisers of the server, which has none; what it cannot restore is one line."""
+
+    @override
+    def restore_model(self) -> None:
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_model()
+
+    @override
+    def restore_callbacks(self) -> None:
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_callbacks()
+
+    @override
+    def restore_loops(self) -> None:
+        trains = self.trainer.state.fn == TrainerFn.FITTING and bool(self._loaded_checkpoint)
+        loops = self._loaded_checkpoint.get("loops")
+        found = f"{self.trainer.ckpt_path} lacks loops: it has weights alone"
+        fix = "give another checkpoint to train on from; weights can be tested"
+        require(isinstance(loops, dict) or not trains, "ckpt_path", found, fix)
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_loops()
 
     @override
     def restore_optimizers_and_schedulers(self) -> None:

@@ -21,6 +21,7 @@ from lightfed.simulation.devices import Devices
 from lightfed.state.client_state import Kept, KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import check_arguments
 from lightfed.utils.recorded import Recorded
 
 _NOTHING = torch.empty(0)
@@ -131,6 +132,11 @@ class LocalPenalty(SessionHooks, Recorded):
     """
 
     stateful: bool = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments by their annotated bounds, before the constructor runs."""
+        check_arguments(cls, args, kwargs, "model.local_penalty.init_args")
+        return super().__new__(cls, *args, **kwargs)
 
     def setup(self, fed: Any) -> None:
         """Declare what clients keep; reject a federation that the penalty does not fit."""

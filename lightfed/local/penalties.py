@@ -6,7 +6,6 @@ between rounds, what it remembers would belong to others. One of your own derive
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import lightning.pytorch as L
@@ -21,6 +20,7 @@ from lightfed.models.build import DataSpec, blank
 from lightfed.models.client_module import ClientModule
 from lightfed.models.composites.contrastive import Contrastive
 from lightfed.models.composites.split import split
+from lightfed.utils.bounds import Count, Positive, Weight
 from lightfed.utils.errors import require
 
 KEY = "model.local_penalty.init_args"
@@ -34,13 +34,12 @@ class Pull(LocalPenalty):
 
     side_by_side = True
 
-    def __init__(self, mu: float) -> None:
+    def __init__(self, mu: Weight) -> None:
         """Set the pull.
 
         Args:
             mu: Its weight; 0 is none.
         """
-        require(0 <= mu < inf, f"{KEY}.mu", mu, "give a proximal weight of 0 or more")
         self.mu = mu
 
     @override
@@ -59,13 +58,12 @@ class LinearTerm(LocalPenalty):
     side_by_side = True
     stateful = True
 
-    def __init__(self, alpha: float = 0.01) -> None:
+    def __init__(self, alpha: Positive = 0.01) -> None:
         """Set the regularisation.
 
         Args:
             alpha: Of a client with as many samples as the mean client.
         """
-        require(0 < alpha < inf, f"{KEY}.alpha", alpha, "give a weight above 0")
         self.alpha = alpha
 
     @override
@@ -114,7 +112,7 @@ class Contrast(LocalPenalty):
 
     stateful = True
 
-    def __init__(self, mu: float = 1.0, temperature: float = 0.5, pool: int = 1) -> None:
+    def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5, pool: Count = 1) -> None:
         """Set the contrast.
 
         Args:
@@ -122,10 +120,6 @@ class Contrast(LocalPenalty):
             temperature: tau.
             pool: Number of previous models that a client keeps.
         """
-        require(0 <= mu < inf, f"{KEY}.mu", mu, "give a weight of 0 or more")
-        found, fix = temperature, "give a temperature above 0"
-        require(0 < temperature < inf, f"{KEY}.temperature", found, fix)
-        require(pool >= 1, f"{KEY}.pool", pool, "give at least 1")
         self.mu, self.temperature, self.pool = mu, temperature, pool
 
     @override

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightfed.utils.errors import UserError, reason, require
 
@@ -60,12 +61,23 @@ def build_network(
     except UserError as error:
         named = f"{key}.init_args.{error.key}" if error.key else key
         raise UserError(named, error.found, error.fix) from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(key, reason(error), "correct its init_args") from error
+    except Exception as error:  # an empty list and zero heads raise anything
+        raise UserError(_suspect(factory, key), reason(error), "correct its init_args") from error
+    for name, tensor in (*built.named_parameters(), *built.named_buffers()):
+        found = f"{name} is lazy: it has no shape before the first batch"
+        require(not is_lazy(tensor), key, found, "give its layer all of its sizes")
     for name, parameter in built.named_parameters():
         found = f"{name} has the shape {tuple(parameter.shape)}"
         require(0 not in parameter.shape, key, found, "give sizes above 0 in its init_args")
     return built
+
+
+def _suspect(factory: Callable[[], nn.Module], key: str) -> str:
+    """The key of the argument that is empty or zero, if there is only one; else the network's."""
+    written = factory.keywords if isinstance(factory, partial) else {}
+    nothing = [name for name, value in written.items() if value in (0, [], ()) and value != ""]
+    named = [name for name in nothing if not isinstance(written[name], bool | float)]
+    return f"{key}.init_args.{named[0]}" if len(named) == 1 else key
 
 
 def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:

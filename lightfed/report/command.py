@@ -1,22 +1,27 @@
 """`lightfed report`: the page of one run, or a comparison of several."""
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from lightfed.drawing.files import FORMATS, TABLES, listed
 from lightfed.report.page import build, print_summary
-from lightfed.results.run import read
+from lightfed.results.run import Run, read
+from lightfed.results.text import counted
 from lightfed.utils.errors import OneLineParser, UserError, require
+from lightfed.utils.record import version_of
 
 METRICS = "metrics.csv"
+OF_COMPARISONS = ("output", "group", "target", "pivot", "columns", "std")  # options, by name
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed report`."""
     asked = _parser().parse_args(argv)
-    runs, skipped = [], []
+    runs: list[Run] = []
+    skipped: list[str] = []
     if len(asked.runs) == 1 and not asked.compare:
         runs = [read(asked.runs[0])]
     else:
@@ -29,10 +34,16 @@ def main(argv: Sequence[str]) -> int:
             require(folder.exists(), "report", f"there is no folder {folder}", fix)
             try:
                 if folder.name != "index.html" and not (folder / "comparison.html").is_file():
-                    runs.append(read(folder))
+                    run = read(folder)
+                    run.check()
+                    runs.append(run)
             except UserError as error:
                 skipped.append(f"skipped {folder}: {error.found}")
     if len(runs) == 1 and not asked.compare:
+        for name in OF_COMPARISONS:
+            fix = "leave it out, or name two or more runs"
+            unused = getattr(asked, name) == _parser().get_default(name)
+            require(unused, f"--{name}", "given for the page of one run", fix)
         print(*skipped, sep="\n", end="\n" * bool(skipped))
         build(runs[0].folder, formats=asked.format, tables=asked.table)
         print_summary(runs[0].folder)
@@ -41,10 +52,20 @@ def main(argv: Sequence[str]) -> int:
     require(len(runs) > 1, "report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
-    own = ("output", "group", "target", "pivot", "columns", "std")
-    options = {name: getattr(asked, name) for name in own}
+    skipped += versions_of(runs)
+    options = {name: getattr(asked, name) for name in OF_COMPARISONS}
     compare(runs, formats=asked.format, tables=asked.table, notes=skipped, **options)
     return 0
+
+
+def versions_of(runs: Sequence[Run]) -> list[str]:
+    """A line that names the versions of lightfed that wrote these runs, if there are several."""
+    found = Counter(version_of(run.environment) for run in runs)
+    if len(found) < 2:
+        return []
+    named = [f"{version}: {counted(number, 'run')}" for version, number in found.most_common(4)]
+    more = [f"and {len(found) - len(named)} more"] if len(found) > len(named) else []
+    return [f"written by several versions: {', '.join([*named, *more])}"]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.figures import run_figures
 from lightfed.report.tables import client_group_table, headline, key_figures, measured, rounds_text
-from lightfed.results.run import Run, primary_metric, read
+from lightfed.results.run import NotBegun, Run, primary_metric, read, reading
 from lightfed.results.text import goal_text
 from lightfed.studies.figures import figures_of_run
 from lightfed.utils.errors import UserError
@@ -127,25 +127,50 @@ def _write_list(run: Run) -> None:
     """Write the list of all runs beside one, unless something else has written an index.html."""
     folder = run.folder.absolute().parent
     page = folder / PAGE
-    if page.is_file() and OURS not in page.read_text("utf-8"):
+    if page.is_file() and OURS not in page.read_text("utf-8", "replace"):
         return
     found = {}
-    for path in sorted(folder.glob("*/metrics.csv"), key=lambda path: -path.stat().st_mtime):
-        with suppress(UserError):  # no finished round yet, or damaged
-            one = read(path.parent)
+    for path in sorted(folder.glob("*/metrics.csv"), key=_age):
+        row = _row(path.parent)
+        if row is not None:
+            row["changed"] = f"{datetime.fromtimestamp(-_age(path)):%Y-%m-%d %H:%M}"
+            found[path.parent.name] = row
+    links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]
+    shown, title = DataFrame(found.values(), dtype="str"), f"Runs in {folder.name}"
+    text = document(title, template=PAGE, ours=OURS, runs=shown, links=links)
+    write_file(page, text.encode())
+
+
+def _row(folder: Path) -> dict[str, str] | None:
+    """A run's row in the list; None without a finished round. One that cannot be read is named."""
+    try:
+        with reading(folder):
+            one = read(folder)
             column = primary_metric(one)
-            found[path.parent.name] = {
-                "run": path.parent.name,
+            return {
+                "run": folder.name,
                 "algorithm": one.algorithm,
                 "data": f"{one.data}{one.note}",
                 "seed": str(one.seed),
                 "rounds": rounds_text(one),
                 "final figure": goal_text(column, one.final(column)),
-                "state": ("finished" if one.finished else "not finished")
-                + ", of a search" * one.of_search,
-                "changed": f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}",
+                "state": _state(one),
             }
-    links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]
-    shown, title = DataFrame(found.values(), dtype="str"), f"Runs in {folder.name}"
-    text = document(title, template=PAGE, ours=OURS, runs=shown, links=links)
-    write_file(page, text.encode())
+    except NotBegun:
+        return None
+    except UserError as error:  # another program's folder, or a damaged one
+        blank = dict.fromkeys(("algorithm", "data", "seed", "rounds", "final figure"), "")
+        return {"run": folder.name, **blank, "state": f"skipped: {error.found}"}
+
+
+def _state(run: Run) -> str:
+    """Whether a run has finished, and whether it belongs to a search of settings."""
+    state = "finished" if run.finished else "not finished"
+    return f"{state}, of a search" if run.of_search else state
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was changed, up to a constant; 0 if it has just been removed."""
+    with suppress(OSError):
+        return -path.stat().st_mtime
+    return 0.0

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightfed.results.text import direction, is_share
+from lightfed.utils import record
 from lightfed.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ OF_CLIENTS = {
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
+MOST_GROUPS, MOST_COLUMNS = 500, 5_000  # more than anybody reads, in seconds
 TIME = "virtual_time"  # column of the seconds of a simulated clock since the start
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
@@ -56,10 +58,11 @@ class Run:
     """
 
     def __init__(self, folder: Path) -> None:
-        with reading(folder / "environment.json") as path:
-            stated: dict[str, Any] = json.loads(path.read_text("utf-8") if path.is_file() else "{}")
+        with reading(folder / record.NAME) as path:
+            recorded = record.parse(record.read_text(path)) if path.is_file() else {}
+        stated = {name: value for name, value in recorded.items() if value is not None}
         experiment, rounds = stated.get("experiment", {}), stated.get("rounds", -1)
-        self.folder, self.environment = folder, stated
+        self.folder, self.environment = folder, recorded
         self.name = str(stated.get("name", folder.name))
         self.algorithm = str(stated.get("algorithm", "algorithm not known"))
         self.data = str(stated.get("dataset", "data not known"))
@@ -70,6 +73,9 @@ class Run:
         self.settings: dict[str, str] = experiment.get("settings", {})
         self.note = " (synthetic data)" if stated.get("synthetic") else ""
         self.planned: int | None = rounds if rounds > 0 else None
+        if len(self.group_sizes) > MOST_GROUPS:
+            found = f"{folder} has {len(self.group_sizes)} groups of clients"
+            raise UserError("report", found, f"reports show at most {MOST_GROUPS}")
 
     @cached_property
     def rounds(self) -> DataFrame:
@@ -107,17 +113,27 @@ class Run:
     def costs(self) -> dict[str, np.ndarray]:
         """(3,) bytes up, bytes down and FLOPs of all clients of each group since the start.
 
-        Empty without costs.npz, and if a later round has added to them.
+        Empty without costs.npz or the names of the groups, and if a later round has added to them.
         """
         arrays = self.arrays("costs")
-        current = arrays and int(arrays["round"]) == self.last_round
-        return dict(zip(self.group_sizes, arrays["sums"], strict=True)) if current else {}
+        if not arrays or not self.group_sizes or int(arrays["round"]) != self.last_round:
+            return {}
+        return dict(zip(self.group_sizes, arrays["sums"], strict=True))
 
     @cached_property
     def config(self) -> str:
         """The text of config.yaml; empty without it."""
         with reading(self.folder / "config.yaml") as path:
             return path.read_text("utf-8") if path.is_file() else ""
+
+    def check(self) -> None:
+        """Read all that reports need; a UserError names the folder if one of its files is damaged.
+
+        Without this a report of many runs would end at the first of them.
+        """
+        with reading(self.folder):
+            whole = [self.costs, self.partition, self.client_groups, self.metrics, self.config]
+            assert len(whole) == 5, "all of them are read"
 
     @property
     def last_round(self) -> int:
@@ -203,9 +219,19 @@ def read(folder: Path | str) -> Run:
     require(run.folder.is_dir(), "report", f"there is no folder {folder}", fix)
     metrics = run.folder / "metrics.csv"
     require(metrics.is_file(), "report", f"{folder} holds no metrics.csv", fix)
-    found, fix = f"{metrics} holds no finished round yet", "wait for the first round to end"
-    require(len(run.rounds) > 0, "report", found, fix)
+    if not len(run.rounds):
+        found, fix = f"{metrics} holds no finished round yet", "wait for the first round to end"
+        raise NotBegun("report", found, fix)
+    with reading(metrics):
+        rounds = run.rounds.index.to_numpy()
+        whole = np.isfinite(rounds).all() and (rounds % 1 == 0).all() and rounds[0] >= 1
+        if not whole or (np.diff(rounds) <= 0).any():
+            raise ValueError("its rounds are not 1, 2, ... in order")
     return run
+
+
+class NotBegun(UserError):
+    """A run has no finished round yet."""
 
 
 @contextmanager
@@ -213,9 +239,18 @@ def reading(path: Path) -> Iterator[Path]:
     """Raise a UserError that names the file, whatever a library raises that cannot read it."""
     try:
         yield path
+    except UserError:
+        raise
     except Exception as error:
         found = f"{path} cannot be read: {' '.join(str(error).split())}"
+        version = record.by_another_version(_recorded(path))
+        found = f"{found}; {version}" if version else found
         raise UserError("report", found, "write the file again or remove it") from error
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """What environment.json says of the run of a file, or of a folder; empty if unreadable."""
+    return record.read_record(path if path.is_dir() else path.parent)
 
 
 def read_csv(path: Path) -> tuple[DataFrame, bool]:
@@ -231,6 +266,9 @@ def read_csv(path: Path) -> tuple[DataFrame, bool]:
     if "\n" not in lines:  # no row yet
         return pd.DataFrame(columns=["round", "client", "group"]), bool(rest)
     with reading(path):
+        columns = lines.partition("\n")[0].count(",") + 1
+        if columns > MOST_COLUMNS:
+            raise ValueError(f"it has {columns} columns, and reports show at most {MOST_COLUMNS}")
         source = io.StringIO(NAN.sub("inf", lines))
         table = pd.read_csv(source, dtype={"group": "str"}, na_values=[""], keep_default_na=False)
         texts = table.drop(columns="group", errors="ignore").select_dtypes(exclude="number")

@@ -2,14 +2,18 @@
 
     last.ckpt                      server state, counters, callbacks: tensors and primitives only
     last.ckpt.shards/<tag>/rank0.pt   states of the stateful clients of rank 0
+    before-last.ckpt               the one before, in case the disk loses a block of the last one
     sessions.ckpt                  the journal: finished sessions of an interrupted round, as shards
 
 A reader sees the old checkpoint or the new one, never a mixture. The shards of a new tag and the
 main file that names the tag are written and flushed under temporary names. Then the new main file
-takes the place of the old one. Shards of other tags are removed last.
+takes the place of the old one. Shards of other tags are removed last, but for those of the
+checkpoint before the last one.
 """
 
+import logging
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping
@@ -21,20 +25,25 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.finished import Suspended
 from lightfed.runs import run_lock
 from lightfed.state.client_state import Saved
-from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
+from lightfed.utils.atomic_io import Damaged, check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError, repair, require
 from lightfed.utils.memory import free_memory
 
 SHARDS = "lightfed_shards"  # key in the main file: tag of the shards, their number, the format
 FORMAT = 4  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
+LAST = "last.ckpt"
+BEFORE = "before-last.ckpt"  # beside it
 JOURNAL = "sessions.ckpt"
 _NOT_STATE = ("hyper_parameters", "hparams_name")  # ends of keys; config.yaml has these values
+log = logging.getLogger(__name__)
+
 # Reading.
 
 
@@ -63,19 +72,68 @@ def _load(path: str | Path, *, share: slice) -> dict[str, Any]:
     main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
     check(main)
     checkpoint = read(main)
-    ours, fix = isinstance(checkpoint, dict) and SHARDS in checkpoint, "give one of a lightfed run"
-    require(ours, "ckpt_path", f"{main} was not written by lightfed", fix)
-    shards = checkpoint[SHARDS]
+    shards = checkpoint.get(SHARDS) if isinstance(checkpoint, dict) else None
+    fix = "give one of a lightfed run"
+    if not isinstance(shards, dict):
+        raise UserError("ckpt_path", f"{main} was not written by lightfed", fix)
     written = shards.get("format")
     if written != FORMAT:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"
         raise UserError("ckpt_path", found, fix)
-    files = [_shard(main, shards["tag"], rank) for rank in range(shards["ranks"])]
+    files = _shards(main, shards)
     for file in files[share]:
         check(file)
     checkpoint[CLIENTS] = [read(file) for file in files]
     return checkpoint
+
+
+def _shards(main: Path, named: Mapping[str, Any]) -> list[Path]:
+    """The files of the shards that a main file names.
+
+    A UserError if it names none that could be there; Damaged if some are not there. It is compared
+    with the files before there is a list of them: what a file claims may be any number.
+    """
+    tag, ranks = named.get("tag"), named.get("ranks")
+    named_well = isinstance(tag, str) and re.fullmatch(r"\w+", tag) is not None
+    fits = named_well and isinstance(ranks, int) and ranks >= 0
+    fix = "give another checkpoint"
+    require(fits, "ckpt_path", f"{main} names its shards by {tag!r} and {ranks!r}", fix)
+    assert isinstance(tag, str), "it is named well"
+    assert isinstance(ranks, int), "it is a number"
+    there = sum(1 for _ in _shard(main, tag, 0).parent.glob("rank*.pt"))
+    if ranks > there:
+        missing = next(rank for rank in range(there + 1) if not _shard(main, tag, rank).is_file())
+        found = f"{_shard(main, tag, missing)} cannot be read (no such file; {ranks} are named)"
+        raise Damaged("ckpt_path", found, fix)
+    return [_shard(main, tag, rank) for rank in range(ranks)]
+
+
+def load_or_before(path: Path, ranks: Ranks) -> tuple[dict[str, Any], bool]:
+    """Read a checkpoint; where last.ckpt is damaged, the one before it, with a line.
+
+    Called by every rank, with the errors of `load`. Returns the content, and whether it is that of
+    the one before.
+    """
+    try:
+        return load(path, ranks), False
+    except Damaged as damaged:
+        before = path.with_name(BEFORE)
+        if path.name != LAST or not ranks.any(before.is_file()):
+            raise
+        try:
+            content = load(before, ranks)
+        except UserError:
+            raise damaged from None  # it is the one that was asked for
+        rounds = content.get("global_step", "an unknown number of")
+        found = f"{damaged.found}: {before.name} is loaded instead, after {rounds} rounds"
+        _warn(found)
+        return content, True
+
+
+@rank_zero_only
+def _warn(message: str) -> None:
+    log.warning("%s", message)
 
 
 def main_file(path: str | Path) -> Path:
@@ -87,8 +145,9 @@ def main_file(path: str | Path) -> Path:
 
 
 def shard_folder(main: Path) -> Path:
-    """The folder of a main file's shards."""
-    return main.with_name(main.name + ".shards")
+    """The folder of a main file's shards; the one before the last has its tag among the last's."""
+    name = LAST if main.name == BEFORE else main.name
+    return main.with_name(name + ".shards")
 
 
 def tag_of(main: Path) -> str:
@@ -104,6 +163,8 @@ def tag_of(main: Path) -> str:
 def remove(path: str | Path) -> None:
     """Remove a checkpoint and its shards."""
     Path(path).unlink(missing_ok=True)
+    if Path(path).name == LAST:
+        Path(path).with_name(BEFORE).unlink(missing_ok=True)
     shutil.rmtree(shard_folder(Path(path)), ignore_errors=True)
 
 
@@ -123,12 +184,14 @@ class Writing:
     """A checkpoint, as dumped by Lightning, that is to be written; every rank makes one.
 
     The rows of this rank's clients are under `CLIENTS`, on stateful runs. `path`, of rank 0, is
-    that of the main file.
+    that of the main file. With `keeps`, the checkpoint that it replaces stays beside it, as BEFORE.
     """
 
-    def __init__(self, checkpoint: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
+    def __init__(
+        self, checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, *, keeps: bool = False
+    ) -> None:
         main, self._tag = ranks.broadcast((str(path), uuid4().hex[:12]))
-        self._main = Path(main)
+        self._main, self._keeps = Path(main), keeps
         self._rows: Saved | None = checkpoint.pop(CLIENTS, None)
         keys = [key for key in checkpoint if not key.endswith(_NOT_STATE)]
         self._content = {key: checkpoint[key] for key in keys}  # only primitives load safely
@@ -186,18 +249,38 @@ class Writing:
             flush_folder(shard_folder(main))  # the tag's own name
         _write(self._content, _part(main, self._tag))
         run_lock.check(main)  # at the last moment
+        if self._keeps:
+            self._keep_old()
         os.replace(_part(main, self._tag), main)
         flush_folder(main.parent)
         with suppress(OSError):  # the next checkpoint removes leftovers
             self._remove_others()
 
+    def _keep_old(self) -> None:
+        """Give the old main file a second name, so that there is a whole one at every moment."""
+        main = self._main
+        if not main.is_file() or main.is_symlink():
+            return
+        before = main.with_name(BEFORE)
+        second = _part(before, self._tag)
+        try:
+            os.link(main, second)
+        except OSError:  # a file system without links
+            shutil.copyfile(main, second)
+        os.replace(second, before)
+
     def _remove_others(self) -> None:
         """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
-        for old in shard_folder(self._main).glob("*"):
-            if old.name != self._tag:
+        main = self._main
+        kept = {self._tag}
+        if main.name == LAST:
+            kept.add(tag_of(main.with_name(BEFORE)))
+        for old in shard_folder(main).glob("*"):
+            if old.name not in kept:
                 shutil.rmtree(old, ignore_errors=True)
-        for part in self._main.parent.glob(_part(self._main, "*").name):
-            part.unlink(missing_ok=True)
+        for name in (main, main.with_name(BEFORE)):
+            for part in main.parent.glob(_part(name, "*").name):
+                part.unlink(missing_ok=True)
 
     def _remove_new(self) -> None:
         folder = shard_folder(self._main)
@@ -208,9 +291,11 @@ class Writing:
             folder.rmdir()
 
 
-def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
+def save(
+    checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, *, keeps: bool = False
+) -> None:
     """Write a checkpoint; called by every rank, with arguments and errors of `Writing`."""
-    Writing(checkpoint, path, ranks).write(ranks)
+    Writing(checkpoint, path, ranks, keeps=keeps).write(ranks)
 
 
 def _write(content: Any, path: Path) -> None:

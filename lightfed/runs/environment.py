@@ -1,11 +1,9 @@
 """What a result depends on besides its configuration, as recorded in environment.json."""
 
 import platform
-import subprocess
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from lightfed.data.digests import digests
 from lightfed.local.hooks import Hooks
 from lightfed.utils import __version__
 from lightfed.utils.keys import experiment, flat
+from lightfed.utils.record import commit
 
 _PACKAGES = "torch torchvision torchaudio lightning torchmetrics triton numpy"
 
@@ -75,15 +74,4 @@ def _versions() -> dict[str, str]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return versions | {"commit": _commit()}
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+    return versions | {"commit": commit()}

@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
 from lightfed.runs import run_lock
 from lightfed.runs.checkpoint import JOURNAL
+from lightfed.utils import record
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.record import read_record
 
-_ENVIRONMENT = "environment.json"
 CONFIG = "config.yaml"
+_OURS = (version("torch"), "")  # the build of torch of this process, as environment.json has it
 _in_this_process: set[Path] = set()  # folders that runs of this process have written to
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class RunFolder:
         self.script: str | None = None
         self._reconfigured = False  # some rounds had another configuration
         self._warns = False  # that this is so of the rounds up to now
+        self._earlier_torch: list[str] = []  # other builds, which trained rounds up to now
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
@@ -104,7 +108,7 @@ class RunFolder:
         Raises TakenOver, or an OSError.
         """
         run_lock.check(self.path)
-        known = [self.path / name for name in (_ENVIRONMENT, run_lock.OWNER)]
+        known = [self.path / name for name in (record.NAME, run_lock.OWNER)]
         if self._owned and not any(path.exists() for path in known):
             raise FileNotFoundError(errno.ENOENT, "it was removed during the run", str(self.path))
 
@@ -167,7 +171,7 @@ class RunFolder:
         the checkpoint holds what must agree.
         """
         candidates = self._candidates()
-        alike = [f for f in candidates if self._is_alike(read_environment(f))]
+        alike = [f for f in candidates if self._is_alike(read_record(f))]
         chosen = alike or ([] if trains else candidates)
         if chosen:
             return self.resume_from(_last(max(chosen, key=_age)))
@@ -183,10 +187,12 @@ class RunFolder:
         path = Path(ckpt_path)
         folder = path.parent.parent
         here = folder.parent.resolve() == self.save_dir.resolve()
+        recorded = read_record(folder) if path.parent.name == "checkpoints" else {}
+        builds = [*_builds(recorded), recorded.get("torch", "")]
+        self._earlier_torch = [build for build in dict.fromkeys(builds) if build not in _OURS]
         if here and path.parent.name == "checkpoints":
             self.name = folder.name
             self.resumed = True
-            recorded = read_environment(folder)
             self._warns = bool(recorded) and not self._is_alike(recorded)
             self._reconfigured = self._warns or bool(recorded.get("reconfigured"))
         return path
@@ -195,6 +201,9 @@ class RunFolder:
         """Warn of a checkpoint, now that it is loaded, that another configuration has written."""
         if self._warns:
             _warn("%s was trained with another configuration up to now", self.path)
+        if self._earlier_torch:
+            others = " and ".join(self._earlier_torch)
+            _warn("rounds up to now ran on torch %s, this is %s: bits may differ", others, _OURS[0])
 
     def _is_alike(self, recorded: Mapping[str, Any]) -> bool:
         """Whether a run has this configuration, by its record."""
@@ -203,12 +212,12 @@ class RunFolder:
     def _candidates(self) -> list[Path]:
         """Folders of this name that hold a checkpoint."""
         folders = self.save_dir.glob(f"{glob.escape(self.base)}*")
-        alike = (f for f in folders if read_environment(f).get("name") == self.base)
+        alike = (f for f in folders if read_record(f).get("name") == self.base)
         return [folder for folder in alike if _last(folder).is_file()]
 
     def _is_own(self, folder: Path) -> bool:
         """Whether this job created or resumed it, with this configuration."""
-        recorded = read_environment(folder)
+        recorded = read_record(folder)
         if self._job is None or recorded.get("job") != self._job.key:
             return False
         ours = recorded.get("name") == self.base and recorded.get("config") == self.config
@@ -224,32 +233,34 @@ class RunFolder:
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
         """Record that the run has finished; see `finished_rounds`."""
         finished = {"rounds": rounds, "limits": dict(limits)}
-        _write(self.path, read_environment(self.path) | {"finished": finished})
+        _write(self.path, read_record(self.path) | {"finished": finished})
 
     def finished_rounds(self, limits: Mapping[str, Any]) -> int | None:
         """The number of rounds after which this job has finished the run; None if it has not.
 
         If the limits of this run, as primitives, have changed, it is not finished.
         """
-        recorded: Any = read_environment(self.path).get("finished") if self._own else None
+        recorded: Any = read_record(self.path).get("finished") if self._own else None
         same = recorded is not None and recorded["limits"] == dict(limits)
         return int(recorded["rounds"]) if same else None
 
     def _identity(self) -> dict[str, Any]:
         """What distinguishes this run from others."""
         job = None if self._job is None else self._job.key
-        recorded = {"name": self.base, "config": self.config, "script": self.script, "job": job}
+        recorded: dict[str, Any] = {
+            "name": self.base,
+            "config": self.config,
+            "script": self.script,
+            "job": job,
+        }
         recorded["reconfigured"] = "yes" if self._reconfigured else None
+        recorded["earlier_torch"] = ", ".join(self._earlier_torch) or None
         return {key: value for key, value in recorded.items() if value is not None}
 
 
-def read_environment(folder: Path) -> dict[str, Any]:
-    """Read a run folder's environment.json; empty if it is missing or unreadable."""
-    try:
-        recorded = json.loads((folder / _ENVIRONMENT).read_text())
-    except (OSError, ValueError):
-        return {}
-    return recorded if isinstance(recorded, dict) else {}
+def _builds(recorded: Mapping[str, Any]) -> list[str]:
+    """The builds of torch that a record says to have trained rounds before its own."""
+    return str(recorded.get("earlier_torch", "")).split(", ")
 
 
 def check_name(key: str, name: str) -> None:
@@ -274,4 +285,4 @@ def _warn(message: str, *args: Any) -> None:
 
 def _write(folder: Path, recorded: Mapping[str, Any]) -> None:
     content = json.dumps(recorded, indent=1, default=str) + "\n"
-    write_atomically(folder / _ENVIRONMENT, lambda file: file.write(content.encode()))
+    write_atomically(folder / record.NAME, lambda file: file.write(content.encode()))

@@ -18,6 +18,7 @@ from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 
 OWNER = ".owner"
+_OWNS = {"token": str, "host": str, "pid": int}  # what is in it
 _tokens: dict[Path, str] = {}  # tokens of this process, by folder
 
 
@@ -58,12 +59,16 @@ def check(path: Path) -> None:
 
 
 def _owner(folder: Path) -> dict[str, Any]:
-    """The token of a folder's owner; empty if it was removed or corrupted."""
+    """The token of a folder's owner; empty if it was removed, or is not as `take` writes it."""
     try:
         owner = json.loads((folder / OWNER).read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, RecursionError, ValueError):
         return {}
-    return owner if isinstance(owner, dict) and "token" in owner else {}
+    if not isinstance(owner, dict):
+        return {}
+    known = [isinstance(owner.get(name), kind) for name, kind in _OWNS.items()]
+    of_job = isinstance(owner.get("job", ""), str) and isinstance(owner.get("restarts", 0), int)
+    return owner if all(known) and of_job else {}
 
 
 def _taken_over(folder: Path, owner: dict[str, Any]) -> TakenOver:

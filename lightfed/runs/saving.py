@@ -10,17 +10,23 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
+from lightfed.runs.checkpoint import LAST as NAME
 from lightfed.runs.checkpoint import Writing
 
-NAME = "last.ckpt"
 BACKGROUND = "background"  # storage option: training goes on while the checkpoint is written
 
 
 class Checkpoints:
-    """Saves; every method is called by every rank. A thread may write while training goes on."""
+    """Saves; every method is called by every rank. A thread may write while training goes on.
+
+    Attributes:
+        spares: The next last.ckpt replaces a damaged one, and the run goes on from the one before
+            it: that one stays, and the damaged one does not take its place.
+    """
 
     def __init__(self) -> None:
         self._job: Future[None] | None = None
+        self.spares = False
 
     @property
     def failed(self) -> bool:
@@ -35,7 +41,10 @@ class Checkpoints:
         it at its exit, where it would be in the way of an error.
         """
         self.finish()
-        writing = Writing(content, path, ranks)
+        keeps = path.name == NAME and not self.spares
+        writing = Writing(content, path, ranks, keeps=keeps)
+        if path.name == NAME:
+            self.spares = False
         if option != BACKGROUND or not writing.detach(ranks):
             writing.write(ranks)
             return
@@ -99,6 +108,12 @@ class LastCheckpoint(ModelCheckpoint):
         """Path of the checkpoint, available once the run has its folder."""
         assert self.dirpath is not None, "setup chooses the folder"
         return Path(self.dirpath) / NAME
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the paths of checkpoints in this folder; those elsewhere are another run's."""
+        if state_dict.get("dirpath") == self.dirpath:
+            super().load_state_dict(state_dict)
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

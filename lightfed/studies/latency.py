@@ -22,6 +22,7 @@ from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import require
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
+_MOST, _MOST_WAITS = 10_000, 1_000  # devices of all servers, and values of B: seconds of time
 _BATCHES, _ROUNDS = 20, 100  # of consecutive rounds in a run, and in a batch
 
 
@@ -103,6 +104,10 @@ def latency(
     """
     for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
         require(value >= least, f"--{name}", value, f"give at least {least}")
+    for name, value in (("servers", servers), ("devices", devices), ("servers", servers * devices)):
+        found = f"{servers} servers of {devices} devices"
+        require(value <= _MOST, f"--{name}", found, f"give at most {_MOST} in all")
+    require(len(waits or ()) <= _MOST_WAITS, "--waits", f"{len(waits or ())} values", "give fewer")
     from lightfed.simulation.clock import check_waits
 
     waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})

@@ -74,6 +74,10 @@ def read(path: Path) -> Any:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: object, why: object) -> UserError:
+class Damaged(UserError):
+    """A file that was whole once cannot be read: truncated, corrupt, or on a bad block."""
+
+
+def _unreadable(path: object, why: object) -> Damaged:
     short = re.split(r"\n|\. ", str(why))[0]
-    return UserError("ckpt_path", f"{path} cannot be read ({short})", "give another checkpoint")
+    return Damaged("ckpt_path", f"{path} cannot be read ({short})", "give another checkpoint")

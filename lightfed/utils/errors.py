@@ -7,9 +7,11 @@ import sys
 from argparse import ArgumentParser
 from traceback import walk_tb
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from typing_extensions import override
+
+from lightfed.utils.plain_text import plain
 
 _LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was found and the fix
 # Tracebacks of errors that one line reports. A run writes them to its folder.
@@ -85,7 +87,7 @@ class OneLineParser(ArgumentParser):
 
 def _cut(text: str, most: int) -> str:
     """A text on one line; the middle of a longer one than `most` characters is left out."""
-    line, half = " ".join(text.split()), (most - 5) // 2
+    line, half = plain(" ".join(text.split())), (most - 5) // 2
     return line if len(line) <= most else f"{line[:half]} ... {line[-half:]}"
 
 
@@ -118,6 +120,16 @@ def of_users_code(error: BaseException) -> UserError | None:
     return None
 
 
+def is_failure(leaving: SystemExit) -> bool:
+    """Whether the status of an exit is not 0, as the system cuts it."""
+    return bool(leaving.code & 0xFF if isinstance(leaving.code, int) else leaving.code)
+
+
+def is_raised_by_user(error: BaseException) -> bool:
+    """Whether a user's code, called by lightfed, has raised this very error."""
+    return bool(_calls(error))
+
+
 def _calls(error: BaseException) -> list[tuple[FrameType, int]]:
     """The calls from lightfed's first to the innermost in a user's code; [] if there is none."""
     calls = list(walk_tb(error.__traceback__))
@@ -141,6 +153,34 @@ def _key(owner: object) -> str | None:
     return next((_KEYS[c.__name__] for c in type(owner).__mro__ if c.__name__ in _KEYS), None)
 
 
+class Exited(UserError):
+    """A user's code, or a library, ends the process before the command has done its work.
+
+    A status of 0 would say that the work is done: then the command ends with that of a mistake. Any
+    other status that the code has asked for is the command's.
+    """
+
+    def __init__(self, key: str, found: str, fix: str, status: int = UserError.status) -> None:
+        super().__init__(key, found, fix)
+        self.status = status
+
+    @override
+    def __reduce__(self) -> Any:
+        return type(self), (self.key, self.found, self.fix, self.status)
+
+    @classmethod
+    def by(cls, error: SystemExit | KeyboardInterrupt, *, when: str) -> "Exited":
+        """What is said of an exit: where it was asked for, and when, in words."""
+        named = of_users_code(error)
+        key = "trainer" if named is None else named.key
+        fix = "raise an error, or end a run early by trainer.should_stop = True"
+        code = getattr(error, "code", None)
+        status = UserError.status
+        if isinstance(error, SystemExit) and is_failure(error):
+            status = code & 0xFF if isinstance(code, int) else 1  # of a text, as Python does
+        return cls(key, f"{reason(error)}, {when}", fix, status)
+
+
 class DiskError(UserError):
     """A run cannot write to its folder; the complete files there are intact."""
 
@@ -152,6 +192,23 @@ def repair(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "keep the folder of the run"
     return "free space" if error.errno in FULL else "repair the file system"
+
+
+class NoEnd:
+    """A block in which StopIteration is an error: Lightning's loops take it for their end.
+
+    It is no generator's context manager: that one would take the new error for the old one.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError(f"{self._what} raised StopIteration") from error
 
 
 class Interrupted(Exception):

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from inspect import isclass, isfunction
 from typing import Any, Literal, NamedTuple, cast
 
 # What depends on a key. `result`: what a round computes. `seed`: likewise, but runs that differ in
@@ -160,9 +161,16 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key_of(key).role in ("result", "seed")}
 
 
+def _named(value: Any) -> str:
+    """A text of an object that every process gives alike: not its address, which no other has."""
+    if isclass(value) or isfunction(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return re.sub(" at 0x[0-9a-f]+", "", str(value))
+
+
 def digest(value: Any) -> str:
     """Of anything that JSON can write: 16 hexadecimal digits."""
-    text = json.dumps(value, sort_keys=True, default=str)
+    text = json.dumps(value, sort_keys=True, default=_named)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -46,9 +46,10 @@ def is_interactive() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, by its launcher's variables."""
+    """Whether this process is rank 0, by its launcher's variables; what is no number is none."""
     names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in names)
+    values = [os.environ.get(name, "0") for name in names]
+    return not any(value.isdigit() and int(value) for value in values)
 
 
 def report(error: UserError) -> None:

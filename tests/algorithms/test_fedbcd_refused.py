@@ -21,10 +21,11 @@ HALVES = [[0.5, 0.5], [0.5, 0.5]]
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"wait": 0}, "wait: wait for 0 of 2 servers"),
+        ({"wait": 0}, "wait: 0; give at least 1"),
         ({"gamma": -1.0}, r"gamma: -1\.0;"),
-        ({"gamma": [1.0, float("nan")]}, r"gamma: \[1\.0, nan\];"),
-        ({"gamma": []}, r"gamma: \[\];"),
+        ({"gamma": [1.0, float("nan")]}, "gamma: nan;"),
+        ({"gamma": []}, "gamma: an empty list;"),
+        ({"wait": 3}, "wait: wait for 3 of 2 servers"),
         ({"server_lr": 0.0}, r"server_lr: 0\.0;"),
         ({"server_lr": float("inf")}, "server_lr: inf;"),
         ({"mixing": [[1.0]]}, r"mixing: of shape \[1, 1\] for 2 servers;"),

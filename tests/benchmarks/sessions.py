@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 from workloads import BATCH_SIZE, LEARNING_RATE
 
-from lightfed.models.image_format import crashing
+from lightfed.models.image_format import guarded
 
 Tensors = list[Tensor]
 
@@ -75,7 +75,7 @@ class OneByOne(Sessions):
     ) -> None:
         super().__init__(model, x, y, batch=batch)
         self._tuned = tuned
-        self._last = tuned and self.convolves and not crashing(model)
+        self._last = tuned and self.convolves and not guarded(model)
         if self._last:
             model.to(memory_format=torch.channels_last)
             self.x = x.permute(0, 2, 3, 1).contiguous()

@@ -182,7 +182,7 @@ def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> 
 
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="narrow strided convolutions in channels_last crash torch 2.12 without AVX-512",
+    reason="under torch 2.12.1 this benchmark was measured on CPUs with AVX-512 alone",
 )
 def test_weights_in_the_order_of_the_images_are_not_copied(
     capsys: pytest.CaptureFixture[str],

@@ -155,7 +155,11 @@ def test_missing_lines_are_submitted(here: Path, monkeypatch: pytest.MonkeyPatch
     done.mkdir(parents=True)
     (wanted,) = check_here([[*FIT.split(), "--model.seed", "2"]])
     assert isinstance(wanted, Wanted)
-    stated = {"name": "run", "config": wanted.digest, "finished": {"limits": wanted.limits}}
+    stated = {
+        "name": "run",
+        "config": wanted.digest,
+        "finished": {"rounds": 2, "limits": wanted.limits},
+    }
     (done / "environment.json").write_text(json.dumps(stated))
     more = ["--trainer.precision", "32"]
     assert status_of("list", "--slurm", "--jobs", "8", *more) == 3

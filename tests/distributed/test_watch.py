@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from lightfed.distributed import watch
 from lightfed.distributed.connections import _TOKEN, _caller
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
@@ -168,3 +170,53 @@ def test_a_stranger_at_the_port_is_no_rank(hello: bytes) -> None:
     with ours, theirs:
         theirs.sendall(token + (300).to_bytes(4, "big"))
         assert _caller(ours, token) == 300
+
+
+def until(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    """What is printed until a text is among it."""
+    printed, limit = "", time.monotonic() + 30
+    while text not in printed:
+        assert time.monotonic() < limit, printed
+        time.sleep(0.01)
+        printed += capsys.readouterr().err
+    return printed
+
+
+@pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
+def test_a_rank_that_is_silent_is_named_and_the_run_waits(
+    rank: int,
+    other: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The test is the other rank: it says nothing, as one that is stopped, and then it goes on."""
+    monkeypatch.setattr(watch, "BEAT", 0.05)
+    monkeypatch.setattr(watch, "SILENCE", 0.3)
+    ours, theirs = socket.socketpair()
+    peers = [watch.Peer(0, "a", 7), watch.Peer(1, "b", 8)]
+    watching = watch.Watch(rank, peers, {other: ours}, lambda: None)
+    with theirs:
+        until(capsys, f"lightfed: {peers[other]} is silent for 0.3 s: the run waits for it\n")
+        theirs.sendall(b'{"state": "beat", "said": ""}\n')
+        printed = until(capsys, f"lightfed: {peers[other]} is back\n")
+        assert "is silent" not in printed, "it is named once"
+        theirs.settimeout(30)
+        assert b'"beat"' in theirs.recv(1 << 16), "it says that it lives"
+        theirs.sendall(b'{"state": "left", "said": ""}\n')
+        watching.goodbye("left", "")
+
+
+def test_a_rank_that_beats_is_not_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "BEAT", 0.02)
+    monkeypatch.setattr(watch, "SILENCE", 5.0)
+    ours, theirs = socket.socketpair()
+    watching = watch.Watch(0, [watch.Peer(k, "a", k) for k in range(2)], {1: ours}, lambda: None)
+    with theirs:
+        for _ in range(20):
+            theirs.sendall(b'{"state": "beat", "said": ""}\n')
+            time.sleep(0.02)
+        theirs.sendall(b'{"state": "left", "said": ""}\n')
+        watching.goodbye("left", "")
+    assert capsys.readouterr().err == ""

@@ -95,7 +95,7 @@ def test_a_users_checkpoints_stand_beside_the_last_one(
     step = every.get("every_n_epochs", 1)
     kept = [f"epoch={t}.ckpt" for t in range(step - 1, 4, step)]
     folder = tmp_path / "run" / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir()) == [*kept, "last.ckpt"]
+    assert sorted(p.name for p in folder.iterdir()) == ["before-last.ckpt", *kept, "last.ckpt"]
     assert load(folder / "last.ckpt")["epoch"] == 3
 
 

@@ -172,4 +172,5 @@ RECORDED = [
 @pytest.mark.parametrize("cls", RECORDED, ids=lambda cls: cls.__name__)
 def test_objects_know_the_arguments_that_a_configuration_may_have(cls: type) -> None:
     names = dict.fromkeys(accepted(cls), 1)
-    assert arguments(cls.__new__(cls, **names)) == names
+    made = Recorded.__new__(cls, **names)  # whatever their bounds are
+    assert arguments(made) == names

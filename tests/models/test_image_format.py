@@ -47,7 +47,7 @@ from tests.small import data_of, fit
         (nn.Conv2d(7, 64, 2, stride=2), True),
     ],
 )
-def test_networks_that_are_slow_or_crash_or_drop_pixels_do_not_suit(
+def test_networks_that_are_slow_or_guarded_or_drop_pixels_do_not_suit(
     network: nn.Module, suits: bool
 ) -> None:
     assert suits_channels_last(network) == suits
@@ -128,7 +128,7 @@ class UserShortcut(L.LightningModule):
 
 
 @pytest.mark.parametrize("model", [Shortcut, UserShortcut])
-def test_a_convolution_that_may_crash_gets_torchs_own_format(model: Any, tmp_path: Path) -> None:
+def test_a_guarded_convolution_gets_torchs_own_format(model: Any, tmp_path: Path) -> None:
     federation = trained(model, tmp_path)
     module: Any = federation.fleet.groups[0].module
     assert module.net.formats == {True}

@@ -19,6 +19,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
+from lightfed.utils.record import read_record
 from tests.promises.refusals.mistakes import edited
 from tests.small import CPU, SGD_HALF, Line, fit, random_data, server_row
 
@@ -169,7 +170,7 @@ def test_last_finds_the_folders_of_jobs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_corrupt_environment_is_none(tmp_path: Path) -> None:
     for text in ("{", "[]"):
         (tmp_path / "environment.json").write_text(text)
-        assert runfolder.read_environment(tmp_path) == {}
+        assert read_record(tmp_path) == {}
 
 
 class SecondRank(Ranks):

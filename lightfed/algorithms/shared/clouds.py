@@ -18,6 +18,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.simulation.delays import Exponential
 from lightfed.simulation.devices import Devices
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.bounds import Count
 
 
 class Hierarchical(Algorithm):
@@ -34,9 +35,9 @@ class Hierarchical(Algorithm):
 
     def __init__(
         self,
-        servers: int = 10,
-        active: int = 3,
-        steps: tuple[int, int] = (1, 5),
+        servers: Count = 10,
+        active: Count = 3,
+        steps: tuple[Count, Count] = (1, 5),
         unit: Unit = "step",
         activation: Activation = "uniform",
     ) -> None:

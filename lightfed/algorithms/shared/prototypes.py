@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
@@ -19,6 +18,7 @@ from lightfed.models.client_module import ClientModule
 from lightfed.models.composites.class_means import ClassMeans, ClassSums, mean_of_clients
 from lightfed.models.composites.prototype import ClassClient
 from lightfed.models.composites.split import SplitNetwork, evaluating
+from lightfed.utils.bounds import Weight
 from lightfed.utils.errors import require
 from lightfed.utils.rng import torch_generator
 
@@ -34,7 +34,7 @@ class ByClass(Algorithm):
     values: Tensor  # (C, D)
     seen: Tensor  # (C,)
 
-    def __init__(self, weight: float = 1.0, absent: Absent = "keep") -> None:
+    def __init__(self, weight: Weight = 1.0, absent: Absent = "keep") -> None:
         """Set the weight of the server's vectors in a client's loss, and how long they are kept.
 
         Args:
@@ -43,7 +43,6 @@ class ByClass(Algorithm):
                 it, as in HtFLlib.
         """
         super().__init__()
-        require_argument(0 <= weight < inf, "weight", weight, "give a weight of 0 or more")
         self.weight = weight
         self.absent: Absent = absent
 
@@ -157,8 +156,6 @@ class ServerSGD:
     """
 
     def __init__(self, lr: float, epochs: int) -> None:
-        require_argument(0 < lr < inf, "lr", lr, "give a rate above 0")
-        require_argument(epochs >= 1, "epochs", epochs, "give at least 1")
         self.lr, self.epochs = lr, epochs
 
     def of(

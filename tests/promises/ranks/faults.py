@@ -30,7 +30,10 @@ TIMEOUT = 6.0  # seconds, for the one that hangs
 GRACE = 2.0
 RANKS = 2
 CASE = Case(FedAvg, partial(MLP, hidden=(8,)), federation={"evaluate": ("global",)})
-FAULTS = ("dies", "hangs", "raises", "all raise", "twice", "fit end", "teardown", "exits")
+FAULTS = (
+    "dies", "hangs", "raises", "all raise", "twice", "fit end", "teardown", "exits", "exits first",
+    "interrupts", "exits at once", "exits at once first",
+)  # fmt: skip
 
 
 class Fault(Callback):
@@ -50,12 +53,22 @@ class Fault(Callback):
         if trainer.global_rank == 0:
             if self.name == "dies":
                 time.sleep(60)  # a session that waits for nobody
+            elif self.name == "exits first":
+                sys.exit(0)
+            elif self.name == "exits at once first":
+                os._exit(0)
+        elif self.name.endswith("first"):
+            return
         elif self.name == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.name == "raises":
             raise ZeroDivisionError("of rank 1")
         elif self.name == "exits":
             sys.exit(0)
+        elif self.name == "exits at once":
+            os._exit(0)
+        elif self.name == "interrupts":
+            raise KeyboardInterrupt
         else:
             os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -281,7 +281,7 @@ FEDERATIONS = [
     edit("model.local_steps", 0, "give at least 1"),
     Case("model.local_steps", "give one of", {"model.local_epochs": 2, "model.local_steps": 3}),
     edit("model.eval_clients", 0, "give at least 1"),
-    edit("model.algorithm", of_class("FedProx", mu=-1), "-1.0; give a proximal weight of 0 or more",
+    edit("model.algorithm", of_class("FedProx", mu=-1), "-1; give a number of 0 or more",
           named="model.algorithm.init_args.mu"),
     edit("model.algorithm", of_class("HeteroFL", statistics_batch_size=1), "give at least 2",
           named="model.algorithm.init_args.statistics_batch_size"),
@@ -387,8 +387,9 @@ CLOUDS = [
     clouds("is 2.5; it must be less than 2", server_lr=2.5),
     clouds("row 0 sums to 1.1", mixing=[[0.6, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
     clouds("nowhere.npy", mixing="nowhere.npy"),
-    clouds("[0, 2]; give 1 <= low <= high", steps=[0, 2]),
-    Case("Trace.path", "delays from -1 to",
+    clouds("0; give at least 1", steps=[0, 2]),
+    clouds("[3, 2]; give 1 <= low <= high", steps=[3, 2]),
+    Case("model.devices.delay.init_args.path", "delays from -1 to",
          cloud_of() | {"model.devices": {"delay": of_class("Trace", path="negative.txt")}}),
     Case("model.devices.table", "nowhere.csv cannot be read",
          {"model.devices": {"table": "nowhere.csv"}}),
@@ -433,11 +434,12 @@ METHODS = [
         "model.algorithm": of_class("PFedMoE", shared=SMALL), "data.batch_size": 4,
         "model.clients": [{"count": 3, "model": SMALL}],
     }),
-    method("FML", "model.algorithm.init_args.alpha", "2.0 is outside", shared=SMALL, alpha=2),
-    method("FedKD", "model.algorithm.init_args.energy", "shares in [0, 1]", shared=SMALL,
+    method("FML", "model.algorithm.init_args.alpha", "2.0; give a share from 0 to 1",
+           shared=SMALL, alpha=2),
+    method("FedKD", "model.algorithm.init_args.energy", "give a share from 0 to 1", shared=SMALL,
            energy=[0.5, 2]),
     method("FedProto", "model.clients", "group a gives vectors of 4 numbers, group b of 2"),
-    method("FD", "model.algorithm.init_args.weight", "-1.0; give a weight of 0", weight=-1),
+    method("FD", "model.algorithm.init_args.weight", "-1.0; give a number of 0", weight=-1),
     method("FedAPEN", "model.algorithm.init_args.hold_out", "2.0; give a share", shared=SMALL,
            hold_out=2),
     method("FedAPEN", "model.algorithm.init_args.hold_out", "is all of what client", shared=SMALL,
@@ -523,8 +525,64 @@ LET_THROUGH = [
          [of_class("lightning.pytorch.plugins.precision.DoublePrecision")], "DoublePrecision"),
 ]  # fmt: skip
 
+DELAYS = {
+    "Exponential": {"mean": 0}, "Weibull": {"scale": 1, "shape": 1e-9},
+    "LogNormal": {"mu": 0, "sigma": -1}, "Uniform": {"low": 2, "high": 1},
+    "Constant": {"value": -1},
+}  # fmt: skip
+HELD = """
+model: &m
+  algorithm: FedAvg
+  clients: [*m]
+"""
+DEEP = "model: " + "[" * 3000 + "]" * 3000
+SHAPELESS = f"{__name__}.Lazy"
+
+
+class Lazy(torch.nn.Module):
+    """A network without sizes."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+# The answers of a list of a thousand wrong inputs that were no line, or did not name the key.
+MALFORMED = [
+    Case("--config", "bad.yaml holds itself", text=HELD),
+    Case("--config", "bad.yaml is nested too deeply", text=DEEP),
+    edit("model.algorithm", {"class_path": "FedAvg", "dict_kwargs": {"mu": 1}},
+         "no such argument of FedAvg", named="model.algorithm.dict_kwargs.mu"),
+    *(edit("model.devices", {"delay": of_class(name, **arguments)}, "give a number above",
+           named=f"model.devices.delay.init_args.{list(arguments)[-1]}")
+      for name, arguments in DELAYS.items()),
+    Case("model.clients.0.model.init_args.hidden", "",
+         one_group(of_class("lightfed.models.PreActResNet", hidden=[]))
+         | {"model.clients": [{"count": 2, "model": of_class("lightfed.models.PreActResNet",
+                                                             hidden=[])}]}),
+    Case("model.clients.0.model", "is lazy", one_group(SHAPELESS)),
+    method("DisPFL", "model.algorithm.init_args.density", "an empty list", density=[]),
+    method("DisPFL", "model.algorithm.init_args.rounds", "give at least 1", rounds=0),
+    method("DisPFL", "model.algorithm.init_args.rounds", "give at least 1", rounds=-1),
+    method("PFedMoE", "model.algorithm.init_args.gate_lr", "give a number of 0", shared=SMALL,
+           gate_lr=-1),
+    method("FedAPEN", "model.algorithm.init_args.share_lr", "give a number of 0", shared=SMALL,
+           share_lr=-1),
+    method("FedAPEN", "model.algorithm.init_args.passes", "give 0 or more", shared=SMALL,
+           passes=-1),
+    method("MaxCommon", "model.algorithm.init_args.max_common_layers", "give 0 or more",
+           max_common_layers=-1),
+    *(edit("trainer.callbacks", [of_class(name, monitor="nothing")], "nothing")
+      for name in ("EarlyStopping", "ModelCheckpoint")),
+]  # fmt: skip
+
 ALL = [
     *OWN,
+    *MALFORMED,
     *METHODS,
     *UNKNOWN_KEYS,
     *WRONG_VALUES,

@@ -120,9 +120,40 @@ def test_an_exception_of_all_ranks_is_each_rank_s_own(struck: Faults) -> None:
         assert "lightfed: error" not in said
 
 
-def test_a_rank_that_exits_without_an_error_ends_the_run(struck: Faults) -> None:
-    assert struck["exits"]["statuses"] == [1, 0]
-    assert "SystemExit: 0" in line(struck["exits"]["said"][0])
+@pytest.mark.parametrize(
+    ("name", "statuses", "kind"),
+    [
+        ("exits", [1, 3], "SystemExit: 0"),
+        ("exits first", [3, 1], "SystemExit: 0"),
+        ("interrupts", [1, 3], "KeyboardInterrupt"),
+    ],
+)
+def test_no_rank_that_exits_in_the_middle_leaves_with_status_0(
+    name: str, statuses: list[int], kind: str, struck: Faults
+) -> None:
+    """A script raises it as an error; the command prints the line of it, with status 2."""
+    assert struck[name]["statuses"] == statuses
+    assert struck[name]["finished"] is False
+    exits = statuses.index(3)
+    raised = f"lightfed.utils.errors.Exited: trainer.callbacks: {kind}"
+    assert raised in struck[name]["said"][exits]
+    assert ", after 1 of 3 rounds; " in struck[name]["said"][exits]
+    if exits == 1:
+        what = f"rank 1 on n1 ended with an error (trainer.callbacks: {kind}"
+        assert line(struck[name]["said"][0]).startswith(f"lightfed: error: {what}")
+
+
+@pytest.mark.parametrize(("name", "rank"), [("exits at once", 1), ("exits at once first", 0)])
+def test_a_rank_that_ends_its_process_at_once_is_named_by_another(
+    name: str, rank: int, struck: Faults
+) -> None:
+    """Its own status is what it asked for: nothing runs in it any more."""
+    statuses = struck[name]["statuses"]
+    assert (statuses[rank], statuses[1 - rank]) == (0, 1)
+    said = struck[name]["said"]
+    assert line(said[1 - rank]) == f"lightfed: error: rank {rank} on n{rank} died{ENDS}"
+    assert said[rank] == ""
+    assert struck[name]["finished"] is False
 
 
 def test_runs_that_follow_each_other_in_a_process_end_well(struck: Faults) -> None:

@@ -120,7 +120,7 @@ def limits() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     handler = signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
-    # Beyond what the process has already: libraries crash where their small allocations fail.
+    # Beyond what the process has already: it must be able to say what is wrong.
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, hard))
     try:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from lightfed.cli.command_line import main
-from lightfed.distributed.slurm import check_launch, check_tasks
+from lightfed.distributed.slurm import (
+    check_launch,
+    check_tasks,
+    check_variables,
+    is_interactive,
+    port_of,
+)
+from lightfed.distributed.step_environment import StepEnvironment, with_environment
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.promises.refusals.mistakes import edited
@@ -52,7 +59,8 @@ def test_tasks_have_to_be_given_by_node() -> None:
     assert refused.value.key == "--ntasks"
     assert "--nodes=2 --ntasks-per-node=2" in refused.value.fix
     check_tasks(environ | {"SLURM_NTASKS": "1"}, accelerator="cpu", gpus=0)
-    check_tasks(environ | {"SLURM_JOB_NAME": "bash"}, accelerator="cpu", gpus=0)
+    shell = without(environ, "SLURM_STEP_ID") | {"SLURM_JOB_NAME": "bash"}
+    check_tasks(shell, accelerator="cpu", gpus=0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_ranks_that_nobody_starts(launch: Launch, key: str) -> None:
         ({}, 4, 2),
         (JOB, 4, 1),  # a batch job of one task: Lightning starts the others
         (JOB | {"NODE_RANK": "1"}, 4, 2),
-        (BATCH | {"SLURM_JOB_NAME": "interactive"}, 3, 1),
+        (BATCH | {"SLURM_JOB_NAME": "interactive"}, 3, 1),  # `salloc` without srun
         (BATCH | {"TORCHELASTIC_RUN_ID": "x"}, 3, 1),
         (JOB | ONE_TASK, 1, 1),
     ],
@@ -148,3 +156,90 @@ def test_tasks_without_tasks_per_node_are_refused_before_lightning_raises(
 def test_a_strategy_that_is_not_federated_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"trainer\.strategy: ddp; use strategy: federated"):
         FederatedTrainer(accelerator="cpu", devices=2, strategy="ddp")  # type: ignore[arg-type]
+
+
+# Variables of launchers that are wrong, and what the line is about.
+WRONG: dict[str, dict[str, str]] = {
+    "MASTER_PORT": {"MASTER_PORT": "x"},
+    "MASTER_PORT ": {"MASTER_PORT": "70000"},
+    "MASTER_PORT  ": {"MASTER_PORT": "0"},
+    "MASTER_PORT   ": {"MASTER_PORT": "-1"},
+    "LOCAL_RANK": {"LOCAL_RANK": "x"},
+    "RANK": {"RANK": "1.5"},
+    "WORLD_SIZE": {"WORLD_SIZE": "0", "LOCAL_RANK": "0"},
+    "NODE_RANK": {"NODE_RANK": ""},
+    "SLURM_NTASKS": STEP | {"SLURM_NTASKS": "x"},
+    "SLURM_NTASKS ": STEP | {"SLURM_NTASKS": "0"},
+    "SLURM_NNODES": STEP | {"SLURM_NNODES": "two"},
+    "SLURM_PROCID": STEP | {"SLURM_PROCID": "-1"},
+    "SLURM_JOB_ID": STEP | {"SLURM_JOB_ID": "job"},
+    "SLURM_RESTART_COUNT": JOB | {"SLURM_RESTART_COUNT": "x"},
+    "SLURM_STEP_ID": STEP | {"SLURM_STEP_ID": "batch"},
+    "LOCAL_RANK ": {"TORCHELASTIC_RUN_ID": "x", "RANK": "0"},
+    "MASTER_ADDR": {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+                    "GROUP_RANK": "0"},
+    "SLURM_PROCID ": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"},  # `salloc -J name`, without srun
+    "SLURM_NODEID": without(STEP, "SLURM_NODEID"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_launcher_s_variable_that_is_wrong_is_one_line(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(edited({}))
+    for name in [n for n in os.environ if n.startswith(("SLURM_", "MASTER_", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    for name, value in WRONG[key].items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
+        main(["fit", "--config", "a.yaml"])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lightfed: error: {key.strip()}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
+
+
+def test_good_variables_are_let_through() -> None:
+    for environ in ({}, BATCH, STEP, {"MASTER_PORT": "29500", "LOCAL_RANK": "0"}):
+        check_variables(environ)
+
+
+def test_a_step_of_several_tasks_wins_over_the_name_of_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each task would else train the whole federation, in a folder of its own."""
+    step = {**STEP, "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_NAME": "interactive"}
+    with pytest.raises(UserError, match=r"trainer\.devices: 1 ranks a node, but the job has 2"):
+        check_launch(step, processes=1, nodes=1)
+    check_launch(step, processes=2, nodes=1)
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    (environment,) = with_environment(None)
+    assert (environment.world_size(), environment.global_rank()) == (2, 0)
+    trainer = FederatedTrainer(accelerator="cpu", devices=2, logger=False)
+    assert isinstance(trainer.strategy.cluster_environment, StepEnvironment)
+    assert trainer.world_size == 2
+
+
+def test_a_shell_in_a_job_is_no_step_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = {**JOB, **ONE_TASK, "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "bash"}
+    assert is_interactive(shell)
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    assert with_environment(None) is None
+
+
+def test_two_steps_of_a_job_meet_at_two_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = {port_of(STEP | {"SLURM_STEP_ID": str(step)}) for step in range(200)}
+    assert len(ports) == 200
+    assert all(15_000 <= port < 25_000 for port in ports)
+    assert port_of(STEP) == 15_007, "Lightning's, for the first step"
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    for name, value in (STEP | {"SLURM_STEP_ID": "3"}).items():
+        monkeypatch.setenv(name, value)
+    (environment,) = with_environment([])
+    assert environment.main_port == port_of(STEP | {"SLURM_STEP_ID": "3"})
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert environment.main_port == 29500

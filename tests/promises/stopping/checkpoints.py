@@ -87,11 +87,13 @@ def content_of(value: float, rank: int, ranks: int, clients: int | None = 6) -> 
     return content
 
 
-def write(path: Path, value: float, *, ranks: int = 1, clients: int | None = 6) -> None:
+def write(
+    path: Path, value: float, *, ranks: int = 1, clients: int | None = 6, keeps: bool = False
+) -> None:
     """A checkpoint as `ranks` processes write it."""
     for rank in reversed(range(ranks)):
         turn = Turn(rank, ranks, [(str(path), f"{int(value):012x}")])
-        save(content_of(value, rank, ranks, clients), path, turn)
+        save(content_of(value, rank, ranks, clients), path, turn, keeps=keeps)
 
 
 def value_of(path: Path, *, clients: int = 6) -> float:

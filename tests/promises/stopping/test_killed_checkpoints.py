@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.runs.checkpoint import load
+from lightfed.runs.checkpoint import BEFORE, load
 from lightfed.utils.errors import UserError
 from tests.promises.stopping.checkpoints import names_in, tags_of, value_of, write
 
 DIED = 9
-CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
 
 
 def dies(work: Callable[[], None], prepare: Callable[[], None]) -> bool:
@@ -78,6 +78,38 @@ def state_after(folder: Path) -> float:
     assert names_in(folder) == ["last.ckpt", "last.ckpt.shards"]
     assert tags_of(path) == 1
     return value
+
+
+def kept_after(folder: Path) -> None:
+    """There is a whole checkpoint before the last one, whenever the writer has died."""
+    before = folder / BEFORE
+    value = value_of(before)
+    assert value in (1.0, 2.0)
+    write(folder / "last.ckpt", 9.0, ranks=2, keeps=True)
+    assert value_of(folder / "last.ckpt") == 9.0
+    assert value_of(before) in (2.0, 5.0), "the one that was the last"
+    assert names_in(folder) == [BEFORE, "last.ckpt", "last.ckpt.shards"]
+    assert tags_of(folder / "last.ckpt") == 2
+
+
+def test_the_one_before_is_whole_at_whatever_access_the_writer_dies(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        write(tmp_path / "start" / "last.ckpt", value, ranks=3, keeps=True)
+    assert value_of(tmp_path / "start" / BEFORE) == 1.0
+    number = 0
+    while True:
+        number += 1
+        folder = tmp_path / f"death{number}"
+        shutil.copytree(tmp_path / "start", folder)
+        if not dies(
+            lambda folder=folder: write(folder / "last.ckpt", 5.0, ranks=2, keeps=True),
+            lambda number=number, folder=folder: die_at(number, folder),
+        ):
+            break
+        assert value_of(folder / "last.ckpt") in (2.0, 5.0)
+        kept_after(folder)
+    assert number > 12
+    assert (value_of(folder / "last.ckpt"), value_of(folder / BEFORE)) == (5.0, 2.0)
 
 
 def test_at_whatever_access_to_a_file_the_writer_dies(tmp_path: Path) -> None:
