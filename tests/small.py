@@ -236,3 +236,10 @@ def module_of(fleet: Fleet, client: int | None) -> L.LightningModule:
 
 def has_global_model(fleet: Fleet) -> bool:
     return fleet.algorithm.models(fleet, "global", []) is not None
+
+
+def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
+    """A row's tensors by the names that the user's network has for them."""
+    views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
+    prefix = "net." if all(name.startswith("net.") for name in views) else ""
+    return {name.removeprefix(prefix): view.clone() for name, view in views.items()}

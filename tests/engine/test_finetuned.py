@@ -27,12 +27,11 @@ from lightfed.engine.evaluation import KINDS, Evaluation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
-from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 from tests.engine.spy import data, evaluated, federation, lr_schedule, state_of, two_labels_each
-from tests.small import fit, fleet_of, random_data, row_held, run_round
+from tests.small import fit, fleet_of, random_data, row_held, run_round, state_dict
 
 LR, MOMENTUM, EPOCHS = 0.2, 0.9, 2
 SIZES = [10, 6, 12, 7]

@@ -31,10 +31,9 @@ from lightfed.local.hooks import Moment
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.layers import Scaler
 from lightfed.models.networks.mlp import MLP
-from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Full
 from tests.engine.spy import data, evaluated, federation, two_labels_each
-from tests.small import fit, fleet_of, module_of, random_data, row_held, run_round
+from tests.small import fit, fleet_of, module_of, random_data, row_held, run_round, state_dict
 from tests.tiers import by_default
 
 SIZES = [10, 6, 12, 7]

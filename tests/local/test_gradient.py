@@ -12,10 +12,9 @@ from typing_extensions import override
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.runs.export import state_dict
 from lightfed.utils.rng import torch_generator
 from tests.engine.spy import Noisy
-from tests.small import fleet_of, random_data, run_round
+from tests.small import fleet_of, random_data, run_round, state_dict
 
 
 class Net(nn.Module):

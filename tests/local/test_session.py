@@ -24,10 +24,9 @@ from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
 from lightfed.models.networks.mlp import MLP
-from lightfed.runs.export import state_dict
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.rng import derive_seed, torch_generator
-from tests.small import fit, random_data, row_held
+from tests.small import fit, random_data, row_held, state_dict
 
 SEED = 5
 EPOCHS: list[tuple[int, int]] = []  # what the module of a test sees
