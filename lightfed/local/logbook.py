@@ -62,8 +62,8 @@ class LogBook:
     def epoch_ends(self) -> None:
         """Take the values of metric objects: Lightning resets them after each epoch of a fit."""
         for name, metric in self._metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + metric.compute()
-            self._counts[name] = self._counts.get(name, 0) + 1
+            self._values.setdefault(name, []).append(metric.compute())
+            self._counts.setdefault(name, []).append(1)
         self._metrics = {}
 
     def close(self) -> dict[str, Tensor | float]:
