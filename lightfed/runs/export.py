@@ -70,7 +70,8 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     every: dict[str, Any] = {}
     for part in fleet.ranks.gather([entries]):
         every |= part
-    if fleet.ranks.rank == 0:
+    # A method without a server's model may have no file to write.
+    if fleet.ranks.rank == 0 and every:
         text = json.dumps(dict(sorted(every.items())), indent=1) + "\n"
         write_atomically(folder / LIST, lambda file: file.write(text.encode()))
 
