@@ -8,6 +8,7 @@ Triton runs on CUDA tensors, torch elsewhere; `backend` is the only decision poi
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import Literal
@@ -223,7 +224,29 @@ def backend(*tensors: Tensor) -> Backend:
             "LIGHTFED_KERNELS=triton: these tensors are not on a CUDA device; set "
             "TRITON_INTERPRET=1 to interpret the kernels, or use auto"
         )
+    fault = "" if cuda else interpreter_fault()
+    if fault:
+        raise ValueError(f"LIGHTFED_KERNELS=triton: {fault}")
     return "triton"
+
+
+@cache
+def interpreter_fault() -> str:
+    """Why Triton's interpreter cannot run the kernels here; empty if it can.
+
+    Loops with a bound that is known at run time only end in a TypeError in triton 3.6 beside
+    numpy 2.4 and later.
+    """
+    if not _triton_is_there():
+        return ""
+    triton = tuple(int(part) for part in version("triton").split(".")[:2])
+    numpy = tuple(int(part) for part in np.__version__.split(".")[:2])
+    if triton >= (3, 7) or numpy < (2, 4):
+        return ""
+    return (
+        f"the interpreter of triton {version('triton')} does not run beside numpy "
+        f"{np.__version__}; use triton 3.7 or numpy 2.3"
+    )
 
 
 def checking() -> bool:

@@ -4,14 +4,16 @@ import os
 
 import pytest
 import torch
+from lightfed_kernels._rows import interpreter_fault
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not interpreter_fault()
+NOT_INTERPRETED = interpreter_fault() or "kernels are compiled here"
 
 # name -> (LIGHTFED_KERNELS, device)
 BACKENDS = {"torch": ("torch", "cpu"), "interpreter": ("triton", "cpu"), "cuda": ("auto", "cuda")}
 
 
-_compiled = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+_compiled = pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 KERNELS = [
     pytest.param("interpreter", marks=_compiled),
     pytest.param("cuda", marks=pytest.mark.gpu),

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from lightfed_kernels import _rows
+from lightfed_kernels._rows import interpreter_fault
 from lightfed_kernels.bench import __main__ as command
 from lightfed_kernels.bench import measure, plot, report
 from lightfed_kernels.bench.case import COMPILED, OFFICIAL, OURS, Case, flat, relative_error
@@ -323,6 +325,7 @@ def test_interpreted_kernels_are_not_timed(
 # The interpreter.
 
 
+@pytest.mark.skipif(bool(interpreter_fault()), reason=interpreter_fault())
 def test_a_wrong_kernel_fails_the_check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +338,7 @@ def test_a_wrong_kernel_fails_the_check(
 
 
 @pytest.mark.matrix
+@pytest.mark.skipif(bool(interpreter_fault()), reason=interpreter_fault())
 def test_check_runs_the_kernels_in_the_interpreter() -> None:
     arguments = ["--check", "--case", "pack_mask", "grouped_mean", "--dtype", "float32"]
     hidden = ("TRITON_INTERPRET", "LIGHTFED_KERNELS")
@@ -347,6 +351,30 @@ def test_check_runs_the_kernels_in_the_interpreter() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("  ok ") and "interpreted kernel" in line for line in lines)
+
+
+def test_an_interpreter_that_cannot_run_the_kernels_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "interpreter_fault", lambda: "it does not; use another")
+    with pytest.raises(SystemExit) as left:
+        command.main(["--check"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("--check: it does not; use another")
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "runs"),
+    [("3.6.0", "2.5.2", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True)],
+)
+def test_versions_that_interpret_kernels(
+    monkeypatch: pytest.MonkeyPatch, triton: str, numpy: str, runs: bool
+) -> None:
+    monkeypatch.setattr(_rows, "version", lambda _: triton)
+    monkeypatch.setattr(_rows.np, "__version__", numpy)
+    fault = _rows.interpreter_fault.__wrapped__()
+    assert (fault == "") == runs
+    assert runs or (triton in fault and numpy in fault)
 
 
 def test_a_plot_has_every_model_and_code(tmp_path: Path) -> None:

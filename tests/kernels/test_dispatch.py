@@ -21,7 +21,7 @@ from lightfed_kernels import (
 )
 from lightfed_kernels._rows import addresses, backend, check_grid, checking, resident
 
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 
 LAYOUT = Layout.build([("w", (40,)), ("b", (5,))])
 ROW = LAYOUT.new_row()
@@ -65,7 +65,7 @@ def test_a_grid_ends_at_two_to_the_31() -> None:
         check_grid("masked_mean", 2**31)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 @pytest.mark.parametrize(
     ("name", "call"),
     [

@@ -16,7 +16,7 @@ from lightfed_kernels.masks import pack_mask
 from lightfed_kernels.reference import masked_mean as reference
 
 from tests.kernels import far
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 from tests.kernels.mean_cases import (
     BOUNDS,
     LISTS,
@@ -220,7 +220,7 @@ def test_the_size_of_a_chunk_does_not_matter(
     assert torch.allclose(unmasked.double(), expected, atol=4 * BOUNDS[dtype].torch)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("over", ["covered", "neighbours"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -289,7 +289,7 @@ def test_rows_of_the_output_lie_further_apart_than_32_bits_reach(device: torch.d
         assert (out[row, kept:] == 0).all()
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_a_tile_lies_beyond_32_bits() -> None:
     import triton.language as tl
     from lightfed_kernels.gpu.masked_mean import masked_mean as kernel

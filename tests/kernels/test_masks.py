@@ -20,7 +20,7 @@ from lightfed_kernels.reference import masks as reference
 from torch import Tensor
 
 from tests.kernels import far
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 
 CANARY = 7.0
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -72,7 +72,7 @@ def test_packing_writes_no_further_than_its_words(
     assert (buffer[-32:] == CANARY).all()
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 @pytest.mark.parametrize("tiles", [1, 31, 32, 33])
 def test_tiles_are_counted_and_nothing_is_written_behind(tiles: int) -> None:
     from lightfed_kernels.gpu import masks as gpu
@@ -236,7 +236,7 @@ def test_rows_that_lie_further_apart_than_32_bits_reach(device: torch.device) ->
     assert torch.equal(mask.cpu(), bits(3, 32))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_tiles_and_ranks_beyond_32_bits() -> None:
     from lightfed_kernels.gpu import masks as gpu
 
@@ -266,7 +266,7 @@ def test_tiles_and_ranks_beyond_32_bits() -> None:
         assert torch.equal(rows[-1024:], expected)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_masks_are_moved_to_a_multiple_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter reads anything anywhere, a GPU does not."""
     from lightfed_kernels.gpu import masks as gpu
@@ -294,7 +294,7 @@ def test_empty_inputs(device: torch.device) -> None:
     assert expand(torch.empty(0, device=device), nothing[0]).shape == (0,)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 @pytest.mark.parametrize("claimed", [1, 5, 60])
 def test_no_count_that_is_wrong_reaches_beyond_the_values(claimed: int) -> None:
     """On a GPU the count is not checked: the kernels are bounded by it all the same."""
@@ -389,7 +389,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     message(TypeError, "rows: float16", apply_mask_, row.half(), words)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_rows_off_a_multiple_of_16_bytes_are_refused_by_the_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

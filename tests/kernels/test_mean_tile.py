@@ -12,7 +12,7 @@ from lightfed_kernels.masks import pack_mask
 from torch import Tensor
 
 from tests.kernels import far
-from tests.kernels.backends import BACKENDS, INTERPRETED, KERNELS
+from tests.kernels.backends import BACKENDS, INTERPRETED, KERNELS, NOT_INTERPRETED
 from tests.kernels.mean_cases import BOUNDS, banded, bits, canaries_live, run, values
 
 Force = Callable[[bool], None]
@@ -119,7 +119,7 @@ def rule(neighbours: Neighbours) -> bool:
     return shared(np.diff(neighbours.first.numpy()), neighbours.index.numpy(), element_size=4)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 @pytest.mark.parametrize(
     ("receivers", "senders", "degree", "expected"),
     [
@@ -137,7 +137,7 @@ def test_sizes_choose_the_kernel(receivers: int, senders: int, degree: int, expe
     assert rule(Neighbours.build(lists, senders=senders)) == expected
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_one_long_list_does_not_share_tiles_with_short_ones() -> None:
     lists = [list(range(50)) * 4, *([[0, 1]] * 99)]
     assert not rule(Neighbours.build(lists, senders=50))
@@ -149,7 +149,7 @@ def test_weights_do_not_share_tiles(kernels: torch.device, force: Force) -> None
     run(kernels, x, [[0, 1], [2, 3, 1]], weights=[[1.0, 2.0], [3.0, 1.0, 0.5]])
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_no_list_is_read_beyond_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightfed_kernels.gpu import masked_mean as gpu
 
@@ -170,7 +170,7 @@ def test_no_list_is_read_beyond_the_table(monkeypatch: pytest.MonkeyPatch) -> No
     masked_mean(values(2, 256), Neighbours.build(lists, senders=2))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_a_tile_lies_beyond_32_bits() -> None:
     import triton.language as tl
     from lightfed_kernels.gpu.masked_mean import mean_tile

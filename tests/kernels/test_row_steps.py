@@ -15,7 +15,7 @@ from lightfed_kernels.steps import aspg_step_
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 from tests.kernels.test_rows import (
     CANARY,
     DTYPES,
@@ -125,7 +125,7 @@ def test_a_tile_and_a_chunk_do_not_change_a_bit(
             assert torch.equal(one, other)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_columns_beyond_2_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last program alone; 4 GiB of address space a row, of which a few pages are touched."""
     import triton.language as tl

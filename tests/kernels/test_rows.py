@@ -15,7 +15,7 @@ from lightfed_kernels.means import grouped_mean_, grouped_spread_, grouped_sum
 from lightfed_kernels.reference import rows as reference
 from torch import Tensor
 
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 
 # A job without weight: what is divided by 0 is not stored.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
@@ -172,9 +172,7 @@ def test_a_tile_and_a_chunk_do_not_change_a_bit(
 @pytest.mark.parametrize(
     "kernel",
     [
-        pytest.param(
-            "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
-        ),
+        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)),
         pytest.param("cuda", marks=pytest.mark.gpu),
     ],
 )

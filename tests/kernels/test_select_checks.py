@@ -15,7 +15,7 @@ from lightfed_kernels.select import (
 )
 from torch import Tensor
 
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 
 
 def layout_of(*sizes: int) -> Layout:
@@ -106,7 +106,7 @@ def test_a_gpu_is_asked_for_wrong_values_only_if_wanted(monkeypatch: pytest.Monk
         select_random(live | -1, [1], segments, seed=0)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 def test_a_kernel_refuses_a_row_that_does_not_start_at_16_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,7 @@ from lightfed_kernels.reference import slices as reference
 from lightfed_kernels.slices import TILE
 from torch import Tensor
 
-from tests.kernels.backends import INTERPRETED
+from tests.kernels.backends import INTERPRETED, NOT_INTERPRETED
 from tests.kernels.slice_cases import SliceCase, slice_cases
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -124,7 +124,7 @@ def test_the_same_bits_twice(device: torch.device, case: SliceCase) -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)
 @settings(max_examples=5)
 @given(case=slice_cases())
 def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase) -> None:

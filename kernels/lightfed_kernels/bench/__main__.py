@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from lightfed_kernels._rows import interpreter_fault
 from lightfed_kernels.bench import plot, report
 from lightfed_kernels.bench.case import COMPILED, Case
 from lightfed_kernels.bench.cases import OPERATIONS, build_cases
@@ -91,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             usage.error("--check: times nothing, on no device; leave out --save and --device")
         if find_spec("triton") is None:
             usage.error("--check: Triton is not installed; install it")
+        if fault := interpreter_fault():
+            usage.error(f"--check: {fault}")
         os.environ.update(INTERPRETED)
         return _check(options)
     if options.device == "cuda" and not torch.cuda.is_available():
