@@ -214,7 +214,8 @@ def step_schedule(schedule: Any) -> None:
 # Hooks that Lightning calls in its loops but a session does not.
 _UNCALLED = """
 on_train_start on_train_epoch_start on_train_batch_start on_train_batch_end on_train_epoch_end
-on_train_end on_before_zero_grad on_before_backward on_after_backward on_before_optimizer_step
+on_train_end on_before_zero_grad on_before_backward backward on_after_backward
+on_before_optimizer_step on_before_batch_transfer transfer_batch_to_device on_after_batch_transfer
 optimizer_step optimizer_zero_grad configure_gradient_clipping lr_scheduler_step
 """
 
