@@ -46,7 +46,13 @@ def trial_copy(module: M) -> M:
         trainer = vars(part).get("_trainer")
         if trainer is not None:
             memo[id(trainer)] = trainer
-    return deepcopy(module, memo)
+    copy = deepcopy(module, memo)
+    for part in copy.modules():
+        for name, p in part._parameters.items():
+            if p is not None and not isinstance(p, nn.Parameter):
+                # Copies of other classes of tensors may be no parameters.
+                part._parameters[name] = nn.Parameter(p.detach(), p.requires_grad)
+    return copy
 
 
 class _Trace:

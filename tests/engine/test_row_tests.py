@@ -119,9 +119,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     evaluate_one = LocalSession.evaluate
 
-    def counted(session: LocalSession, batches: Any, *, client: int, batch: int = -1) -> Report:
+    def counted(session: LocalSession, batches: Any, *, client: int, **given: Any) -> Report:
         seen.append(client)
-        return evaluate_one(session, batches, client=client, batch=batch)
+        return evaluate_one(session, batches, client=client, **given)
 
     monkeypatch.setattr(LocalSession, "evaluate", counted)
     return seen
