@@ -335,9 +335,15 @@ class SessionTrainer(L.Trainer):
             self.state.stage = None
 
     @contextmanager
-    def stage(self, stage: RunningStage) -> Iterator[None]:
-        """What `trainer.validating` and the like say during a block."""
-        before, self.state.stage = self.state.stage, stage
+    def in_stage(self, stage: str) -> Iterator[None]:
+        """What `trainer.training`, `trainer.validating` and the like say during a block.
+
+        A model is validated unless the run tests it, or predicts with it.
+        """
+        run = None if self._run_trainer is None else self._run_trainer.state.stage
+        others = (RunningStage.TESTING, RunningStage.PREDICTING)
+        now = run if stage != "train" and run in others else RunningStage(stage)
+        before, self.state.stage = self.state.stage, now
         try:
             yield
         finally:

@@ -201,10 +201,14 @@ class LocalSession:
         self._kept.begin(work.attributes)
         self._position.begin(first=work.first, epoch_batches=work.epoch_batches, total=work.total)
         try:
-            pending = self._run(row, work)
+            with nullcontext() if self._trainer is None else self._trainer.in_stage("train"):
+                pending = self._run(row, work)
+        except BaseException:
+            self._kept.end(None)  # what the client keeps is what it had before
+            raise
         finally:
             self._position.active = False
-            self._kept.end(work.attributes)
+        self._kept.end(work.attributes)
         if work.mask is not None:  # ASPG has put its iterate into the row
             apply_mask_(row.floats, work.mask)
         self._live.unbind()
@@ -269,6 +273,13 @@ class LocalSession:
             same = own == digest(self._live.frozen[name])
             require(same, "model.clients", found, fix)
 
+    def _check_automatic(self) -> None:
+        """Refuse to ask a module for its loss whose `training_step` would train it."""
+        name = type(self.module).__name__
+        found = f"{name} optimises manually, and the method asks for its losses outside of sessions"
+        fix = "set automatic_optimization = True, or choose a method such as FedAvg"
+        require(self.module.automatic_optimization, "model.clients", found, fix)
+
     def abandon(self) -> None:
         """Clean up after a session that raised, so that the next one is not affected."""
         assert self._live is not None, "this session only evaluates"
@@ -285,6 +296,7 @@ class LocalSession:
         In full precision.
         """
         assert self._live is not None, "this session only evaluates"
+        self._check_automatic()
         self._live.bind(row)
         self.module.eval()
         if self._transfers is not None:
@@ -309,6 +321,7 @@ class LocalSession:
     def loss(self, row: Row, batches: Iterable[Any]) -> tuple[float, int]:
         """The mean loss of batches at `row`, as of `gradient`, and their number of samples."""
         assert self._live is not None, "this session only evaluates"
+        self._check_automatic()
         self._live.bind(row)
         self.module.eval()
         total, samples = 0.0, 0
@@ -328,6 +341,12 @@ class LocalSession:
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
         """Metrics of the module as currently bound, from its `validation_step`."""
         reset_metrics(self.module)
+        with nullcontext() if self._trainer is None else self._trainer.in_stage("validate"):
+            samples = self._evaluate(batches)
+        return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
+
+    def _evaluate(self, batches: Iterable[Any]) -> int:
+        """Run a `validation_step` for each batch; the number of samples."""
         samples = 0
         for index, data in enumerate(batches):
             if self._transfers is not None:
@@ -336,7 +355,7 @@ class LocalSession:
             with self._context():
                 self.module.validation_step(data, index)
             samples += size
-        return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
+        return samples
 
     def forget(self) -> None:
         """Discard what an evaluation that raised has logged."""
