@@ -5,6 +5,7 @@ its progress are those of the session. Everything else, such as loggers, the run
 number of this process, is taken from the Trainer of the run.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -211,7 +212,8 @@ class SessionTrainer(L.Trainer):
         self.epoch_ends: Callable[[], None] = _nothing
         self._host = host
         self.precision_of_sessions = SessionPrecision()
-        with silenced():
+        with silenced(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as that it would not use a GPU
             super().__init__(
                 accelerator="cpu",  # the strategy has the device
                 devices=1,
