@@ -209,6 +209,7 @@ class SessionTrainer(L.Trainer):
         self.for_the_run: list[Callback] = []
         self.frozen: list[nn.Parameter] = []
         self.hook = ""
+        self._closed = False
         self.epoch_ends: Callable[[], None] = _nothing
         self._host = host
         self.precision_of_sessions = SessionPrecision()
@@ -293,7 +294,10 @@ class SessionTrainer(L.Trainer):
             raise UserError("model.clients", found, "correct it") from error
 
     def close(self) -> None:
-        """The run is over for a live module and its callbacks."""
+        """The run is over for a live module and its callbacks; later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
         stage: Any = TrainerFn(self._host.stage)
         self.state.fn = stage
         _call_callback_hooks(self, "teardown", stage=stage)

@@ -300,6 +300,14 @@ def differs(
         return reason(error)[:200]
 
 
+class _NoTrainer:
+    """Takes the place of `self.trainer` in a check: it says something else to each client."""
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError within a property would be taken for one of the module.
+        raise RuntimeError(f"its step asks the Trainer for {name}")
+
+
 class _Check:
     """Some clients with different models, and batches of each."""
 
@@ -315,6 +323,7 @@ class _Check:
         self._layout = state.layout
         for copy in (self._stacked, self._alone):
             copy.log = copy.log_dict = ignore  # type: ignore[method-assign]
+            copy.trainer = _NoTrainer()  # type: ignore[assignment]
         factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
         floats = state.initial.floats.repeat(_CLIENTS, 1)
         floats[:, : state.layout.parameter_size] *= factors

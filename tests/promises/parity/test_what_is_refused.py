@@ -195,6 +195,12 @@ def test_packs_say_why_they_are_none() -> None:
         assert reason in str(fleet.training.side_by_side["g"])
 
 
+def test_a_step_that_asks_for_counts_trains_alone() -> None:
+    for name in ("RateBySteps", "CountsBatches", "KeptSteps", "LogsToLoggers"):
+        fleet = fleet_of([ClientGroup(2, CASES[name].module)], FedAvg(), data(), side_by_side=2)  # type: ignore[arg-type]
+        assert "its step asks the Trainer for" in str(fleet.training.side_by_side)
+
+
 class TwoOptimizers(Net):
     def configure_optimizers(self) -> Any:
         return [SGD(self.a.parameters(), lr=0.1), Adam(self.b.parameters(), lr=0.1)]
