@@ -378,6 +378,29 @@ class SessionTrainer(L.Trainer):
         return self.position.active or self._run_trainer is None
 
     @property
+    def fit_loop(self) -> Any:
+        """Lightning's loops, while they drive a session.
+
+        Raises:
+            UserError: a step or `configure_optimizers` reads them, or something that follows from
+                them, where they do not.
+        """
+        if self.position.active and not self.fitting:
+            found = "a step or configure_optimizers reads the loops or the loader of self.trainer"
+            fix = "use global_step, current_epoch, num_training_batches, estimated_stepping_batches"
+            raise UserError("model.clients", found, fix)
+        return self._loops
+
+    @fit_loop.setter
+    def fit_loop(self, loops: Any) -> None:
+        self._loops = loops
+
+    @property
+    @override
+    def max_steps(self) -> int:
+        return -1  # a session has no limit of its own
+
+    @property
     @override
     def global_step(self) -> int:
         if self.fitting:
