@@ -203,6 +203,7 @@ class SessionTrainer(L.Trainer):
             host: What it gets from the run.
         """
         self._run_trainer = host.run
+        self._made_for: L.Trainer | None = None  # the same, when Lightning has checked this Trainer
         self.position = Position()
         self.fitting = False
         self.counted = False
@@ -232,6 +233,7 @@ class SessionTrainer(L.Trainer):
                 use_distributed_sampler=False,
                 enable_autolog_hparams=False,
             )
+        self._made_for = host.run
         self._logger_connector = _Metrics(self)
         self.datamodule = host.datamodule
         self.strategy.connect(module)
@@ -470,6 +472,24 @@ class SessionTrainer(L.Trainer):
         return self._run_trainer.logged_metrics
 
     # The process and the run.
+
+    @property
+    @override
+    def checkpoint_callbacks(self) -> Any:
+        run = self._made_for
+        return super().checkpoint_callbacks if run is None else run.checkpoint_callbacks
+
+    @property
+    @override
+    def early_stopping_callbacks(self) -> Any:
+        run = self._made_for
+        return super().early_stopping_callbacks if run is None else run.early_stopping_callbacks
+
+    @property
+    @override
+    def progress_bar_callback(self) -> Any:
+        run = self._made_for
+        return super().progress_bar_callback if run is None else run.progress_bar_callback
 
     @property
     @override
