@@ -144,6 +144,8 @@ def _own_optimizers(module: L.LightningModule, key: str, lr: float | None) -> Co
     """What a module's own `configure_optimizers` returns."""
     try:
         configured: Any = module.configure_optimizers()
+    except UserError:
+        raise
     except Exception as error:
         found = f"configure_optimizers of {type(module).__name__}: {reason(error)}"
         raise UserError(key, found, "correct it") from error

@@ -97,10 +97,11 @@ def attach_configured(trainer: RunTrainer, fleet: Fleet, root: Any, stage: str) 
     for state in fleet.groups:
         for callback in state.trainer.for_the_run if state.trainer is not None else ():
             found.setdefault(type(callback), callback)
-    for callback in found.values():
-        check_callback(callback)
     if not found:
         return
+    for kind, callback in found.items():
+        if isinstance(callback, stock.ModelSummary):
+            found[kind] = ClientsSummary(callback)
     others = [c for c in trainer.callbacks if not any(issubclass(k, type(c)) for k in found)]
     trainer.callbacks = _CallbackConnector._reorder_callbacks([*others, *found.values()])
     for callback in found.values():
@@ -254,22 +255,6 @@ def _steps(state: GroupState, data: FederatedDataModule, *, samples: int) -> boo
     return True
 
 
-# Callbacks that change the steps, batches or weights of a single training loop.
-_IDLE = (
-    stock.BatchSizeFinder,
-    stock.GradientAccumulationScheduler,
-    stock.LearningRateFinder,
-    stock.StochasticWeightAveraging,
-    stock.WeightAveraging,
-)
-
-
-def check_callback(callback: Callback) -> None:
-    """Refuse a callback that changes a training loop which a federation does not have."""
-    idle, found = isinstance(callback, _IDLE), type(callback).__name__
-    require(not idle, "trainer.callbacks", f"{found} has no effect on sessions", "remove it")
-
-
 def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
     """A user's loggers, and that of the run folder first unless it is among them.
 
@@ -292,8 +277,6 @@ def with_defaults(
 ) -> list[Callback]:
     """A user's callbacks, and those that a run has by default unless they are among them."""
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-    for callback in given:
-        check_callback(callback)
     given = [ClientsSummary(c) if isinstance(c, stock.ModelSummary) else c for c in given]
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())

@@ -22,7 +22,7 @@ from lightfed.engine.checks import Clips
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.engine.setup import check_callback, with_defaults, with_folder
+from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.fits.hook_table import split
 from lightfed.runs import federation_state
@@ -154,8 +154,6 @@ class FederatedTrainer(RunTrainer):
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
         keep_heap()
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        for callback in given:
-            check_callback(callback)
         of_the_run, self.step_callbacks = split(given)
         folder = None if fast_dev_run else RunLogger(default_root_dir, name)
         loggers = with_folder(logger, folder)

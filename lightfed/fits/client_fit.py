@@ -143,6 +143,10 @@ class ClientFit:
         for callback in trainer.callbacks:
             vars(callback).update(log=self._log, log_dict=self._log_dict)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ClientFit":
+        """A copy of the module has its `log`, which is this object's: it is not copied."""
+        return self
+
     def run(self, row: Row, work: Any) -> tuple[list[Tensor], list[int], int, int]:
         """Train a bound row.
 
@@ -157,7 +161,11 @@ class ClientFit:
         states = OptimizerStates(optimizers, schedulers)
         carried = work.proximal is not None and work.proximal.carries
         if carried and work.proximal.momentum is not None:
+            rates = [group["lr"] for group in optimizers[0].param_groups]
             states.load(work.proximal.momentum)
+            if work.lr is not None:  # that of the round, and not that of the last session
+                for group, rate in zip(optimizers[0].param_groups, rates, strict=True):
+                    group["lr"] = rate
         trainer.set_optimizers(optimizers, schedulers)
         trainer.should_stop = False
         precision, strategy = trainer.precision_of_sessions, trainer.strategy

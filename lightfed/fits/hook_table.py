@@ -237,6 +237,14 @@ _OF_THE_RUN = (
     stock.BasePredictionWriter,
     stock.OnExceptionCheckpoint,
 )
+# They change the batches, steps or weights of one training loop, over the whole run.
+_IDLE = (
+    stock.BatchSizeFinder,
+    stock.GradientAccumulationScheduler,
+    stock.LearningRateFinder,
+    stock.StochasticWeightAveraging,
+    stock.WeightAveraging,
+)
 # They write files of the rank, or put other parameters in the place of a module's.
 _UNFIT = {
     stock.ModelPruning: "it replaces parameters, and a client's row has a place for each; use "
@@ -258,6 +266,8 @@ def acts_on_steps(callback: Callback) -> bool:
         UserError: it can do neither.
     """
     name, key = type(callback).__name__, "trainer.callbacks"
+    idle = isinstance(callback, _IDLE)
+    require(not idle, key, f"{name} has no effect on sessions", "remove it")
     for kind, fix in _UNFIT.items():
         require(not isinstance(callback, kind), key, f"{name}, which no session can have", fix)
     overridden = [hook for hook in _STEP if is_overridden(hook, callback, Callback)]

@@ -1,7 +1,7 @@
 """The whole state of a session's optimizers and schedulers, as one tensor that a client keeps."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class OptimizerStates:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "schedulers": [config.scheduler.state_dict() for config in self._schedulers],
         }
-        return to_bytes(states, key, "the state of its optimizers")
+        return to_bytes(states, key, lambda: "the state of its optimizers")
 
     def load(self, saved: Tensor) -> None:
         """Continue from a saved state."""
@@ -43,15 +43,15 @@ class OptimizerStates:
             config.scheduler.load_state_dict(state)
 
 
-def to_bytes(value: Any, key: str, what: str) -> Tensor:
-    """Tensors and primitives as (N,) uint8; a UserError if `what` holds anything else."""
+def to_bytes(value: Any, key: str, what: Callable[[], str]) -> Tensor:
+    """Tensors and primitives as (N,) uint8; a UserError says `what` holds anything else."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
         saved = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
         from_bytes(saved)
     except Exception as error:
-        found = f"{what} holds more than tensors, numbers, texts, lists and dicts"
+        found = f"{what()} holds more than tensors, numbers, texts, lists and dicts"
         fix = "keep only those, or leave out model.keep_optimizer"
         raise UserError(key, found, fix) from error
     return saved

@@ -87,13 +87,14 @@ class PythonState:
             return
         if self._before is not None:
             names, self._before = changed(self._module, self._before), None
-            self.active = self._always or bool(names)
+            others = kept is not None and bool(kept.store)  # clients have kept some before a stop
+            self.active = self._always or bool(names) or others
             self._warn(names)
             if not self.active:
                 self._new = None
                 return
         if kept is not None and kept.store is not None:
-            kept.store[kept.client] = to_bytes(self._read(to_keep=True), self._key, self._names())
+            kept.store[kept.client] = to_bytes(self._read(to_keep=True), self._key, self._names)
         assert self._new is not None
         self._put(self._new)
 

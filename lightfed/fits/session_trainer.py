@@ -5,6 +5,7 @@ its progress are those of the session. Everything else, such as loggers, the run
 number of this process, is taken from the Trainer of the run.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -202,16 +203,19 @@ class SessionTrainer(L.Trainer):
             host: What it gets from the run.
         """
         self._run_trainer = host.run
+        self._made_for: L.Trainer | None = None  # the same, when Lightning has checked this Trainer
         self.position = Position()
         self.fitting = False
         self.counted = False
         self.for_the_run: list[Callback] = []
         self.frozen: list[nn.Parameter] = []
         self.hook = ""
+        self._closed = False
         self.epoch_ends: Callable[[], None] = _nothing
         self._host = host
         self.precision_of_sessions = SessionPrecision()
-        with silenced():
+        with silenced(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as that it would not use a GPU
             super().__init__(
                 accelerator="cpu",  # the strategy has the device
                 devices=1,
@@ -229,6 +233,7 @@ class SessionTrainer(L.Trainer):
                 use_distributed_sampler=False,
                 enable_autolog_hparams=False,
             )
+        self._made_for = host.run
         self._logger_connector = _Metrics(self)
         self.datamodule = host.datamodule
         self.strategy.connect(module)
@@ -291,7 +296,10 @@ class SessionTrainer(L.Trainer):
             raise UserError("model.clients", found, "correct it") from error
 
     def close(self) -> None:
-        """The run is over for a live module and its callbacks."""
+        """The run is over for a live module and its callbacks; later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
         stage: Any = TrainerFn(self._host.stage)
         self.state.fn = stage
         _call_callback_hooks(self, "teardown", stage=stage)
@@ -335,9 +343,15 @@ class SessionTrainer(L.Trainer):
             self.state.stage = None
 
     @contextmanager
-    def stage(self, stage: RunningStage) -> Iterator[None]:
-        """What `trainer.validating` and the like say during a block."""
-        before, self.state.stage = self.state.stage, stage
+    def in_stage(self, stage: str) -> Iterator[None]:
+        """What `trainer.training`, `trainer.validating` and the like say during a block.
+
+        A model is validated unless the run tests it, or predicts with it.
+        """
+        run = None if self._run_trainer is None else self._run_trainer.state.stage
+        others = (RunningStage.TESTING, RunningStage.PREDICTING)
+        now = run if stage != "train" and run in others else RunningStage(stage)
+        before, self.state.stage = self.state.stage, now
         try:
             yield
         finally:
@@ -364,6 +378,29 @@ class SessionTrainer(L.Trainer):
         """Whether counts are those of a session; notes that somebody has read them."""
         self.counted = True
         return self.position.active or self._run_trainer is None
+
+    @property
+    def fit_loop(self) -> Any:
+        """Lightning's loops, while they drive a session.
+
+        Raises:
+            UserError: a step or `configure_optimizers` reads them, or something that follows from
+                them, where they do not.
+        """
+        if self.position.active and not self.fitting:
+            found = "a step or configure_optimizers reads the loops or the loader of self.trainer"
+            fix = "use global_step, current_epoch, num_training_batches, estimated_stepping_batches"
+            raise UserError("model.clients", found, fix)
+        return self._loops
+
+    @fit_loop.setter
+    def fit_loop(self, loops: Any) -> None:
+        self._loops = loops
+
+    @property
+    @override
+    def max_steps(self) -> int:
+        return -1  # a session has no limit of its own
 
     @property
     @override
@@ -435,6 +472,24 @@ class SessionTrainer(L.Trainer):
         return self._run_trainer.logged_metrics
 
     # The process and the run.
+
+    @property
+    @override
+    def checkpoint_callbacks(self) -> Any:
+        run = self._made_for
+        return super().checkpoint_callbacks if run is None else run.checkpoint_callbacks
+
+    @property
+    @override
+    def early_stopping_callbacks(self) -> Any:
+        run = self._made_for
+        return super().early_stopping_callbacks if run is None else run.early_stopping_callbacks
+
+    @property
+    @override
+    def progress_bar_callback(self) -> Any:
+        run = self._made_for
+        return super().progress_bar_callback if run is None else run.progress_bar_callback
 
     @property
     @override

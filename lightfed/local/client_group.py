@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -169,8 +170,12 @@ def _check_types(module: nn.Module, layout: ModelLayout, key: str) -> None:
         check_buffer(entry.name, tensors[entry.name], key)
 
 
-def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
-    """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
+def _flops(module: L.LightningModule, data: DataSpec, position: int, *, transferred: bool) -> float:
+    """Forward FLOPs of a sample; rejects a model with wrong input or output shapes.
+
+    Hooks that transfer batches may change their shape (`transferred`): then a forward that fails
+    says nothing.
+    """
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
     if not module.automatic_optimization:
@@ -182,6 +187,8 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     except NotImplementedError:
         return 0.0
     except Exception as error:  # of the user's forward
+        if transferred:
+            return 0.0
         found = f"it cannot take samples of shape {shape} ({reason(error)})"
         raise UserError(key, found, "use a model, or init_args, that can") from error
     flops = 0.0
@@ -241,6 +248,16 @@ def _step_costs(
         flops = forward_flops(trial, batch, *given)
         return flops, passes(trial, batch, flops, *given) if frozen else 3.0
     return 0.0, 3.0
+
+
+def copied(callback: Callback) -> Callback:
+    """A callback of another group's sessions; a UserError if it cannot be copied."""
+    try:
+        return deepcopy(callback)
+    except Exception as error:
+        found = f"{type(callback).__name__} acts on steps, and cannot be copied for each group"
+        fix = "give the groups one class of model, or make what it holds in on_fit_start"
+        raise UserError("trainer.callbacks", found, fix) from error
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -367,7 +384,7 @@ class GroupState:
         if not (own or self.table.reason or host.run is not None):
             return None
         trainer = SessionTrainer(module, host)
-        callbacks = host.callbacks if position == 0 else deepcopy([*host.callbacks])
+        callbacks = host.callbacks if position == 0 else [copied(c) for c in host.callbacks]
         try:
             with seeded(derive_seed(seed, "setup", client=position)):
                 trainer.open(module, callbacks, once)
@@ -398,9 +415,10 @@ class GroupState:
         if data.task == "columns":
             self.flops, self.passes = _step_costs(module, data, position, bool(live.frozen))
         else:
-            self.flops = _flops(module, data, position)
+            transferred = bool(self.table.transfer)
+            self.flops = _flops(module, data, position, transferred=transferred)
             self.passes = 3.0
-            if live.frozen:
+            if live.frozen and self.flops:
                 with suppress(Exception), on_trial(module) as trial:
                     self.passes = passes(trial, blank(data, samples=2), self.flops)
         self.note = calls.close(ran=self.flops > 0) or note_of_attention(module)

@@ -336,6 +336,14 @@ def _drawn(check: Callable[[], "_Check"]) -> str:
     return found and f"it draws from a seed of its own: {found}"
 
 
+class _NoTrainer:
+    """Takes the place of `self.trainer` in a check: it says something else to each client."""
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError within a property would be taken for one of the module.
+        raise RuntimeError(f"its step asks the Trainer for {name}")
+
+
 class _Check:
     """Some clients with different models, and batches of each."""
 
@@ -353,6 +361,7 @@ class _Check:
         self._layout = state.layout
         for copy in (self._stacked, self._alone):
             copy.log = copy.log_dict = ignore  # type: ignore[method-assign]
+            copy.trainer = _NoTrainer()  # type: ignore[assignment]
         factors = 1 + torch.arange(_CLIENTS)[:, None] / 16
         floats = state.initial.floats.repeat(_CLIENTS, 1)
         floats[:, : state.layout.parameter_size] *= factors

@@ -203,10 +203,14 @@ class LocalSession:
         self._kept.begin(work.attributes)
         self._position.begin(first=work.first, epoch_batches=work.epoch_batches, total=work.total)
         try:
-            pending = self._run(row, work)
+            with nullcontext() if self._trainer is None else self._trainer.in_stage("train"):
+                pending = self._run(row, work)
+        except BaseException:
+            self._kept.end(None)  # what the client keeps is what it had before
+            raise
         finally:
             self._position.active = False
-            self._kept.end(work.attributes)
+        self._kept.end(work.attributes)
         if work.mask is not None:  # ASPG has put its iterate into the row
             apply_mask_(row.floats, work.mask)
         self._live.unbind()
@@ -271,6 +275,13 @@ class LocalSession:
             same = own == digest(self._live.frozen[name])
             require(same, "model.clients", found, fix)
 
+    def _check_automatic(self) -> None:
+        """Refuse to ask a module for its loss whose `training_step` would train it."""
+        name = type(self.module).__name__
+        found = f"{name} optimises manually, and the method asks for its losses outside of sessions"
+        fix = "set automatic_optimization = True, or choose a method such as FedAvg"
+        require(self.module.automatic_optimization, "model.clients", found, fix)
+
     def abandon(self) -> None:
         """Clean up after a session that raised, so that the next one is not affected."""
         assert self._live is not None, "this session only evaluates"
@@ -287,6 +298,7 @@ class LocalSession:
         In full precision.
         """
         assert self._live is not None, "this session only evaluates"
+        self._check_automatic()
         self._live.bind(row)
         self.module.eval()
         if self._transfers is not None:
@@ -311,6 +323,7 @@ class LocalSession:
     def loss(self, row: Row, batches: Iterable[Any]) -> tuple[float, int]:
         """The mean loss of batches at `row`, as of `gradient`, and their number of samples."""
         assert self._live is not None, "this session only evaluates"
+        self._check_automatic()
         self._live.bind(row)
         self.module.eval()
         total, samples = 0.0, 0
@@ -340,9 +353,10 @@ class LocalSession:
         if stage not in self._stages:
             moved = None if self._transfers is None else self._transfers.moved
             self._stages[stage] = StageHooks(module, stage, moved)
-        samples = self._stages[stage].evaluate(
-            batches, device=module.device, context=self._context, note=self._note, first=first
-        )
+        with nullcontext() if self._trainer is None else self._trainer.in_stage("validate"):
+            samples = self._stages[stage].evaluate(
+                batches, device=module.device, context=self._context, note=self._note, first=first
+            )
         return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
 
     def _note(self, batch: Any) -> int:

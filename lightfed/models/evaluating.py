@@ -26,7 +26,9 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 def stage_of(module: L.LightningModule) -> Stage:
     """The stage that evaluates a module now: that of its Trainer, and validation in a session."""
     trainer = vars(module).get("_trainer")
-    testing = trainer is not None and trainer.testing
+    # The Trainer of sessions is in a stage of its own; that of the run knows what was asked for.
+    run = trainer and (vars(trainer).get("_run_trainer") or trainer)
+    testing = run is not None and run.testing
     if testing and is_overridden("test_step", module):
         return "test"
     return "validation"

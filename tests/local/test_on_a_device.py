@@ -7,8 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.fits.session_trainer import SessionHost
+from lightfed.local.client_group import ClientGroup
 from tests.local.packs import CASES, CLIENTS, after, fleet
 from tests.pretend import DEVICE, There, pretended_device
+from tests.promises.parity.cases import CASES as PARITY
+from tests.small import fleet_of, random_data, run_round
 
 QUICK = {
     ("clipped", CLIENTS),
@@ -63,3 +68,24 @@ def test_rows_of_the_host_train_on_the_device(name: str, side_by_side: Any) -> N
     found, its, _ = on_the_device(name, side_by_side, host_rows=True)
     torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
     assert its == pytest.approx(metrics, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["AfterTransfer", "GAN", "Anchors", "GradientNorms", "WarmsUp"])
+def test_fits_have_the_numbers_of_a_cpu(name: str) -> None:
+    """Modules and callbacks with hooks, of two clients each."""
+
+    def rows(device: torch.device) -> Tensor:
+        torch.manual_seed(0)
+        case = PARITY[name]
+        host = SessionHost(callbacks=[make() for make in case.callbacks])
+        data = random_data([8, 7], features=6, classes=2, batch_size=4)
+        model: Any = case.module
+        made = fleet_of([ClientGroup(2, model)], FedAvg(), data, host=host, device=device)
+        for t in range(2):
+            run_round(made, t)
+        return torch.stack([made.deployed(k).row(k).floats for k in range(2)])
+
+    with pytest.MonkeyPatch.context() as patches, pretended_device(patches):
+        there = rows(DEVICE)
+    found = there.here if isinstance(there, There) else there
+    torch.testing.assert_close(found, rows(torch.device("cpu")), rtol=1e-5, atol=1e-6)

@@ -11,7 +11,11 @@ from tests.promises.conformance.killer import ROUNDS, main
 
 @pytest.mark.parametrize(
     ("number", "hooked"),
-    [(3, False), pytest.param(3, True), pytest.param(10, False, marks=pytest.mark.matrix)],
+    [
+        (3, False),
+        pytest.param(6, True, marks=pytest.mark.matrix),
+        pytest.param(10, False, marks=pytest.mark.matrix),
+    ],
 )
 def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(
     number: int, hooked: bool, tmp_path: Path

@@ -727,7 +727,7 @@ class GAN(L.LightningModule):
     def training_step(self, batch, batch_idx):
         x, _ = batch
         of_generator, of_discriminator = self.optimizers()
-        z = torch.randn(len(x), 3)
+        z = torch.randn(len(x), 3, device=x.device)
 
         self.toggle_optimizer(of_generator)
         loss = self.judged(self(z), True)

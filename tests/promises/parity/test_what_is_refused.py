@@ -195,6 +195,30 @@ def test_packs_say_why_they_are_none() -> None:
         assert reason in str(fleet.training.side_by_side["g"])
 
 
+def test_a_step_that_asks_for_counts_trains_alone() -> None:
+    for name in ("RateBySteps", "CountsBatches", "KeptSteps", "LogsToLoggers"):
+        fleet = fleet_of([ClientGroup(2, CASES[name].module)], FedAvg(), data(), side_by_side=2)  # type: ignore[arg-type]
+        assert "its step asks the Trainer for" in str(fleet.training.side_by_side)
+
+
+class ReadsLoop(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch) * (1 + self.trainer.fit_loop.epoch_loop.batch_idx)
+
+
+class CountsLoader(Net):
+    def configure_optimizers(self) -> Any:
+        self.trainer.fit_loop.setup_data()
+        return SGD(self.parameters(), lr=1 / len(self.trainer.train_dataloader))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [ReadsLoop, CountsLoader])
+def test_what_the_loops_would_say_is_refused_where_there_are_none(kind: Any) -> None:
+    host = SessionHost(run=L.Trainer(logger=False, enable_checkpointing=False))
+    with pytest.raises(UserError, match=r"reads the loops .*; use global_step"):
+        run_round(fleet_of([ClientGroup(2, kind)], FedAvg(), data(), host=host), 0)
+
+
 class TwoOptimizers(Net):
     def configure_optimizers(self) -> Any:
         return [SGD(self.a.parameters(), lr=0.1), Adam(self.b.parameters(), lr=0.1)]
