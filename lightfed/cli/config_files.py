@@ -62,7 +62,11 @@ def with_items(words: Sequence[str]) -> list[str]:
         text = next(rest, "") if value is None else value
         whole = f"{key}.{position}.{inner}"
         require(int(position) < len(items), whole, f"{len(items)} items", "count from 0")
-        _set(items[int(position)], inner.split("."), yaml.safe_load(text), whole)
+        try:
+            given = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(whole, f"{text!r}, which is no YAML", "close its brackets") from error
+        _set(items[int(position)], inner.split("."), given, whole)
     return left + [f"--{key}={json.dumps(items)}" for key, items in lists.items()]
 
 

@@ -536,6 +536,9 @@ class Lazy(torch.nn.Module):
 
 # The answers of a list of a thousand wrong inputs that were no line, or did not name the key.
 MALFORMED = [
+    Case("data.batch_size", "[1,", words=["--data.batch_size=[1,"]),
+    Case("model.clients.0.count", "no YAML", words=["--model.clients.0.count", "[1,"]),
+    Case("--config", "", text="trainer:\n\t- x\n", words=["--model.seed", "1"]),
     Case("--config", "bad.yaml holds itself", text=HELD),
     Case("--config", "bad.yaml is nested too deeply", text=DEEP),
     edit("model.algorithm", {"class_path": "FedAvg", "dict_kwargs": {"mu": 1}},

@@ -168,6 +168,7 @@ WRONG: dict[str, dict[str, str]] = {
     "RANK": {"RANK": "1.5"},
     "WORLD_SIZE": {"WORLD_SIZE": "0", "LOCAL_RANK": "0"},
     "NODE_RANK": {"NODE_RANK": ""},
+    "NODE_RANK ": {"NODE_RANK": "99999999999"},
     "SLURM_NTASKS": STEP | {"SLURM_NTASKS": "x"},
     "SLURM_NTASKS ": STEP | {"SLURM_NTASKS": "0"},
     "SLURM_NNODES": STEP | {"SLURM_NNODES": "two"},
