@@ -58,7 +58,7 @@ OPTIONS = (
 )  # fmt: skip
 COMMANDS = (
     ["report"], ["report", "nowhere"], ["report", "."], ["report", "case.yaml"],
-    ["sweep"], ["sweep", "nowhere"], ["sweep", "case.yaml"], ["sweep", "case.yaml", "--line", "99"],
+    ["sweep"], ["sweep", "nowhere"], ["sweep", "case.yaml", "--line", "99"],
     ["compare", "case.yaml"], ["compare", "nowhere.yaml", "case.yaml"], ["study", "nowhere"],
     ["control", "nowhere"], ["latency"], ["latency", "--delay", "Nothing"],
     ["configs", "nowhere"],
