@@ -312,7 +312,7 @@ FLAGS = [
     edit("trainer.max_epochs", 0, "0 rounds"),
     edit("trainer.max_epochs", -2, "-2 rounds; give at least 1, or -1 for no limit"),
     edit("trainer.max_steps", 0, "0 rounds"),
-    edit("trainer.max_time", "soon", "soon; write days:hours:minutes:seconds"),
+    edit("trainer.max_time", "soon", "'soon'; write days:hours:minutes:seconds"),
     edit("trainer.max_time", "00:00:00:00", "give a time above 0"),
     edit("trainer.accelerator", "tpuu", "choose one of auto, cpu, gpu"),
     edit("trainer.devices", [0], "give the number of ranks"),
