@@ -536,6 +536,7 @@ class Lazy(torch.nn.Module):
 
 # The answers of a list of a thousand wrong inputs that were no line, or did not name the key.
 MALFORMED = [
+    *(edit(key, {}, "no such key") for key in ("nothing", "trainer.nothing", "data.nothing")),
     edit("trainer.max_time", "", "''; write days"),
     Case("data.batch_size", "[1,", words=["--data.batch_size=[1,"]),
     Case("model.clients.0.count", "no YAML", words=["--model.clients.0.count", "[1,"]),
