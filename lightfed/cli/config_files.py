@@ -16,7 +16,7 @@ from typing import Any, get_args
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 
-from lightfed.cli.errors import annotations, base_of, class_hint, files_of, list_in_files
+from lightfed.cli.errors import accepted, annotations, base_of, class_hint, files_of, list_in_files
 from lightfed.cli.yaml_words import misread
 from lightfed.utils.errors import UserError, require
 
@@ -71,7 +71,11 @@ def with_items(words: Sequence[str]) -> list[str]:
         text = next(rest, "") if value is None else value
         whole = f"{key}.{position}.{inner}"
         require(int(position) < len(items), whole, f"{len(items)} items", "count from 0")
-        _set(items[int(position)], inner.split("."), yaml.safe_load(text), whole)
+        try:
+            given = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(whole, f"{text!r}, which is no YAML", "close its brackets") from error
+        _set(items[int(position)], inner.split("."), given, whole)
     return left + [f"--{key}={json.dumps(items)}" for key, items in lists.items()]
 
 
@@ -85,6 +89,22 @@ def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
         if not parts:
             item[part] = value
         item = item.setdefault(part, {})
+
+
+def check_empty_keys(words: Sequence[str], owners: Mapping[str, Any]) -> None:
+    """Reject unknown keys of files whose value is an empty mapping: the parser drops them.
+
+    `owners` are the classes of the sections by name.
+    """
+    for path in files_of(words):
+        config: Any = yaml.safe_load(path.read_text("utf-8"))
+        sections = config if isinstance(config, dict) else {}
+        for section, given in sections.items():
+            require(given != {} or section in owners, str(section), "no such key", "see --help")
+            empty = [k for k, v in given.items() if v == {}] if isinstance(given, dict) else []
+            known = accepted(owners[section]) if empty and section in owners else {}
+            unknown = [name for name in empty if section in owners and name not in known]
+            require(not unknown, f"{section}.{''.join(unknown[:1])}", "no such key", "see --help")
 
 
 class _HoldsItself(Exception):

@@ -227,7 +227,7 @@ def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
     given = [word.partition("=")[2] for word in argv if word.startswith(f"--{key}=")]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--items", type=wanted)
-    with suppress(RecursionError, TypeError):  # a list of lists without end
+    with suppress(RecursionError, TypeError, yaml.YAMLError):  # of lists without end, or no YAML
         items = yaml.safe_load(given[-1]) if given else list_in_files(argv, key)
         for position, item in enumerate(items if isinstance(items, list) else []):
             try:
@@ -247,7 +247,10 @@ def list_in_files(words: Sequence[str], key: str) -> list[Any]:
     """The list of the last configuration file that has it; empty without one."""
     found: Any = None
     for path in files_of(words):
-        value: Any = yaml.safe_load(path.read_text("utf-8"))
+        try:
+            value: Any = yaml.safe_load(path.read_text("utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            continue  # the parser says what is wrong
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         found = value if value is not None else found

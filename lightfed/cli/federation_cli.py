@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
 from lightfed.cli.catalog import walked_once
-from lightfed.cli.config_files import check_arguments
+from lightfed.cli.config_files import check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
@@ -118,6 +118,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 options.trainer.update(Namespace(here))
             for section, owner in _SECTIONS.items():
                 check_arguments(options[section], owner, section)
+            check_empty_keys(words, _SECTIONS)
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
 

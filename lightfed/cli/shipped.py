@@ -1,13 +1,12 @@
 """The configurations in the installation: `lightfed configs`, and `--config lightfed:NAME`."""
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import OneLineParser, UserError
 
 PREFIX = "lightfed:"
 ROOT = Path(__file__).parents[1] / "configs"  # in the repository a link to the folder of that name
@@ -18,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
 
     A UserError if there is nothing of that name, or it has been copied already.
     """
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         "lightfed configs", description="List the configurations in the installation, or copy them."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

@@ -27,7 +27,7 @@ _AT_LEAST_1 = (
 _MOST = 1 << 31  # more than any of them is
 # What has to be there if the first of them is: then a launcher has started the process.
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
-_TASK = ("SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+_TASK = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
@@ -79,7 +79,7 @@ def port_of(environ: Mapping[str, str]) -> int:
     if given is not None:
         return int(given)
     step = environ.get("SLURM_STEP_ID", "0")
-    place = int(environ["SLURM_JOB_ID"][-4:]) + _STEP * int(step)
+    place = int(environ.get("SLURM_JOB_ID", "0")[-4:]) + _STEP * int(step)
     return _FIRST_PORT + place % _JOB_PORTS
 
 

@@ -61,7 +61,7 @@ def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
         seconds = Timer(max_time).time_remaining()
     except (MisconfigurationException, TypeError) as error:
         fix = "write days:hours:minutes:seconds, such as 00:12:00:00"
-        raise UserError("trainer.max_time", f"{max_time}", fix) from error
+        raise UserError("trainer.max_time", f"{max_time!r}", fix) from error
     no_time = seconds is not None and seconds <= 0
     _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
 

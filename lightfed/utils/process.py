@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from lightfed.utils.errors import UserError
 
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
+_RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")  # variables that number a process
 
 
 def imports_begin() -> None:
@@ -47,14 +48,13 @@ def is_interactive() -> bool:
 
 def is_first() -> bool:
     """Whether this process is rank 0, by its launcher's variables; what is no number is none."""
-    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-    values = [os.environ.get(name, "0") for name in names]
+    values = [os.environ.get(name, "0") for name in _RANKS]
     return not any(value.isdigit() and int(value) for value in values)
 
 
 def report(error: UserError) -> None:
-    """Print one line on the first rank, or on the one that its launcher should not have started."""
-    if error.key == "LOCAL_RANK" or is_first():
+    """Print one line on the first rank, or on one that its launcher numbers wrongly."""
+    if error.key in _RANKS or is_first():
         print(f"lightfed: error: {error.line}", file=sys.stderr)
 
 

@@ -329,7 +329,7 @@ FLAGS = [
     edit("trainer.max_epochs", 0, "0 rounds"),
     edit("trainer.max_epochs", -2, "-2 rounds; give at least 1, or -1 for no limit"),
     edit("trainer.max_steps", 0, "0 rounds"),
-    edit("trainer.max_time", "soon", "soon; write days:hours:minutes:seconds"),
+    edit("trainer.max_time", "soon", "'soon'; write days:hours:minutes:seconds"),
     edit("trainer.max_time", "00:00:00:00", "give a time above 0"),
     edit("trainer.accelerator", "tpuu", "choose one of auto, cpu, gpu"),
     edit("trainer.devices", [0], "give the number of ranks"),
@@ -553,6 +553,11 @@ class Lazy(torch.nn.Module):
 
 # The answers of a list of a thousand wrong inputs that were no line, or did not name the key.
 MALFORMED = [
+    *(edit(key, {}, "no such key") for key in ("nothing", "trainer.nothing", "data.nothing")),
+    edit("trainer.max_time", "", "''; write days"),
+    Case("data.batch_size", "[1,", words=["--data.batch_size=[1,"]),
+    Case("model.clients.0.count", "no YAML", words=["--model.clients.0.count", "[1,"]),
+    Case("--config", "", text="trainer:\n\t- x\n", words=["--model.seed", "1"]),
     Case("--config", "bad.yaml holds itself", text=HELD),
     Case("--config", "bad.yaml is nested too deeply", text=DEEP),
     edit("model.algorithm", {"class_path": "FedAvg", "dict_kwargs": {"mu": 1}},

@@ -127,6 +127,7 @@ def test_a_monitor_that_nobody_measures_is_reported_with_those_that_are(
         ([], "lightfed: expected "),
         (["fit"], "model.algorithm: the following arguments are required: "),
         (["--config", "bad.yaml", "fit"], "--config: "),
+        (["configs", "nowhere"], "configs: argument COMMAND: invalid choice: 'nowhere'"),
         (["report"], "report: the following arguments are required: RUN; see lightfed report"),
         (["report", "nowhere"], "report: there is no folder nowhere; name the folder of a run"),
         (["report", "corrupt"], "report: corrupt holds no metrics.csv; name the folder of a run"),

@@ -168,6 +168,7 @@ WRONG: dict[str, dict[str, str]] = {
     "RANK": {"RANK": "1.5"},
     "WORLD_SIZE": {"WORLD_SIZE": "0", "LOCAL_RANK": "0"},
     "NODE_RANK": {"NODE_RANK": ""},
+    "NODE_RANK ": {"NODE_RANK": "99999999999"},
     "SLURM_NTASKS": STEP | {"SLURM_NTASKS": "x"},
     "SLURM_NTASKS ": STEP | {"SLURM_NTASKS": "0"},
     "SLURM_NNODES": STEP | {"SLURM_NNODES": "two"},
@@ -189,7 +190,8 @@ def test_a_launcher_s_variable_that_is_wrong_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(edited({}))
-    for name in [n for n in os.environ if n.startswith(("SLURM_", "MASTER_", "TORCHELASTIC"))]:
+    others = ("RANK", "LOCAL_", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_", "TORCHELASTIC")
+    for name in [n for n in os.environ if n.startswith(("SLURM_", *others))]:
         monkeypatch.delenv(name)
     for name, value in WRONG[key].items():
         monkeypatch.setenv(name, value)
