@@ -103,7 +103,7 @@ class Wanted(NamedTuple):
         """Folders of this name and configuration, with their environment.json."""
         from lightfed.runs.run_folder import read_environment
 
-        folders = sorted(self.root.glob(f"{glob.escape(self.name)}*"))
+        folders = sorted(self.root.glob(f"*{glob.escape(self.name)}*"))
         own, found = (self.name, self.digest), [(f, read_environment(f)) for f in folders]
         return [(f, s) for f, s in found if (s.get("name"), s.get("config")) == own]
 
