@@ -29,8 +29,8 @@ def test_a_study_is_a_file_of_ones_own(folder: Path) -> None:
     path.write_text(yaml.safe_dump(STUDY))
     read = study.read_study("own/mine.yaml")
     assert read["title"] == STUDY["title"]
-    words = study.methods_of("own/mine.yaml", read, "short")[0].words
-    assert "--trainer.name=mine-short-one" in words
+    methods = study.methods_of("own/mine.yaml", read, "short")
+    assert all(f"--trainer.name=mine-short-{method.name}" in method.words for method in methods)
     assert study.digest("own/mine.yaml") == study.digest(str(path))
 
 
