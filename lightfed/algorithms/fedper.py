@@ -19,16 +19,16 @@ from lightfed.models.personal import personal_tensors
 class FedPer(FedAvg):
     """FedAvg of the body: a client's head is its own."""
 
-    def __init__(self, head: str, weights: Weights = "samples") -> None:
+    def __init__(self, head: str | list[str], weights: Weights = "samples") -> None:
         """Set what is a head.
 
         Args:
-            head: Prefix of the names of its tensors, such as net.fc.
+            head: Prefix of the names of its tensors, such as net.fc, or several.
             weights: Of the participants in the mean: by samples, or uniform.
         """
         super().__init__(weights)
-        self.head = head
+        self.heads = [head] if isinstance(head, str) else [*head]
 
     @override
     def personal(self, module: L.LightningModule) -> set[str]:
-        return personal_tensors(module, [self.head], key=f"{KEY}.head")
+        return personal_tensors(module, self.heads, key=f"{KEY}.head")

@@ -32,7 +32,7 @@ class FedRep(Algorithm):
 
     def __init__(
         self,
-        head: str,
+        head: str | list[str],
         head_epochs: Number = 10,
         body_epochs: Count = 1,
         final_epochs: Number = 0,
@@ -42,7 +42,7 @@ class FedRep(Algorithm):
         """Set what is a head, and how long the parts train.
 
         Args:
-            head: Prefix of the names of its tensors, such as net.fc.
+            head: Prefix of the names of its tensors, such as net.fc, or several.
             head_epochs: Local epochs of the head, which come first; 0 trains both at once.
             body_epochs: Local epochs of the body.
             final_epochs: Local epochs of all clients' heads after the last round.
@@ -50,18 +50,19 @@ class FedRep(Algorithm):
             private: The server never gets a head.
         """
         super().__init__()
-        self.head, self.head_epochs, self.body_epochs = head, head_epochs, body_epochs
+        self.heads = [head] if isinstance(head, str) else [*head]
+        self.head_epochs, self.body_epochs = head_epochs, body_epochs
         self.final_epochs, self.weights, self.private = final_epochs, weights, private
 
     @override
     def setup(self, fed: Fleet) -> None:
         layout = fed.one_layout(f"{type(self).__name__} needs one for all")
-        self.body = [e.name for e in layout.floats if not e.name.startswith(self.head)]
+        self.body = [e.name for e in layout.floats if not e.name.startswith(tuple(self.heads))]
         trained = [e.name for e in layout.floats.entries[: layout.parameters]]
         body = [name for name in trained if name in self.body]
-        found, fix = f"a model without {self.head}", f"it has {', '.join(trained)}"
+        found, fix = f"a model without {', '.join(self.heads)}", f"it has {', '.join(trained)}"
         require_argument(body != trained, "head", found, fix)
-        phases = Phase([self.head], self.head_epochs), Phase(body, self.body_epochs)
+        phases = Phase(self.heads, self.head_epochs), Phase(body, self.body_epochs)
         self.phases = phases if self.head_epochs else phases[:0]
         self.model = fed.new_model()  # with private heads only its body ever changes
         self.register_buffer("seen", torch.zeros(fed.clients, dtype=torch.bool))
@@ -75,7 +76,7 @@ class FedRep(Algorithm):
         fed.merge(clients, into=self.model, weights=self.weights, tensors=sent)
         if self.final_epochs and t + 1 == fed.rounds:
             self.send(fed, everyone := list(range(fed.clients)))
-            fed.train(everyone, t, phases=[Phase([self.head], epochs=self.final_epochs)])
+            fed.train(everyone, t, phases=[Phase(self.heads, epochs=self.final_epochs)])
 
     def send(self, fed: Fleet, clients: list[int]) -> None:
         """Phi to all, and a head to those that have none yet."""

@@ -27,6 +27,19 @@ for room in _ROOMS:
         import_module(module.name)
 
 
+def without_namesakes(paths: list[str]) -> list[str]:
+    """The paths of classes, without others of the name of one of lightfed's.
+
+    A short name, such as MLP, then means lightfed's own also where torchvision has one.
+    """
+    ours = {path.rpartition(".")[2] for path in paths if path.startswith("lightfed.")}
+    return [
+        path
+        for path in paths
+        if path.startswith("lightfed.") or path.rpartition(".")[2] not in ours
+    ]
+
+
 @contextmanager
 def walked_once() -> Iterator[None]:
     """Let jsonargparse (as of 4.53) walk the subclasses of a class once, not for every short name.
@@ -39,7 +52,7 @@ def walked_once() -> Iterator[None]:
     def once(*args: Any, **options: Any) -> list[str]:
         key = args, tuple(options.items()), len(sys.modules)
         if key not in found:
-            found[key] = walk(*args, **options)
+            found[key] = without_namesakes(walk(*args, **options))
         return found[key]
 
     _typehints.get_all_subclass_paths = once

@@ -33,6 +33,7 @@ _WITHOUT_A_TRAINER = {
     "sweep": "lightfed.cli.sweep",
     "compare": "lightfed.cli.compare",
     "study": "lightfed.cli.study",
+    "slurm": "lightfed.cli.shipped",
 }
 
 # Commands that read no variable of a launcher.
@@ -90,7 +91,8 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
             if arguments[0] == "latency":
                 _call(command.latency, arguments[1:])
                 sys.exit(0)
-            sys.exit(command.main(arguments[1:]))
+            run = command.slurm if arguments[0] == "slurm" else command.main
+            sys.exit(run(arguments[1:]))
         _run(arguments, from_python=from_python)
     except UserError as error:
         _leave()

@@ -118,6 +118,9 @@ def class_error(error: Exception) -> UserError | None:
     needed = re.search(r"(Requirement '.*?' not met).*`(pip install .*?)`", str(error))
     if needed:  # by a logger or callback of Lightning
         return UserError("trainer", needed[1], needed[2])
+    if "`tensorboard` nor `tensorboardX` is available" in str(error):
+        found = "TensorBoardLogger without the package tensorboard"
+        return UserError("trainer.logger", found, "pip install 'lightfed[tensorboard]'")
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UserError):
         inner = inner.__cause__

@@ -1,6 +1,12 @@
 """The configurations in the installation: `lightfed configs`, and `--config lightfed:NAME`."""
 
+<<<<<<< HEAD
+=======
+import argparse
+import shlex
+>>>>>>> h48a
 import shutil
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +15,7 @@ from textwrap import shorten
 from lightfed.utils.errors import OneLineParser, UserError
 
 PREFIX = "lightfed:"
+SLURM = Path(__file__).parents[1] / "slurm"  # likewise a link
 ROOT = Path(__file__).parents[1] / "configs"  # in the repository a link to the folder of that name
 
 
@@ -31,6 +38,34 @@ def main(argv: Sequence[str]) -> int:
         headline = path_of(name).read_text("utf-8").partition("\n")[0].strip("# ")
         print(f"{name:<34}{shorten(headline, 100, placeholder=' ...')}")
     return 0
+
+
+def slurm(argv: Sequence[str]) -> int:
+    """Run `lightfed slurm`; `argv` holds the words after it.
+
+    A UserError if the scripts have been copied already.
+    """
+    about = "Copy the scripts for SLURM, to submit from a folder of your own."
+    parser = OneLineParser("lightfed slurm", description=about)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands.add_parser("copy", help="copy them to slurm/, which `sweep --slurm` submits")
+    parser.parse_args(argv)
+
+    target = Path("slurm")
+    if target.exists():
+        raise UserError("slurm copy", f"{target} exists", "move it away first")
+    shutil.copytree(SLURM, target, ignore=shutil.ignore_patterns("*.log", "site.sh"))
+    (target / "logs").mkdir(exist_ok=True)
+    # The scripts look for .venv here; the program that copies them may be another one.
+    site = target / "site.sh"
+    site.write_text(f"# Puts this lightfed in front; see site.example.sh.\nPATH={_bin()}:$PATH\n")
+    print(target)
+    return 0
+
+
+def _bin() -> str:
+    """The folder of the running program, for a shell."""
+    return shlex.quote(str(Path(sys.executable).parent))
 
 
 def names() -> list[str]:

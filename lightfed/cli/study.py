@@ -1,4 +1,4 @@
-"""`lightfed study NAME`: a table of methods on equal terms, and whether its claims hold.
+"""`lightfed study NAME|FILE`: a table of methods on equal terms, and whether its claims hold.
 
 docs/studies.md has the keys of configs/studies/NAME.yaml. `--markdown` prints docs/studies/NAME.md.
 """
@@ -9,6 +9,7 @@ import math
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
     about = "Run what is missing of a study, and print its table and whether its claims hold."
     parser = OneLineParser("lightfed study", allow_abbrev=False, description=about)
-    parser.add_argument("name", metavar="NAME", help=f"one of {known}")
+    parser.add_argument("name", metavar="NAME", help=f"a file, or one of {known}")
     parser.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
     add_files(parser)
     add_execution(parser)
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         parts.append(part(case, held, table, claims, said))
         if not asked.markdown:
             answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
-            named = file_name("study", f"{asked.name}-{case}")
+            named = file_name("study", f"{path_of(asked.name).stem}-{case}")
             files = Files(asked.format, asked.table)
             said = [study["title"], *said]
             show(named, held, table, said, answers, target=target, files=files)
@@ -96,9 +97,10 @@ def main(argv: Sequence[str]) -> int:
 
 def read_study(name: str) -> dict[str, Any]:
     """The keys of a study, with the defaults of those that it leaves out; a UserError if wrong."""
-    path = STUDIES / f"{name}.yaml"
-    fix = f"name one of {', '.join(sorted(p.stem for p in STUDIES.glob('*.yaml')))}"
-    require(path.is_file(), "study", f"no study {name!r} in the installation", fix)
+    path = path_of(name)
+    known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.yaml")))
+    found = f"no study {name!r} in the installation, and no such file"
+    require(path.is_file(), "study", found, f"name a file, or one of {known}")
     study: dict[str, Any] = {"tune": {}, "tune_seed": 100, "claims": [], "theirs": {}, "differ": []}
     study |= {"cases": {"": {}}, "target": {}}
     study |= yaml.safe_load(path.read_text("utf-8"))
@@ -116,13 +118,19 @@ def read_study(name: str) -> dict[str, Any]:
     return study
 
 
+def path_of(name: str) -> Path:
+    """The file of a study: of the installation by its name, or a path."""
+    shipped = STUDIES / f"{name}.yaml"
+    return shipped if shipped.is_file() else Path(name)
+
+
 def methods_of(name: str, study: Mapping[str, Any], case: str) -> list[Method]:
     """Each method's command: the common configuration, the case's values, and its own."""
     common, found = json.dumps(study["common"]), []
     for method, own in study["methods"].items():
         given = study["cases"][case] | own
         sets = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items()]
-        run = file_name(name, f"{case}-{method}")
+        run = file_name(path_of(name).stem, f"{case}-{method}")
         words = ("fit", "--config", common, f"--trainer.name={run}", *sets)
         found.append(Method(method, words))
     return found
@@ -199,5 +207,5 @@ def part(case: str, held: Held, table: DataFrame, claims: DataFrame, said: Seque
 
 def digest(name: str) -> str:
     """Of what a study's file says, whatever its comments and its layout."""
-    said = json.dumps(yaml.safe_load((STUDIES / f"{name}.yaml").read_text("utf-8")), sort_keys=True)
+    said = json.dumps(yaml.safe_load(path_of(name).read_text("utf-8")), sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:12]

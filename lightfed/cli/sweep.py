@@ -107,7 +107,7 @@ def submit(file: Path, lines: Sequence[int], further: Sequence[str], *, jobs: in
         return 0
     program = shutil.which("sbatch")
     require(program is not None, "--slurm", "there is no sbatch", "submit from a login node")
-    fix = "submit from the root of the repository"
+    fix = "copy the scripts here: lightfed slurm copy"
     require(SCRIPT.is_file(), "--slurm", f"there is no {SCRIPT} here", fix)
     array = ",".join(map(str, lines)) + (f"%{jobs}" if jobs else "")
     command = [str(program), f"--array={array}", str(SCRIPT), str(file), *further]

@@ -13,6 +13,7 @@ COMMANDS = {
     "study": "run the methods of a study on equal terms, and say whether its claims hold",
     "sweep": "run what is missing of a list of runs",
     "configs": "list the configurations in the installation, or copy them",
+    "slurm": "copy the scripts for a SLURM cluster",
     "report": "make the page of a run folder, or compare several",
     "control": "explain a control string of HeteroFL",
     "latency": "analyse the time saved by waiting only for the first servers",

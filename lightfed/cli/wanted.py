@@ -102,7 +102,7 @@ class Wanted(NamedTuple):
 
     def _folders(self) -> list[tuple[Path, dict[str, Any]]]:
         """Folders of this name and configuration, with their environment.json."""
-        folders = sorted(self.root.glob(f"{glob.escape(self.name)}*"))
+        folders = sorted(self.root.glob(f"*{glob.escape(self.name)}*"))
         own, found = (self.name, self.digest), [(f, read_record(f)) for f in folders]
         return [(f, s) for f, s in found if (s.get("name"), s.get("config")) == own]
 

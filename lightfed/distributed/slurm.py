@@ -142,6 +142,9 @@ def check_tasks(
     """
     if not starts_ranks(environ):
         return
+    fix = "write srun before the command; a shell of one rank: salloc -J interactive"
+    in_a_step = "SLURM_NODEID" in environ and "SLURM_PROCID" in environ
+    require(in_a_step, "srun", "a shell of salloc, which is no task of its job", fix)
     tasks, per_node = int(environ["SLURM_NTASKS"]), environ.get("SLURM_NTASKS_PER_NODE")
     nodes = int(environ.get("SLURM_NNODES", 1))
     fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} instead"

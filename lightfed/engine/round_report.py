@@ -17,6 +17,7 @@ from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
 from lightfed.utils import signals
+from lightfed.utils.errors import reason
 from lightfed.utils.stopwatch import PARTS, Part
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,16 @@ class RoundReport:
             trainer.run_logger.start(described, finished_rounds=rounds)
         fleet.ranks.timings.take()  # the start is no part of the first round
         for logger in trainer.loggers:
-            logger.log_hyperparams(trainer.config)
+            try:
+                logger.log_hyperparams(trainer.config)
+            except Exception as error:  # whatever a library of a logger raises
+                if logger is trainer.run_logger or not rounds:
+                    raise
+                # MLflow, for example, keeps the parameters with which its run began.
+                log.warning(
+                    "%s keeps the configuration that it had before: %s",
+                    type(logger).__name__, reason(error),
+                )  # fmt: skip
         over = 0 < (trainer.max_epochs or 0) <= rounds
         if (over or trainer.should_stop) and trainer.is_global_zero:
             ended = "has finished its" if over else "was stopped after"

@@ -216,7 +216,7 @@ class RunTrainer(Recorded, L.Trainer):
                 owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
                 described = {name: arguments(one) for name, one in owners.items()}
                 place.script = digest(identity(described))
-            method = type(federation.algorithm).__name__
+            method = place.method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
     def _parts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -32,8 +32,8 @@ from lightfed.runs import checkpoint, federation_state
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.lightning_private import _PATH
-from lightfed.utils.process import is_interactive
+from lightfed.utils.lightning_private import _PATH, _SubprocessScriptLauncher
+from lightfed.utils.process import is_interactive, started_in
 
 T = TypeVar("T")
 
@@ -43,6 +43,22 @@ _LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are kil
 @cache
 def _leave_at_exit() -> None:
     atexit.register(leave)
+
+
+class Relaunch(_SubprocessScriptLauncher):
+    """Runs the script again for each further rank, in the folder in which it was started.
+
+    A script that changes its folder before it trains does so once more in each rank.
+    """
+
+    @override
+    def _call_children_scripts(self) -> None:
+        here = os.getcwd()
+        os.chdir(started_in())
+        try:
+            super()._call_children_scripts()
+        finally:
+            os.chdir(here)
 
 
 class FederatedStrategy(DDPStrategy):
@@ -96,6 +112,8 @@ class FederatedStrategy(DDPStrategy):
             fix = "give 1, or train by `lightfed fit`"
             require(len(devices) == 1, "trainer.devices", found, fix)
             self._launcher = None  # no script to run again
+        elif not environment.creates_processes_externally:
+            self._launcher = Relaunch(environment, self.num_processes, self.num_nodes)
 
     @override
     def _get_process_group_backend(self) -> str:

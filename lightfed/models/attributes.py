@@ -17,7 +17,11 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
 
-_NAMES = vars(nn.Module()).keys()  # of every module: its parameters, hooks and mode
+_NAMES = {
+    *vars(nn.Module()),  # of every module: its parameters, hooks and mode
+    # Lightning's, which reading `self.hparams` creates
+    "_hparams", "_hparams_name", "_hparams_initial", "_log_hyperparams",
+}  # fmt: skip
 _KEEP_NOTHING = ("lightfed", "torch", "torchvision")  # packages
 _OUTSIDE = (nn.Module, nn.Parameter, Optimizer, L.Trainer, FunctionType, MethodType, type)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lightfed.engine.session_setup import OptimizerFactory, make_optimizer
 from lightfed.previews.dry_run import DryFleet
 from lightfed.previews.layer_groups import aligned
+from lightfed.results.text import counted
 from lightfed.state.server_model import ServerModel
 
 _TABLE = 16  # ranks; more are summarised
@@ -90,8 +91,8 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
     sessions = sum(call.counts.sum(0) for call in fleet.calls) / rounds
     loads = sum(call.loads for call in fleet.calls) / (rounds * chunks)
     lines = [
-        f"{type(fleet.algorithm).__name__}, {fleet.clients:,} clients on {fleet.ranks.world:,} "
-        f"ranks: {over}, {sessions.sum():,g} sessions in each",
+        f"{type(fleet.algorithm).__name__}, {fleet.clients:,} clients on "
+        f"{counted(fleet.ranks.world, 'rank')}: {over}, {sessions.sum():,g} sessions in each",
         _groups(fleet),
         *packs_text(fleet.training.side_by_side),
         _ranks(fleet, np.stack([sessions, loads, rank_rows(fleet)])),

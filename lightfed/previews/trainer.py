@@ -44,7 +44,7 @@ class PreviewTrainer(FederatedTrainer):
         self,
         model: Federation,
         datamodule: FederatedDataModule,
-        world_size: int,
+        world_size: int = 1,
         rounds: int = 5,
     ) -> None:
         """Print a plan for many ranks: packs, speed, bytes, memory; starts no ranks.

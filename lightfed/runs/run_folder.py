@@ -45,6 +45,7 @@ class RunFolder:
         config: digest of the configuration, which distinguishes runs of the same name. None in a
             script, whose runs of one name in one job are distinguished by their order.
         script: the same digest of a script's run, which it shares with its `last` one.
+        method: the algorithm's class; it tells folders of one name apart.
     """
 
     def __init__(self, save_dir: Path, base: str, *, job: Job | None = None) -> None:
@@ -53,6 +54,7 @@ class RunFolder:
         self.resumed = False
         self.config: str | None = None
         self.script: str | None = None
+        self.method: str | None = None
         self._reconfigured = False  # some rounds had another configuration
         self._warns = False  # that this is so of the rounds up to now
         self._earlier_torch: list[str] = []  # other builds, which trained rounds up to now
@@ -115,6 +117,10 @@ class RunFolder:
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
         base = self.base if self._job is None else f"{self.base}-{self._job.name}"
+        taken_by = read_environment(self.save_dir / base).get("algorithm")
+        if self.method is not None and taken_by not in (None, self.method):
+            # `fedprox-digits` tells more beside `digits` than `digits-2`.
+            base = f"{self.method.lower()}-{base}"
         number = 1
         while not self._make(folder := self.save_dir / (base + f"-{number}" * (number > 1))):
             number += 1
@@ -211,7 +217,7 @@ class RunFolder:
 
     def _candidates(self) -> list[Path]:
         """Folders of this name that hold a checkpoint."""
-        folders = self.save_dir.glob(f"{glob.escape(self.base)}*")
+        folders = self.save_dir.glob(f"*{glob.escape(self.base)}*")
         alike = (f for f in folders if read_record(f).get("name") == self.base)
         return [folder for folder in alike if _last(folder).is_file()]
 

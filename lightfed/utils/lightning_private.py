@@ -17,6 +17,7 @@ from lightning.pytorch.core.optimizer import (
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _select_data_fetcher
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.call import (
     _call_callback_hooks,
     _call_configure_model,

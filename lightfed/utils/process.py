@@ -6,12 +6,29 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from lightfed.utils.errors import UserError
 
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
 _RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")  # variables that number a process
+
+
+def started_in() -> str:
+    """The folder in which this process was started, also after `os.chdir`.
+
+    It is the one in which the path of the script, as it was given, names the script.
+    """
+    here = os.getcwd()
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    given = sys.argv[0]
+    if script is None or os.path.isabs(given):
+        return here
+    for folder in (here, os.environ.get("PWD", here)):
+        with suppress(OSError):
+            if os.path.samefile(os.path.join(folder, given), script):
+                return folder
+    return here
 
 
 def imports_begin() -> None:
