@@ -1,10 +1,6 @@
 """The configurations in the installation: `lightfed configs`, and `--config lightfed:NAME`."""
 
-<<<<<<< HEAD
-=======
-import argparse
 import shlex
->>>>>>> h48a
 import shutil
 import sys
 from collections.abc import Sequence

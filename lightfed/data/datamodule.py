@@ -169,11 +169,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
         return federation.evaluation.jobs
 
     @override
-    def __str__(self) -> str:
-        """Lightning's would ask for the loaders of a run."""
-        return f"{type(self).__name__}({self.dataset.name})"
-
-    @override
     def test_dataloader(self) -> Any:
         return self.val_dataloader()
 

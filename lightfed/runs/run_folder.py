@@ -117,7 +117,7 @@ class RunFolder:
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
         base = self.base if self._job is None else f"{self.base}-{self._job.name}"
-        taken_by = read_environment(self.save_dir / base).get("algorithm")
+        taken_by = read_record(self.save_dir / base).get("algorithm")
         if self.method is not None and taken_by not in (None, self.method):
             # `fedprox-digits` tells more beside `digits` than `digits-2`.
             base = f"{self.method.lower()}-{base}"
