@@ -87,7 +87,7 @@ def test_the_data_print_after_a_fit(tmp_path: Path) -> None:
     federation = lf.Federation(lf.FedAvg(), [lf.ClientGroup(2, TwoLayers)], optimizer=SGD_TENTH)
     data = random_data([6, 6])
     fit(federation, data, tmp_path, rounds=1)
-    assert str(data) == "FederatedDataModule(Tensors)"
+    assert "Tensors" in str(data)
 
 
 SCRIPT = """
