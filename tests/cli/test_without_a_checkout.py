@@ -60,9 +60,7 @@ def test_mlp_means_lightfeds_own(folder: Path) -> None:
     groups = [{"count": 2, "model": {"class_path": "MLP"}}]
     (folder / "run.yaml").write_text(edited({**SMALL, "model.clients": groups}))
     config: Any = prepared(["fit", "--config", "run.yaml"]).trainer.config  # type: ignore[union-attr]
-    assert (
-        config["model"]["clients"][0]["model"]["class_path"] == "lightfed.models.networks.mlp.MLP"
-    )
+    assert config["model"]["clients"][0]["model"]["class_path"] == "lightfed.MLP"
 
 
 def test_a_plan_is_of_one_rank_by_default(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
