@@ -2,9 +2,10 @@
 
 A tensor on it holds one on the CPU, which does the arithmetic. As on a card, an operation on
 tensors of both sides fails, a CPU's generator cannot fill a tensor there, and a value comes to the
-host only by a read, which is noted. So is every copy of the host's values to the device, and whether
-the host waits for it: it does unless it asks not to. Its type is `meta`, the only one that autograd
-allows without a driver; so what depends on the type `cuda`, such as streams, is not covered.
+host only by a read, which is noted. So is every copy of the host's values to the device, and
+whether the host waits for it: it does unless it asks not to. Its type is `meta`, the only one that
+autograd allows without a driver; so what depends on the type `cuda`, such as streams, is not
+covered.
 """
 
 import traceback
