@@ -180,6 +180,16 @@ def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> 
     assert (tmp_path / "trace.json.gz").stat().st_size > 0
 
 
+def test_packs_have_room_where_their_operators_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import packed_operators
+
+    assert packed_operators.main(["--tiny", "--workloads", "W6"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W6:")]
+    assert float(line.split()[-7]) > 1
+
+
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="narrow strided convolutions in channels_last crash torch 2.12 without AVX-512",
