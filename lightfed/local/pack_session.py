@@ -463,7 +463,7 @@ class PackResult:
 
 @dataclass
 class LaneReport:
-    """The report of one client of a pack; `local/reading.py` has its values come to the host."""
+    """The report of one client of a pack; `utils/reading.py` has its values come to the host."""
 
     result: PackResult
     lane: int

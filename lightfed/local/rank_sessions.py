@@ -13,7 +13,6 @@ from lightfed.local.local_work import SessionPlans
 from lightfed.local.optimizer import Stepper
 from lightfed.local.pack_runner import PackReport, PackRunner
 from lightfed.local.pack_session import LaneReport, PackSession
-from lightfed.local.reading import read
 from lightfed.local.session import (
     Autocast,
     LocalSession,
@@ -25,6 +24,7 @@ from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.reading import read
 
 log = logging.getLogger(__name__)
 

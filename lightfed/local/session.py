@@ -266,7 +266,7 @@ class LocalSession:
 
 @dataclass
 class PendingReport:
-    """A report whose numbers may still be on the device: `local/reading.py` reads those of all."""
+    """A report whose numbers may still be on the device: `utils/reading.py` reads those of all."""
 
     client: int
     losses: list[Tensor]
