@@ -2,8 +2,10 @@
 
 A tensor on it holds one on the CPU, which does the arithmetic. As on a card, an operation on
 tensors of both sides fails, a CPU's generator cannot fill a tensor there, and a value comes to the
-host only by a read, which is noted. Its type is `meta`, the only one that autograd allows without
-a driver; so what depends on the type `cuda`, such as streams and pinned memory, is not covered.
+host only by a read, which is noted. So is every copy of the host's values to the device, and
+whether the host waits for it: it does unless it asks not to. Its type is `meta`, the only one that
+autograd allows without a driver; so what depends on the type `cuda`, such as streams, is not
+covered.
 """
 
 import traceback
@@ -23,7 +25,7 @@ DEVICE = torch.device("meta")
 _BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_", "_unsafe_index")
 # Numbers and sizes that the host needs of a tensor.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim")
-_INDEXED = ("index", "index_put_", "_index_put_impl_")
+_INDEXED = ("index", "index_put_", "_index_put_impl_", "_unsafe_index")
 # Of floats a card adds these up in any order, and refuses them where `deterministic` is true.
 _IN_ANY_ORDER = ("cumsum", "cumsum_", "put_", "histc")
 
@@ -34,10 +36,13 @@ class There(Tensor):
     Attributes:
         here: its values.
         reads: where values were read, of all such tensors.
+        copies: where values of the host were copied to the device; they begin with "waits" if the
+            host waits for the device then, else with "pinned" or "pageable", by their memory.
     """
 
     here: Tensor
     reads: list[str]
+    copies: list[str]
 
     @staticmethod
     def __new__(cls, here: Tensor) -> "There":
@@ -109,6 +114,31 @@ def _name(func: Any) -> str:
     return name.partition("::")[2].partition(".")[0]
 
 
+def _copied(name: str, args: Sequence[Any], *, to_device: bool) -> list[Tensor]:
+    """The tensors of the host that an operator copies to the device."""
+    if name == "_to_copy":
+        given = [args[0]] if to_device else []
+    elif name == "copy_":
+        given = [args[1]] if to_device else []
+    elif name in _INDEXED and isinstance(args[0], There):
+        given = args[1]
+    else:
+        given = []
+    return [x for x in given if isinstance(x, Tensor) and not isinstance(x, There)]
+
+
+def _is_pinned(x: Tensor) -> bool:
+    """Whether a tensor, or the one that it is a view of, is in pinned memory."""
+    whole = x if x._base is None else x._base
+    return bool(getattr(x, "pinned", False) or getattr(whole, "pinned", False))
+
+
+def _pinned(x: Tensor) -> Tensor:
+    copy = x.clone()
+    copy.pinned = True  # type: ignore[attr-defined]
+    return copy
+
+
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
@@ -149,6 +179,10 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     assert result or not (there and ahead), f"{name}: the host goes on before the values are there"
     if there and (reads_host(func, args) or (name == "_to_copy" and not result)):
         _note(name)
+    for source in _copied(name, args, to_device=result):
+        memory = "pinned" if _is_pinned(source) else "pageable"
+        how = memory if ahead and name not in _INDEXED else "waits"
+        There.copies.append(_where(f"{how}: {name}"))
     assert not (there and name == "im2col"), f"{name}: a card takes a launch for each image"
     unordered = there and name in _IN_ANY_ORDER and args[0].is_floating_point()
     assert not unordered, f"{name}: of floats, in an order that a card chooses"
@@ -159,14 +193,20 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inner[1].pop("pin_memory")
     found = func(*inner[0], **inner[1])
     if not result:
+        if kwargs.get("pin_memory"):
+            found.pinned = True
         return found
     found = tree_map_only(Tensor, There, found)
     return found if own or not there else return_and_correct_aliasing(func, args, kwargs, found)
 
 
 def _note(what: str) -> None:
+    There.reads.append(_where(what))
+
+
+def _where(what: str) -> str:
     stack = [f for f in traceback.extract_stack() if "/lightfed/" in f.filename]
-    There.reads.append(f"{what} in {' < '.join(f.name for f in reversed(stack))}")
+    return f"{what} in {' < '.join(f.name for f in reversed(stack))}"
 
 
 @contextmanager
@@ -179,10 +219,10 @@ def pretended_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
     monkeypatch.setattr(torch, "tensor", tensor)
-    monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
+    monkeypatch.setattr(Tensor, "pin_memory", _pinned)
     monkeypatch.setattr(
         torch, "is_autocast_enabled", lambda kind: kind != DEVICE.type and autocast(kind)
     )
-    There.reads = []
+    There.reads, There.copies = [], []
     with _Mode():
         yield There.reads

@@ -139,7 +139,7 @@ class Resident(ABC):
         if not plan.sizes:
             return
         index, draw = sent(torch.as_tensor(plan.index), self.home), plan.draw
-        together = max(1, self._gather_bytes // (plan.sizes[0] * self._sample_bytes))
+        together = self.together(plan.sizes[0])
         start = 0
         for first in range(0, len(plan.sizes), together):
             group = plan.sizes[first : first + together]
@@ -149,6 +149,10 @@ class Resident(ABC):
             cut = torch.split_with_sizes
             yield from zip(cut(x, group), cut(y, group), strict=True)
             start = part.stop
+
+    def together(self, samples: int) -> int:
+        """How many batches of so many samples are gathered at once."""
+        return max(1, self._gather_bytes // max(1, samples * self._sample_bytes))
 
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """The draws for `count` samples, (..., count) on the CPU; None if nothing is random."""
@@ -351,7 +355,8 @@ class PackBatches:
     A session has its passes over samples, one after the other.
 
     Attributes:
-        sizes: (K, steps) samples of every batch; 0 where a session has ended.
+        sizes: (K, steps) samples of every batch; 0 where a session has ended. Sessions with more
+            batches come first.
         source: as given.
     """
 
@@ -367,19 +372,34 @@ class PackBatches:
         draws = [plan.draw for plan in plans if plan.draw is not None]
         self._draw = torch.cat(draws, -1) if draws else None
 
-    def batch(self, places: Sequence[int], step: int) -> Batch:
-        """X and y as of `Resident.batch`, (k, B, ...) each, of the next batch of k sessions.
+    def __iter__(self) -> Iterator[Batch]:
+        """X and y as of `Resident.batch`, (k, B, ...) each, of all k sessions that have a batch.
 
-        A batch that is smaller than the largest ends in copies of its last sample.
+        A batch that is smaller than the largest of its step ends in copies of its last sample.
+        The index of all samples is sent to the split at once, and as many batches are gathered
+        together as by `Resident.batches`.
         """
-        sizes = self.sizes[places, step]
-        offsets = np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
-        span = self._starts[places, step][:, None] + offsets
-        where = span.ravel()
-        index = sent(torch.from_numpy(self._index[where]), self.source.home)
+        spans = [self._span(step) for step in range(self.sizes.shape[1])]
+        where = np.concatenate([span.ravel() for span in spans])
         draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]
-        x, y = self.source.take(index, draw)
-        return x.unflatten(0, span.shape), y.unflatten(0, span.shape)
+        index = sent(torch.from_numpy(self._index[where]), self.source.home)
+        together = self.source.together(spans[0].size)
+        start = 0
+        for first in range(0, len(spans), together):
+            group = spans[first : first + together]
+            counts = [span.size for span in group]
+            part = slice(start, start + sum(counts))
+            x, y = self.source.take(index[part], None if draw is None else draw[..., part])
+            cut = torch.split_with_sizes
+            for span, xs, ys in zip(group, cut(x, counts), cut(y, counts), strict=True):
+                yield xs.unflatten(0, span.shape), ys.unflatten(0, span.shape)
+            start = part.stop
+
+    def _span(self, step: int) -> np.ndarray:
+        """(k, B) where the samples of a step lie among those of all sessions."""
+        active = int((self.sizes[:, step] > 0).sum())
+        sizes, starts = self.sizes[:active, step], self._starts[:active, step]
+        return starts[:, None] + np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
 
 
 def resident(

@@ -74,7 +74,8 @@ class Ranks:
         self.timings = Timings()
         nccl = self.world > 1 and dist.get_backend() == "nccl"
         self.side = _group("side", timeout) if nccl else None
-        self.staged = device.type == "cuda" and not nccl  # gloo can only use host memory
+        # gloo can only use host memory: rows go through pinned copies.
+        self.staged = device.type == "cuda" and not nccl
 
     @property
     def alone(self) -> bool:
@@ -108,7 +109,7 @@ class Ranks:
             with self.collective("an all-reduce", waits=False):
                 dist.all_reduce(sent, op=op, group=self._group(sent))
             if sent is not tensor:
-                tensor.copy_(sent)
+                tensor.copy_(sent, non_blocking=sent.is_pinned())
             payload = tensor.numel() * tensor.element_size()
             self.wire_bytes += 2 * (self.world - 1) / self.world * payload
         return tensor
@@ -127,16 +128,26 @@ class Ranks:
         outgoing = self._sendable(
             torch.cat([part for r, part in enumerate(parts) if r != self.rank])
         )
-        received = outgoing.new_empty(sum(coming))
+        received = self._like(outgoing, sum(coming))
         with self.collective("an exchange of rows", waits=False):
             dist.all_to_all_single(received, outgoing, coming, sent, group=self._group(outgoing))
         self.wire_bytes += sum(sent) * outgoing.element_size()
-        found = list(received.to(own.device).split(coming))
+        found = list(received.to(own.device, non_blocking=received.is_pinned()).split(coming))
         found[self.rank] = own
         return found
 
     def _sendable(self, tensor: Tensor) -> Tensor:
-        return tensor.cpu() if self.staged else tensor
+        """The tensor itself, or a copy in pinned memory if the process group cannot take it."""
+        if not self.staged:
+            return tensor
+        on_host = self._like(torch.empty(0, dtype=tensor.dtype), tensor.shape)
+        return on_host.copy_(tensor)
+
+    def _like(self, sent: Tensor, size: int | torch.Size) -> Tensor:
+        """An empty tensor where `sent` is; pinned in host memory, to and from which GPUs copy."""
+        shape = (size,) if isinstance(size, int) else size
+        pinned = self.device.type == "cuda" and sent.device.type == "cpu"
+        return torch.empty(shape, dtype=sent.dtype, device=sent.device, pin_memory=pinned)
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self.side if tensor.device.type == "cpu" else None

@@ -4,6 +4,7 @@ It uses Lightning's launchers and process groups, no DDP wrapper, and sharded at
 """
 
 import atexit
+import logging
 import os
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.distributed import watch
+from lightfed.distributed.cards import card_of, exchange, sharing
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.distributed.slurm import check_launch, check_rank
@@ -34,6 +36,8 @@ from lightfed.runs.saving import Checkpoints
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import _PATH, _SubprocessScriptLauncher
 from lightfed.utils.process import is_interactive, started_in
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -74,6 +78,7 @@ class FederatedStrategy(DDPStrategy):
 
     strategy_name = "federated"
     ranks_per_device = 1
+    _shares_cards = False  # ranks have turned out to have the same GPU
     # Of the process: a trainer that fails before the ranks meet leaves it to the next one.
     _listener: ClassVar[socket.socket | None] = None
 
@@ -118,7 +123,24 @@ class FederatedStrategy(DDPStrategy):
     @override
     def _get_process_group_backend(self) -> str:
         # NCCL rejects two ranks on one device.
-        return "gloo" if self.ranks_per_device > 1 else super()._get_process_group_backend()
+        shared = self.ranks_per_device > 1 or self._shares_cards
+        return "gloo" if shared else super()._get_process_group_backend()
+
+    def _find_shared_cards(self, store: Any) -> None:
+        """Find whether ranks share a GPU though each was to have its own; rank 0 says so.
+
+        A launcher can give two tasks the same GPU: all processes of a node then see it as their
+        first. All ranks learn of it, and choose gloo.
+        """
+        card = card_of(self.root_device)
+        ranks = sharing(exchange(store, card, rank=self.global_rank, world=self.world_size))
+        self._shares_cards = bool(ranks)
+        if ranks and self.global_rank == 0:
+            log.warning(
+                "ranks %s share a GPU, which NCCL refuses: all communicate over gloo, through "
+                "pinned memory; give each a GPU of its own, or set trainer.ranks_per_device",
+                ", ".join(map(str, ranks)),
+            )
 
     def check_launch(self, nodes: int, clients: int | None) -> None:
         """Reject ranks that nothing starts or that cannot run, before they wait for each other.
@@ -191,9 +213,16 @@ class FederatedStrategy(DDPStrategy):
             return
         assert self.cluster_environment is not None
         assert self._timeout is not None
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return  # torchrun keeps the store
         meeting = self._address, self.cluster_environment.main_port
+        on_cards = self.root_device.type == "cuda" and self.ranks_per_device == 1
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun keeps the store
+            if on_cards:
+                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                theirs = dist.TCPStore(
+                    *meeting, is_master=False, timeout=self._timeout, wait_for_workers=False
+                )
+                self._find_shared_cards(dist.PrefixStore(f"attempt {attempt}", theirs))
+            return
         if self.global_rank == 0 and self._listener is None:
             self.take_port(meeting[1])
         listener, FederatedStrategy._listener = self._listener, None  # the store's from here on
@@ -204,13 +233,16 @@ class FederatedStrategy(DDPStrategy):
             timeout=self._timeout,
             master_listen_fd=listener.detach() if listener else None,
         )
+        if on_cards:
+            self._find_shared_cards(store)
+        backend = self._get_process_group_backend()
         dist.init_process_group(
-            self._get_process_group_backend(),
+            backend,
             store=store,
             rank=self.global_rank,
             world_size=self.world_size,
             timeout=self._timeout,
-            device_id=None if self.root_device.type == "cpu" else self.root_device,
+            device_id=self.root_device if backend == "nccl" else None,
         )
 
     @property

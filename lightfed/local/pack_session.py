@@ -67,6 +67,7 @@ class PackForward:
         module: a classifier with a loss of its own (`ClientModule`), or any other.
         layout: of its rows.
         context: of the Trainer's precision.
+        known: all layers are known by their types.
 
     Attributes:
         epoch_batches: of a local epoch, in which a step's batches are counted; 0 to count them in
@@ -76,11 +77,18 @@ class PackForward:
     epoch_batches = 0
 
     def __init__(
-        self, module: L.LightningModule, layout: ModelLayout, context: Autocast | None
+        self,
+        module: L.LightningModule,
+        layout: ModelLayout,
+        context: Autocast | None,
+        *,
+        known: bool = False,
     ) -> None:
+        self._known = known
         self._module, self._step = module, _TrainingStep(module)
         self._classifies = has_known_loss(module)
         self._context: Autocast = context or nullcontext
+        self._ones = torch.empty(0)  # (K,) the gradient of the losses
         trained = {name for name, p in module.named_parameters() if p.requires_grad}
         self.trained = [e.name for e in layout.floats if e.name in trained]
         self.buffers = [name for name, _ in module.named_buffers()]
@@ -110,7 +118,8 @@ class PackForward:
         runs = self._module if self._classifies else self._step
         if index == 0:  # a callback may have changed layers since the last session
             prefix = "" if self._classifies else "module."
-            self._places = stacked.Places(runs, [*values, *shared], prefix)
+            names = [*values, *shared]
+            self._places = stacked.Places(runs, names, prefix, known=self._known)
         forward = partial(
             stacked.forward, runs, values, shared=shared, places=self._places, randomness=randomness
         )
@@ -121,7 +130,9 @@ class PackForward:
             else:
                 self._step.index = index % self.epoch_batches if self.epoch_batches else index
                 losses, logged = forward(batch)
-        grads = torch.autograd.grad(losses, leaves, torch.ones_like(losses), allow_unused=True)
+        if self._ones.shape != losses.shape or self._ones.dtype != losses.dtype:
+            self._ones = torch.ones_like(losses)
+        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
         return losses.detach(), logged, list(grads)
 
 
@@ -134,6 +145,7 @@ class PackSession:
         optimizer: of K clients.
         clipping: of each client's gradients.
         context: of the Trainer's precision.
+        known: all layers are known by their types.
 
     Attributes:
         optimizer: as given.
@@ -147,10 +159,11 @@ class PackSession:
         *,
         clipping: Clipping | None,
         context: Autocast | None,
+        known: bool,
     ) -> None:
         self._module, self._layout = module, layout
         self.optimizer, self._clipping = optimizer, clipping
-        self._forward = PackForward(module, layout, context)
+        self._forward = PackForward(module, layout, context, known=known)
         self._span = layout.parameter_size
         self._where = {e.name: e for e in layout.floats}
 
@@ -169,7 +182,8 @@ class PackSession:
         optimizer.start([whole[n] for n in names], lr=work.lr, momenta=pulls.momenta)
         masks = self._masks(work, rows)
         hooks = _Hooks(self, rows, work)
-        result = PackResult(work.clients, sizes, rows.floats.new_zeros(sizes.shape), stopwatch)
+        result = PackResult(work.clients, sizes, stopwatch, _Sizes(sizes, device))
+        batches = iter(work.batches)
         counts, values = (sizes > 0).sum(0).tolist(), dict(whole)
         values |= dict(zip(names, optimizer.leaves, strict=True))
         chosen: Sequence[int] = range(len(names))
@@ -180,16 +194,11 @@ class PackSession:
                 optimizer.narrow(active)
                 values |= {name: whole[name][:active] for name in whole.keys() - {*names}}
             with work.timings.part("data"):
-                batch = work.batches.batch(range(active), step)
+                batch = next(batches)
             before = {name: values[name] for name in self._forward.buffers if name in values}
             leaves = [optimizer.leaves[i] for i in chosen]
             losses, logged, found = self._forward(
-                values,
-                work.shared,
-                leaves,
-                batch,
-                step,
-                _unequal(sizes[:active, step], device),
+                values, work.shared, leaves, batch, step, result.on_device.unequal(step, active)
             )
             for name, held in before.items():  # what the module has put in its place
                 if values[name] is not held:
@@ -340,11 +349,25 @@ def has_known_loss(module: L.LightningModule) -> bool:
     return type(module) is ClientModule and not hasattr(module.net, "losses")
 
 
-def _unequal(sizes: np.ndarray, device: torch.device) -> Tensor | None:
-    """(K,) samples of the clients' batches; None if all have as many."""
-    if (sizes == sizes[0]).all():
-        return None
-    return sent(torch.from_numpy(sizes), device)
+class _Sizes:
+    """The samples of every batch of a pack, (K, steps), on its device: sent once, if at all."""
+
+    def __init__(self, sizes: np.ndarray, device: torch.device) -> None:
+        self._sizes, self._device = sizes, device
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """(steps, K)."""
+        return sent(torch.from_numpy(np.ascontiguousarray(self._sizes.T)), self._device)
+
+    def of(self, step: int, active: int) -> Tensor:
+        """(k,) the samples of the first clients' batches."""
+        return self._rows[step, :active]
+
+    def unequal(self, step: int, active: int) -> Tensor | None:
+        """As `of`, or None if all of them have as many."""
+        sizes = self._sizes[:active, step]
+        return None if (sizes == sizes[0]).all() else self.of(step, active)
 
 
 def _cross_entropies(logits: Tensor, labels: Tensor, sizes: Tensor | None) -> Tensor:
@@ -405,36 +428,54 @@ class PackResult:
     Attributes:
         clients: in the order of their rows.
         sizes: (K, steps) samples of the batches; 0 after a client's last one.
-        losses: (K, steps) of the batches; 0 after a client's last one.
         stopwatch: of the pack.
-        logged: what the modules logged, by name: (2, K) sums over samples, and their numbers.
+        on_device: the sizes, where the losses are.
+        losses: of each step, (k,) of the clients that had a batch.
+        logged: what the modules logged, by name: (K,) sums over samples.
+        counts: (K,) numbers of these samples, by name.
         norms: (K,) of the trained rows.
     """
 
     clients: Sequence[int]
     sizes: np.ndarray
-    losses: Tensor
     stopwatch: Stopwatch
+    on_device: _Sizes
+    losses: list[Tensor] = field(default_factory=list)
     logged: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
     norms: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def note(self, losses: Tensor, logged: Mapping[str, Tensor], step: int) -> None:
         """Add the numbers of a step."""
         active = len(losses)
-        self.losses[:active, step] = losses.to(self.losses.dtype)
+        self.losses.append(losses)
         for name, values in logged.items():
-            sizes = sent(torch.from_numpy(self.sizes[:active, step]), values.device)
             if name not in self.logged:
                 # In float64: float32 stops counting samples at 2^24.
-                self.logged[name] = values.new_zeros(2, len(self.clients), dtype=torch.float64)
-            self.logged[name][0, :active] += values.double() * sizes
-            self.logged[name][1, :active] += sizes
+                self.logged[name] = values.new_zeros(len(self.clients), dtype=torch.float64)
+                self.counts[name] = np.zeros(len(self.clients), np.int64)
+            self.logged[name][:active] += values.double() * self.on_device.of(step, active)
+            self.counts[name][:active] += self.sizes[:active, step]
+
+    def pending(self) -> list[Tensor]:
+        """The tensors whose values `reports` reads."""
+        return [*self.losses, self.norms, *self.logged.values()]
+
+    def receive(self, values: Sequence[Tensor]) -> None:
+        """Take the values of `pending` on the host."""
+        arrived = iter(values)
+        self.losses = [next(arrived) for _ in self.losses]
+        self.norms = next(arrived)
+        self.logged = {name: next(arrived) for name in self.logged}
 
     @cached_property
     def reports(self) -> list[Report]:
-        """Of each client; read from the device once."""
+        """Of each client."""
         samples, steps = self.sizes.sum(1), (self.sizes > 0).sum(1)
-        means = (self.losses.double().cpu().numpy() * self.sizes).sum(1) / samples
+        losses = np.zeros(self.sizes.shape)
+        for step, values in enumerate(self.losses):
+            losses[: len(values), step] = values.float().numpy()
+        means = (losses * self.sizes).sum(1) / samples
         seconds = self.stopwatch.seconds() / len(samples)
         columns = zip(
             self.clients, samples.tolist(), steps.tolist(), self.norms.tolist(), means.tolist(),
@@ -445,7 +486,8 @@ class PackResult:
             for client, count, n, norm, loss in columns
         ]
         for name, sums in self.logged.items():
-            for report, value, count in zip(found, *sums.tolist(), strict=True):
+            counts = self.counts[name].tolist()
+            for report, value, count in zip(found, sums.tolist(), counts, strict=True):
                 if count:
                     report.metrics[name] = value / count
         return found
@@ -453,7 +495,7 @@ class PackResult:
 
 @dataclass
 class LaneReport:
-    """The report of one client of a pack, read with those of the others."""
+    """The report of one client of a pack; `utils/reading.py` has its values come to the host."""
 
     result: PackResult
     lane: int
@@ -463,6 +505,15 @@ class LaneReport:
     def steps(self) -> int:
         """Optimiser steps."""
         return int((self.result.sizes[self.lane] > 0).sum())
+
+    def pending(self) -> list[Tensor]:
+        """The tensors that `resolve` reads besides those of the pack."""
+        return [self.flops] if isinstance(self.flops, Tensor) else []
+
+    def receive(self, values: Sequence[Tensor]) -> None:
+        """Take the values of `pending` on the host."""
+        for value in values:
+            self.flops = value
 
     def resolve(self) -> Report:
         report = self.result.reports[self.lane]

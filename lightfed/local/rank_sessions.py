@@ -25,6 +25,7 @@ from lightfed.local.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
+from lightfed.utils.reading import read
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Training(ClientSessions):
                     kind(stepper.optimizer, state.live.trainable, stepper.rate),
                     clipping=stepper.clipping,
                     context=runtime.forward_context,
+                    known=state.packing.known,
                 )
 
     def _check_kept(self, stepper: Stepper) -> None:
@@ -140,6 +142,7 @@ class Training(ClientSessions):
             self._packs = {client: pack for pack in packs for client in pack}
             self._results = {}
             pending = self._waves(mine, waves, partial(self.run, mine=mine, t=t))
+            self._read(pending)
             here = [report.resolve() for report in pending]
         for report in here:
             spent = sum(self.besides.pop(report.client, {}).values())
@@ -158,6 +161,13 @@ class Training(ClientSessions):
         for moment in self.tests:
             self.tests[moment] = [report for *_, tests in every for report in tests[moment]]
         return sorted(reports, key=lambda report: report.client)
+
+    def _read(self, pending: Sequence[Pending]) -> None:
+        """Bring the numbers of all sessions to the host at once."""
+        alone = [report for report in pending if isinstance(report, PendingReport)]
+        lanes = [report for report in pending if isinstance(report, LaneReport)]
+        packs = {id(lane.result): lane.result for lane in lanes}
+        read([*alone, *lanes, *packs.values()])
 
     def run(self, client: int, mine: list[int], t: int) -> Pending | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.

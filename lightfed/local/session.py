@@ -371,7 +371,7 @@ class LocalSession:
 
 @dataclass
 class PendingReport:
-    """A report whose numbers may still be on the device, until `resolve`, once a round."""
+    """A report whose numbers may still be on the device: `utils/reading.py` reads those of all."""
 
     client: int
     losses: list[Tensor]
@@ -383,15 +383,28 @@ class PendingReport:
     stopwatch: Stopwatch | None = None
     flops: Tensor | float = 0.0
 
+    def pending(self) -> list[Tensor]:
+        """The tensors whose values `resolve` reads."""
+        values = [*self.losses, self.square, *self.logged.values(), self.flops]
+        return [value for value in values if isinstance(value, Tensor)]
+
+    def receive(self, values: Sequence[Tensor]) -> None:
+        """Take the values of `pending` on the host."""
+        arrived = iter(values)
+        self.losses = [next(arrived) for _ in self.losses]
+        if isinstance(self.square, Tensor):
+            self.square = next(arrived)
+        for name, value in self.logged.items():
+            if isinstance(value, Tensor):
+                self.logged[name] = next(arrived)
+        if isinstance(self.flops, Tensor):
+            self.flops = next(arrived)
+
     def resolve(self) -> Report:
         samples = sum(self.sizes)
         metrics = numbers(self.logged)
         if self.losses and len(self.losses) == len(self.sizes):
-            # One transfer for all on a GPU; on a CPU a stack costs more than it saves.
-            on_gpu = self.losses[0].is_cuda
-            losses = (
-                torch.stack(self.losses).tolist() if on_gpu else [x.item() for x in self.losses]
-            )
+            losses = [loss.item() for loss in self.losses]
             weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
         norm, flops = float(self.square) ** 0.5, float(self.flops)

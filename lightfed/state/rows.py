@@ -17,6 +17,7 @@ import torch
 from lightfed_kernels import Layout
 from torch import Tensor, nn
 
+from lightfed.data.batches import sent
 from lightfed.utils.errors import UserError, require
 
 # When a client's model is tested: after the last aggregation or after its last session.
@@ -430,14 +431,18 @@ class RowStore:
 
     def copy(self, clients: Sequence[int]) -> Row:
         """Copies of the clients' rows as (K, P) and (K, Q), where the store is."""
-        index = torch.tensor(self._slots(clients), device=self._place)
+        index = self._places(clients)
         return Row(self._floats.index_select(0, index), self._integers.index_select(0, index))
 
     def put_block(self, clients: Sequence[int], block: Row) -> None:
         """Write a block of rows that is not a view of the store."""
-        index = torch.tensor(self._slots(clients), device=self._place)
+        index = self._places(clients)
         self._floats.index_copy_(0, index, block.floats.to(self._place))
         self._integers.index_copy_(0, index, block.integers.to(self._place))
+
+    def _places(self, clients: Sequence[int]) -> Tensor:
+        """(K,) the clients' slots, where the store is; the host does not wait for a device."""
+        return sent(torch.tensor(self._slots(clients)), self._place)
 
     def __contains__(self, client: int) -> bool:
         return client in self.slots

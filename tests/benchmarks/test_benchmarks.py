@@ -180,6 +180,18 @@ def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> 
     assert (tmp_path / "trace.json.gz").stat().st_size > 0
 
 
+def test_packs_have_room_where_their_operators_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import packed_operators
+
+    assert packed_operators.main(["--tiny", "--workloads", "W6"]) == 0
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if "a step of a client" in line
+    ]
+    assert float(line.split()[-7]) > 1
+
+
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="under torch 2.12.1 this benchmark was measured on CPUs with AVX-512 alone",

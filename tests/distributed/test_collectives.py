@@ -40,14 +40,21 @@ def test_every_rank_gets_what_the_others_have_for_it(
         assert sent == dtype.itemsize * sum(sizes[rank][r] for r in range(3) if r != rank)
 
 
-def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
+def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_pinned_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A copy stands for the one in host memory: what comes must find its way back."""
-    monkeypatch.setattr(Tensor, "cpu", lambda tensor: tensor.clone())
+    """What the process group gets is in pinned memory, and what comes finds its way back."""
+    made, pinned = torch.empty, list[bool]()
+
+    def empty(*shape: Any, pin_memory: bool = False, **more: Any) -> Tensor:
+        pinned.append(pin_memory)
+        return made(*shape, **more)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
 
     def work(ranks: Ranks) -> tuple[Tensor, Tensor, list[Tensor]]:
-        ranks.staged = True
+        ranks.staged, ranks.device = True, torch.device("cuda", 0)
         total, most = torch.tensor([1.0, ranks.rank]), torch.tensor([ranks.rank, 7])
         assert ranks.sum_(total) is total
         assert ranks.max_(most) is most
@@ -58,6 +65,8 @@ def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
         assert total.tolist() == [2.0, 1.0]
         assert most.tolist() == [1, 7]
         assert [f.tolist() for f in found] == [part(s, rank, 2).tolist() for s in range(2)]
+    # Of each rank: a sum, a maximum, and what it sends and gets in an exchange.
+    assert sum(pinned) == 2 * 4
 
 
 class Says:

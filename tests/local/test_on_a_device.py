@@ -1,5 +1,6 @@
 """Sessions on a device that is not the CPU: nothing is left on the wrong side."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -49,7 +50,7 @@ def on_the_device(
 def in_sessions(reads: list[str]) -> list[str]:
     """Without those of a report or a tally, and of an algorithm at the end of a session."""
     within = [read for read in reads if "sessions < train" in read]
-    after = ("resolve", "_tallied", "session_end")
+    after = ("_read", "_tallied", "session_end")
     return [read for read in within if not any(name in read for name in after)]
 
 
@@ -60,6 +61,47 @@ def test_every_case_has_the_numbers_of_a_cpu(name: str, side_by_side: Any) -> No
     rows, expected = after(fleet(name, side_by_side))
     torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
     assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What goes between the host and the device in a round, after one that has set all up."""
+
+    reads: list[str]
+    copies: list[str]
+
+
+def traffic(name: str, side_by_side: Any, **more: Any) -> Traffic:
+    with pytest.MonkeyPatch.context() as patches, pretended_device(patches) as reads:
+        made = fleet(name, side_by_side, device=DEVICE, **more)
+        run_round(made, 0)
+        reads.clear()
+        There.copies.clear()
+        run_round(made, 1)
+        return Traffic([*reads], [*There.copies])
+
+
+ROUNDS = ["mlp", "static bn", "fedprox", "scaffold", "vmap", "late"]
+
+
+@pytest.mark.parametrize("side_by_side", ["off", 3, CLIENTS])
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_round_reads_once_and_never_waits_for_a_copy(name: str, side_by_side: Any) -> None:
+    seen = traffic(name, side_by_side)
+    assert len(seen.reads) == 1, seen.reads
+    assert [copy for copy in seen.copies if copy.startswith("waits")] == []
+    in_sessions = [copy for copy in seen.copies if "sessions < train" in copy]
+    # Slices of a wide model are taken by a table of the kernels.
+    unpinned = [copy for copy in in_sessions if not copy.startswith("pinned")]
+    assert [copy for copy in unpinned if "deliver" not in copy] == []
+
+
+@pytest.mark.parametrize("name", ["mlp", "late"])
+def test_what_a_pack_is_sent_does_not_depend_on_its_number_of_steps(name: str) -> None:
+    def sent(epochs: int) -> int:
+        return sum("train < _run" in copy for copy in traffic(name, CLIENTS, epochs=epochs).copies)
+
+    assert sent(1) == sent(4) == 2  # which samples, and how many
 
 
 @pytest.mark.parametrize(("name", "side_by_side"), [("my1", "off"), ("static bn", CLIENTS)])

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
+from lightfed.data.batches import sent
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.networks.layers import Scaler
 from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
@@ -231,7 +232,7 @@ class SliceTests:
         if not self._masks:
             return {}
         labels = [self._fed.data.labels(client) for client in clients]
-        return {_BUFFER: absent_labels(labels, self._classes).to(self._fed.device)}
+        return {_BUFFER: sent(absent_labels(labels, self._classes), self._fed.device)}
 
     def hold(self, module: L.LightningModule, client: int) -> None:
         """Set the logits of labels that a client does not hold to zero in its session."""

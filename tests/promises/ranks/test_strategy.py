@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,35 @@ def test_a_rank_of_its_own_gpu_talks_over_nccl() -> None:
     assert isinstance(ranks, FederatedStrategy)
     assert ranks.parallel_devices == [torch.device("cuda", 1)]
     assert ranks._get_process_group_backend() == "nccl"
+
+
+@pytest.mark.parametrize(("others", "backend"), [("GPU-1", "gloo"), ("GPU-2", "nccl")])
+def test_ranks_that_a_launcher_put_on_one_gpu_talk_over_gloo(
+    others: str, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each process sees one GPU, its first; only the name of it tells that it is the same."""
+    store, started = dist.HashStore(), dict[str, Any]()
+    store.set("lightfed/card/1", others)
+
+    def start(backend: str, **options: Any) -> None:
+        started.update(options, backend=backend)
+
+    card = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: store)
+    monkeypatch.setattr(dist, "init_process_group", start)
+    with kept_port() as keeper:
+        ranks = strategy_at("localhost", monkeypatch, port=keeper.getsockname()[1])
+        ranks.parallel_devices = [torch.device("cuda", 0)]
+        ranks.set_world_ranks()
+        monkeypatch.setattr(FederatedStrategy, "_listener", socket.socket())
+        monkeypatch.setattr(FederatedStrategy, "world_size", 2)
+        ranks._meet()
+    assert started["backend"] == ranks._get_process_group_backend() == backend
+    assert started["device_id"] == (torch.device("cuda", 0) if backend == "nccl" else None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [line for line in said if "ranks 0, 1 share a GPU" in line]
+    assert len(said) == (backend == "gloo")
 
 
 @pytest.mark.usefixtures("two_gpus")
