@@ -356,7 +356,8 @@ class GroupState:
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
         call_every_layer(module)
-        if ranks is not None and ranks.world > 1:
+        # A plan has ranks without processes; their number is negative.
+        if ranks is not None and ranks.world > 1 and ranks.rank >= 0:
             same = agree(module, ranks, key=f"model.clients.{position}.model")
         if not same and ranks is not None and ranks.rank == 0:
             warn_of_draws(name, ranks=ranks.world > 1)

@@ -85,4 +85,4 @@ def test_there_are_personal_figures_and_no_server(tmp_path: Path) -> None:
     assert groups == {"personal"}
     assert trainer.callback_metrics["bytes_up"] == 0.0
     files = sorted(p.name for p in (tmp_path / "run" / "models").iterdir())
-    assert files == [f"client{k}.safetensors" for k in range(CLIENTS)]
+    assert files == [*(f"client{k}.safetensors" for k in range(CLIENTS)), "models.json"]
