@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.session_setup import client_stepper
+from lightfed.fits.hook_table import HookTable
 from lightfed.local.optimizer import Clipping, Proximal, make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
 from lightfed.state.rows import LiveModule, ModelLayout
@@ -315,6 +316,8 @@ def test_an_own_module_that_wants_more_than_a_session_can_is_refused(configure: 
     class State:
         module = Own(configure)
         live = LiveModule(module, ModelLayout.of(module))
+        table = HookTable()
+        trainer = None
 
     with pytest.raises(
         UserError, match=r"^model\.optimizer: ASPG with a scheduler, hooks, groups or a part"
