@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers.abstract import WrapperMetric
 
+from lightfed.data.batches import sent
 from lightfed.distributed.steps import step_under_way
 from lightfed.utils.errors import require
 from lightfed.utils.keys import COLUMNS
@@ -95,7 +96,7 @@ def weighted_mean(values: Sequence[Tensor | float], counts: Sequence[int]) -> Te
 
     device = tensors[0].device
     scalars = [torch.as_tensor(value, device=device).reshape(()).double() for value in values]
-    weights = torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True)
+    weights = sent(torch.tensor(counts, dtype=torch.float64), device)
     return (torch.stack(scalars) * weights).sum() / sum(counts)
 
 
