@@ -76,12 +76,13 @@ MODULE_HOOKS: Mapping[str, When] = {
     "test_step": "evaluation",
     "predict_step": "evaluation",
     **_EVALUATION,
-    "on_validation_model_zero_grad": "evaluation",
     "on_validation_model_eval": "evaluation",
     "on_validation_model_train": "evaluation",
     "on_test_model_eval": "evaluation",
     "on_test_model_train": "evaluation",
     "on_predict_model_eval": "evaluation",
+    # Lightning calls it between the steps of a fit that validates; sessions do not validate.
+    "on_validation_model_zero_grad": "refused",
     "configure_sharded_model": "refused",
     "train_dataloader": "refused",
     "val_dataloader": "refused",
@@ -125,6 +126,7 @@ DATA_HOOKS: Mapping[str, When] = {
 TRANSFER_HOOKS = tuple(_TRANSFER)
 
 _INSTEAD = {
+    "on_validation_model_zero_grad": "clear gradients in on_validation_start",
     "configure_sharded_model": "build the layers in configure_model",
     "train_dataloader": "give its samples as data.dataset, such as FromTorch(train, test)",
     "val_dataloader": "give its samples as data.dataset, such as FromTorch(train, test)",
