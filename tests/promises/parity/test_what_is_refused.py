@@ -111,7 +111,7 @@ def test_a_callback_of_the_run_hears_rounds(callback: Callback) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "settings", "part"),
     [
-        (SCAFFOLD, {}, "a change to gradients"),
+        (SCAFFOLD, {}, "whose rate is its own"),
         (partial(Ditto, 0.1), {}, "a pull"),
         (FedAvg, {"local_penalty": Pull(0.1)}, "a pull"),
         (FedAvg, {"local_penalty": LinearTerm(0.1)}, "a change to gradients"),
