@@ -112,7 +112,7 @@ class AdapterCalls:
             handle.remove()
         if not (ran and self._uncalled):
             return ""
-        names = [*self._uncalled.values()]
+        names = [*self._uncalled]
         more = f" and {len(names) - 1} others" if len(names) > 1 else ""
         return (
             f"the network does not call {names[0]}{more} in evaluation, but may read the weight "
