@@ -42,11 +42,12 @@ def _copy_or_none(module: M) -> M | None:
 def trial_copy(module: M) -> M:
     """A deep copy of a module that shares its frozen parameters and its Trainer."""
     memo: dict[int, Any] = {id(p): p for p in module.parameters() if not p.requires_grad}
-    for part in module.modules():
-        trainer = vars(part).get("_trainer")
-        if trainer is not None:
-            memo[id(trainer)] = trainer
     copy = deepcopy(module, memo)
+    # Lightning leaves the Trainer out of what is copied, also in modules within the module.
+    for original, twin in zip(module.modules(), copy.modules(), strict=True):
+        trainer = vars(original).get("_trainer")
+        if trainer is not None:
+            vars(twin)["_trainer"] = trainer
     for part in copy.modules():
         for name, p in part._parameters.items():
             if p is not None and not isinstance(p, nn.Parameter):
