@@ -57,9 +57,13 @@ def table_text(table: pd.DataFrame, format: str) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table for a document."""
+    """The table for a document; a bar within a cell is escaped."""
     rows = [[*table.columns], ["---"] * table.shape[1], *table.itertuples(index=False, name=None)]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows).replace("+-", "±")
+    lines = []
+    for row in rows:
+        cells = [str(value).replace("|", r"\|") for value in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines).replace("+-", "±")
 
 
 def listed(kinds: Sequence[str], text: str) -> list[str]:

@@ -18,6 +18,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import GroupState
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.own_network import own_network, plain, tensors_of
+from lightfed.models.trials import on_trial
 from lightfed.state.rows import Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.atomic_io import write_atomically
@@ -221,8 +222,9 @@ class _Exporter:
         batch: Any = fleet.data.global_test_batch(0)
         x = batch[0][:_SAMPLES].contiguous()
         try:
-            with seeded(0, fleet.device):  # a language model draws the masks of its evaluation
-                expected = module(x)
+            # A language model draws the masks of its evaluation.
+            with seeded(0, fleet.device), on_trial(module, fleet.device) as trial:
+                expected = trial(x)
             with seeded(0, fleet.device):
                 found = fresh(x)
         except NotImplementedError:  # a user's module may have no forward

@@ -309,12 +309,6 @@ def test_settings_that_a_run_follows_need_no_line(caplog: pytest.LogCaptureFixtu
     assert "8 training samples, 4 test samples" in str(data)
 
 
-@pytest.mark.parametrize("name", ["transfer_batch_to_device", "on_before_batch_transfer"])
-def test_transfers_of_a_data_module_are_refused(name: str) -> None:
-    module = type("Moves", (Given,), {name: lambda self, batch, *_: batch})
-    assert name in refused("train", module(DataLoader(pairs(8))))
-
-
 class Sorted(BatchSampler):
     """Batches of a user's own."""
 

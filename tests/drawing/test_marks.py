@@ -134,6 +134,7 @@ def test_tables_escape_names_and_shorten_numbers(kind: str) -> None:
     text = table_text(pd.DataFrame({"run": names, "n": [1.23456789, np.nan, 1.0]}), kind)
     expected = {
         "csv": "a|b_1,1.23456789",
+        "markdown": r"| a\|b_1 | 1.23456789 |",
         "latex": r"a|b\_1 & 1.2346 \\" + "\n" + r"50 \% \& \$x\$ \#\{"
         r"\textasciitilde \textasciicircum \textbackslash \} &  \\" + "\n" + r"1 $\pm$ 2",
     }
