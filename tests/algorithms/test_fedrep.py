@@ -34,7 +34,7 @@ def follow(algorithm: FedRep | FedPer, run: Recorded, monkeypatch: pytest.Monkey
         monkeypatch.setattr(Fleet, "participants", lambda self, t, who=active: who)
         run_round(fleet, t)
         for name, expected in body(run.row(f"r{t}/server")).items():
-            if not name.startswith(algorithm.head):
+            if not name.startswith(tuple(algorithm.heads)):
                 close(body(algorithm.model.floats)[name], expected)
         if last is None or t + 1 < fleet.rounds:
             for client in active:

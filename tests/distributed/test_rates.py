@@ -1,9 +1,11 @@
 """Measured session times: what is kept of them, and that clients are placed by them."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
@@ -22,11 +24,16 @@ SIZES = (6, 9, 3, 5)
 
 
 class Seat(Ranks):
-    """One of two ranks; nothing may be said."""
+    """One of two ranks, both of which have built the same networks; nothing else may be said."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(CPU)
         self.rank, self.world = rank, 2
+
+    @override
+    def gather(self, objects: list[Any], what: str = "") -> list[Any]:
+        assert what == "the start of the clients' networks"
+        return objects * 2
 
 
 def rates_of(seconds: dict[int, float]) -> Rates:

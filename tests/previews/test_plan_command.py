@@ -79,7 +79,6 @@ def test_a_session_has_the_batches_that_the_trainer_allows(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "world_size: "),
         ("--world-size=0", "world_size: 0 ranks"),
         ("--world-size=21", "world_size: 21 ranks"),
         ("--world-size=4 --rounds=0", "rounds: 0"),
