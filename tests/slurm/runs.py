@@ -132,7 +132,9 @@ class Run:
             tables[name] = [{k: v for k, v in r.items() if k not in OF_THE_MACHINE} for r in rows]
         state = torch.load(self.folder / "checkpoints" / "last.ckpt", weights_only=True)
         weights = {name: _bits(value) for name, value in state["state_dict"].items()}
-        exported = {p.name: p.read_bytes() for p in (self.folder / "models").iterdir()}
+        # What lists them names the classes of networks, which a run with a gate has others of.
+        files = (self.folder / "models").rglob("*.safetensors")
+        exported = {path.name: path.read_bytes() for path in files}
         return {**tables, "weights": weights, "exported": exported}
 
 
