@@ -2,10 +2,12 @@
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import lightning.pytorch as L
 import pytest
 import torch
+from lightfed.data.datasets.digits import Digits
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -14,10 +16,12 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.partition.schemes import Iid
+from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.utils.errors import UserError
-from tests.small import data_of, fleet_of, module_of, run_round
+from tests.small import data_of, fit, fleet_of, module_of, run_round
 
 conv = partial(Conv, hidden=(6, 8))
 
@@ -184,3 +188,20 @@ def test_a_mask_that_no_step_comes_by_is_refused() -> None:
     )
     with pytest.raises(UserError, match=r"mask: true, but the training_step of Aside"):
         run_round(fleet, 0)
+
+
+def test_how_often_statistics_were_estimated_is_not_exported(tmp_path: Path) -> None:
+    """A run that stopped has estimated them less often in its last process."""
+    exported = []
+    for name, evaluations in (("often", 1), ("once", 3)):
+        federation = Federation(
+            HeteroFL(),
+            [ClientGroup(2, partial(Conv, hidden=(4, 4)))],
+            optimizer=partial(SGD, lr=0.1),
+            export=["server"],
+        )
+        data = FederatedDataModule(Digits(), Iid(), batch_size=64)
+        fit(federation, data, tmp_path / name, rounds=3, check_val_every_n_epoch=evaluations)
+        (file,) = (tmp_path / name).rglob("server.safetensors")
+        exported.append(file.read_bytes())
+    assert exported[0] == exported[1]

@@ -129,6 +129,10 @@ class StaticNorms:
             means = sum_(total).float().split(sizes)
             for tensor, mean in zip(self.statistics.values(), means, strict=True):
                 tensor.copy_(mean)
+            for norm in self.norms.values():
+                # How often a process has estimated them, and on which ranks, is no result.
+                if norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.zero_()
         self._ready()
 
     def _ready(self) -> None:
