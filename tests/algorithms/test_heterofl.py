@@ -7,7 +7,6 @@ from pathlib import Path
 import lightning.pytorch as L
 import pytest
 import torch
-from lightfed.data.datasets.digits import Digits
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -16,6 +15,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.datasets.vision import Digits
 from lightfed.data.partition.schemes import Iid
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
