@@ -20,6 +20,7 @@ finite number.
 
 import argparse
 import csv
+import hashlib
 import logging
 import math
 import multiprocessing
@@ -40,8 +41,9 @@ from typing import Any
 import rounds  # noqa: F401 - first: it sets the number of threads
 import torch
 from bare import Way, bare
-from federated import Pace, build
+from federated import Pace, Run, build
 from figures import machine
+from torch import Tensor
 from typing_extensions import override
 from workers import seconds_on
 from workloads import LARGE, WORKLOADS, Workload
@@ -73,12 +75,14 @@ class Measured:
         memory: bytes.
         losses: of training in the first and in the last round; empty for bare loops.
         note: why the side could not be measured, or what lightfed warned of.
+        bits: a digest of the models after the rounds that warm up; empty for bare loops.
     """
 
     seconds: tuple[float, ...] = ()
     memory: float = 0.0
     losses: tuple[float, ...] = ()
     note: str = ""
+    bits: str = ""
 
     @property
     def median(self) -> float:
@@ -157,8 +161,13 @@ def by_lightfed(
     times: list[float] = []
     losses: list[float] = []
 
+    bits = ""
+
     def between() -> int | None:
         """The rounds until it is called again."""
+        nonlocal bits
+        if len(times) == 1:
+            bits = _digest(Run(federation).models())
         times.append(seconds_on(device))
         if (loss := trainer.callback_metrics.get("train_loss")) is not None:
             losses.append(float(loss))
@@ -175,8 +184,16 @@ def by_lightfed(
     logging.getLogger("lightfed").removeHandler(warned)
     ends = losses[0], losses[-1]
     return Measured(
-        tuple(seconds[1:]), memory(device), ends, "; ".join(dict.fromkeys(warned.texts))
+        tuple(seconds[1:]), memory(device), ends, "; ".join(dict.fromkeys(warned.texts)), bits
     )
+
+
+def _digest(models: list[list[Tensor]]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for model in models:
+        for value in model:
+            state.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
 
 
 def apart(function: Any, *arguments: Any) -> Any:

@@ -16,9 +16,9 @@ side has a process, and the card, to itself:
     bf16         the fastest of lightfed's in bf16-mixed
 
 Then the second case: a hundred clients of the same federation in one round, in packs, one after the
-other and as deep copies, which is where packs have something to pack; and how busy the card is
-meanwhile. `--out` keeps published.csv, as far as it is, and the aims. The exit status is 1 if a
-side fails or a loss is not a number.
+other and as deep copies, which is where packs have something to pack; how busy the card is
+meanwhile, and whether two runs of packs have the same bits. `--out` keeps published.csv, as far as
+it is, and the aims. The exit status is 1 if a side fails or a loss is not a number.
 """
 
 import argparse
@@ -139,6 +139,9 @@ def hundred_clients(table: Table, workload: Workload) -> list[Aim]:
     with Activity() as activity:
         packs = table.side(workload, "packs", by_lightfed, "packs32")
     print(f"    packs: {activity.line()}", flush=True)
+    again = table.side(workload, "packs, again", by_lightfed, "packs32")
+    alike = "the same" if packs.bits == again.bits else "OTHER"
+    print(f"    two runs of packs have {alike} bits", flush=True)
     alone = table.side(workload, "sequential", by_lightfed, "sequential")
     copies = table.side(workload, "copies", by_copies, "copies")
     table.side(workload, "packs, bf16", by_lightfed, "packs32", "bf16")
