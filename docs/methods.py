@@ -125,7 +125,7 @@ NEEDED: dict[str, Any] = {  # arguments without a default
 
 def page() -> str:
     """Markdown: how to choose, the table, and the refusals with their reasons."""
-    client_group._flops = lambda *_: 1.0  # counting them would take most of the time
+    client_group._flops = lambda *_, **__: 1.0  # counting them would take most of the time
     data = digits()
     data.prepare(clients=CLIENTS, seed=0, device=torch.device("cpu"))
     refusals: dict[str, list[tuple[str, str]]] = {}  # what: methods and reasons
