@@ -95,7 +95,7 @@ PARTS = (
     Part("first", _FIRST, 30, needs_card=True),
     Part("kernels", (*_KERNELS, "--gate"), 60, needs_card=True),
     Part("cohort", _COHORT, 60, quick=("--tiny", "--passes", "1")),
-    Part("published", _PUBLISHED, 110, quick=("--tiny", "--passes", "1")),
+    Part("published", _PUBLISHED, 110, quick=("--tiny", "--passes", "1", "--case", "hundred")),
     Part("nccl", _NCCL, 40, needs_card=True, quick=("--cases", "heterofl")),
     Part("operators", _OPERATORS, 40, quick=("--workloads", "W5")),
     Part("tests", _PYTEST, 110, needs_card=True),
