@@ -1,6 +1,6 @@
 """HeteroFL with PreActResNet-18 in the published batches of 10, as five programs would train it.
 
-    python tests/benchmarks/published.py [--passes 3] [--device cuda] [--out FOLDER] [--case hundred]
+    python tests/benchmarks/published.py [--passes 3] [--device cuda] [--out DIR] [--case hundred]
 
 PreActResNet-18 of five widths on 3x32x32, ten clients, two of each width, which is what a published
 round of ten of a hundred has on average. A client takes 50 steps, an epoch of its 500 images; a
