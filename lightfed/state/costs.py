@@ -178,7 +178,7 @@ def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
 
-            def count(layer: nn.Module, _: object, output: torch.Tensor, name: str = name) -> None:
+            def count(layer: Any, _: object, output: torch.Tensor, name: str = name) -> None:
                 channels = layer.weight.shape[0]
                 positions = output.numel() / len(batch) / channels
                 uses[f"{name}.weight"] = uses.get(f"{name}.weight", 0.0) + positions
