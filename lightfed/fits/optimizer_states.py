@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightfed.state.optimizer_state import OptimizerState
 from lightfed.utils.errors import UserError
 
 
@@ -20,7 +21,9 @@ class OptimizerStates:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        self._optimizers, self._schedulers = optimizers, schedulers
+        # Also what an optimizer counts in attributes of its own belongs to the client.
+        self._states = [OptimizerState(optimizer) for optimizer in optimizers]
+        self._schedulers = schedulers
 
     def saved(self, key: str) -> Tensor:
         """The state as bytes, (N,) of uint8.
@@ -29,7 +32,7 @@ class OptimizerStates:
             UserError: it holds something that a checkpoint cannot; names `key`.
         """
         states = {
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "optimizers": [state.saved() for state in self._states],
             "schedulers": [config.scheduler.state_dict() for config in self._schedulers],
         }
         return to_bytes(states, key, lambda: "the state of its optimizers")
@@ -37,8 +40,8 @@ class OptimizerStates:
     def load(self, saved: Tensor) -> None:
         """Continue from a saved state."""
         states = from_bytes(saved)
-        for optimizer, state in zip(self._optimizers, states["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        for own, kept in zip(self._states, states["optimizers"], strict=True):
+            own.load(kept)
         for config, state in zip(self._schedulers, states["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
 
