@@ -27,7 +27,7 @@ from lightfed.models.networks.depth import DepthConv
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.ordered_dropout import OrderedDropout
 from lightfed.state.server_model import ServerModel
-from lightfed.testing.case import digits
+from lightfed.testing.case import images
 from lightfed.utils.errors import UserError
 
 TEXT = """# Which method
@@ -126,7 +126,7 @@ NEEDED: dict[str, Any] = {  # arguments without a default
 def page() -> str:
     """Markdown: how to choose, the table, and the refusals with their reasons."""
     client_group._flops = lambda *_, **__: 1.0  # counting them would take most of the time
-    data = digits()
+    data = images()
     data.prepare(clients=CLIENTS, seed=0, device=torch.device("cpu"))
     refusals: dict[str, list[tuple[str, str]]] = {}  # what: methods and reasons
     lines = [f"| method | {' | '.join(HEAD.values())} |", "|---|" + "---|" * len(HEAD)]

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.testing.case import CLIENTS, Case, NormNet, digits
+from lightfed.testing.case import CLIENTS, Case, NormNet, images
 from lightfed.testing.ranks import in_new_process
 from lightfed.testing.worker import Digest, Plan, run
 
@@ -24,12 +24,12 @@ def conformance(
     model: Callable[[], nn.Module] = NormNet,
     levels: str = "",
     clients: int = CLIENTS,
-    data: Callable[[], FederatedDataModule] = digits,
+    data: Callable[[], FederatedDataModule] = images,
     trainer: Mapping[str, Any] | None = None,
     ranks: tuple[int, ...] = (1, 2, 4),
     **federation: Any,
 ) -> None:
-    """Run an algorithm on the digits on several numbers of ranks, also stopped and resumed.
+    """Run an algorithm on drawn images on several numbers of ranks, also stopped and resumed.
 
     Server state, rows and other state of clients, metrics, metrics.csv and clients.csv must have
     the same bits in all runs. A run is stopped during its last round and resumed on another number

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightfed.runs.checkpoint import load
-from lightfed.testing.case import ROUNDS, Case, read_digits
+from lightfed.testing.case import ROUNDS, Case
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
 
@@ -107,8 +107,6 @@ def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> No
 
 def run(plan: Plan, folder: Path) -> None:
     """Run a plan in a process without threads, which forks the ranks."""
-    for split in ("train", "test"):
-        read_digits(split)
     for ranks in plan.worlds:
         _job(straight, plan, list(plan.cases), folder, ranks)
     for ranks in sorted({later for _, later in plan.moves}):

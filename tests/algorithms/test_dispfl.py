@@ -24,7 +24,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.client_state import by_client
-from lightfed.testing.case import CLIENTS, NormNet, digits
+from lightfed.testing.case import CLIENTS, NormNet, images
 from lightfed.topology.topology import Adjacency, Full, Ring, TimeVarying
 from lightfed.utils.errors import UserError
 from tests.algorithms.dispfl_cases import Starts
@@ -120,7 +120,7 @@ def test_weights_outside_the_mask_are_zero_after_any_optimiser(
 ) -> None:
     algorithm = DisPFL(Ring(), density=0.4, rounds=4)
     groups = [ClientGroup(CLIENTS, mlp)]
-    fed = fleet_of(groups, algorithm, digits(), optimizer=optimizer, side_by_side=side_by_side)
+    fed = fleet_of(groups, algorithm, images(), optimizer=optimizer, side_by_side=side_by_side)
     run_round(fed, 0)
     for client, row in enumerate(rows(fed)):
         mask = unpack_mask(algorithm.masks[client])

@@ -30,7 +30,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
-from lightfed.testing.case import digits
+from lightfed.testing.case import images as drawn_images
 from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from tests.small import fleet_of, has_global_model, random_data, row_held, run_round
@@ -160,7 +160,7 @@ def test_what_makes_no_sense_is_refused(algorithm: Any, model: Any, personal: li
 
 def images(algorithm: Any) -> Fleet:
     groups = [ClientGroup(2, partial(Conv, hidden=(4, 4)), level=level) for level in ("a", "b")]
-    return fleet_of(groups, algorithm, digits(), personal=["norms"])
+    return fleet_of(groups, algorithm, drawn_images(), personal=["norms"])
 
 
 def test_a_client_whose_shape_or_units_change_keeps_nothing() -> None:

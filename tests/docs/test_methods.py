@@ -20,7 +20,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_row_is_what_a_method_takes(page: Any) -> None:
-    data = page.digits()
+    data = page.images()
     data.prepare(clients=page.CLIENTS, seed=0, device=torch.device("cpu"))
     found = {kind: page.answers(kind, data) for kind in (lightfed.HeteroFL, lightfed.QFFL)}
     assert all(set(row) == set(page.HEAD) for row in found.values())

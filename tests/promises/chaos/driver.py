@@ -22,7 +22,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.testing.case import Case, read_digits
+from lightfed.testing.case import Case
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job
 from lightfed.utils import atomic_io as archive
@@ -165,8 +165,6 @@ def hit(kind: str, case: str, folder: Path, draw: random.Random, sessions: int) 
 def main() -> None:
     root, case = Path(sys.argv[1]), sys.argv[2]
     draw = random.Random(case)
-    for split in ("train", "test"):
-        read_digits(split)
     straight = root / "straight"
     straight.mkdir()
     assert set(Job(CASES[case], straight, 1, root / "never").wait()) == {0}

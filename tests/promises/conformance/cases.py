@@ -73,7 +73,7 @@ from lightfed.models.ordered_dropout import OrderedDropout
 from lightfed.simulation.delays import Exponential, LogNormal
 from lightfed.simulation.devices import Bernoulli, Devices, OnOff
 from lightfed.simulation.policy import Policy
-from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
+from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, images
 from lightfed.topology.topology import Ring, TimeVarying
 from tests.algorithms.low_rank import NAMES, Adapted
 from tests.promises.columns.cases import Tagger, tagged
@@ -169,8 +169,8 @@ class Metered(L.LightningModule):
 
 
 def joined() -> FederatedDataModule:
-    """Digits without batches of a single sample, which batch normalisation could not take."""
-    data = digits()
+    """Drawn images without batches of a single sample, which batch normalisation could not take."""
+    data = images()
     data.last_batch = "join"
     return data
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from lightfed.engine.evaluation import Evaluation
 from lightfed.runs import checkpoint
-from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
 from tests.promises.conformance.cases import CASES, COMBINATIONS
@@ -131,8 +130,6 @@ def main(folder: Path, kills: int, hooked: bool = False) -> None:
     runs = HOOKED if hooked else RUNS
     draw = random.Random(7)
     results: dict[str, object] = {}
-    for split in ("train", "test"):
-        read_digits(split)
     for name in runs:
         started = time.monotonic()
         (folder / name).mkdir()

@@ -22,7 +22,7 @@ from lightfed.distributed import watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.models.networks.mlp import MLP
-from lightfed.testing.case import Case, read_digits
+from lightfed.testing.case import Case
 from lightfed.testing.digest import fit
 from lightfed.testing.ranks import kept_port
 
@@ -125,8 +125,6 @@ def said_in(folder: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     watch.GRACE = GRACE
-    for split in ("train", "test"):
-        read_digits(split)
     pids = {}
     for name in FAULTS:
         (folder / name).mkdir()

@@ -17,7 +17,7 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.mlp import MLP
-from lightfed.testing.case import Case, read_digits
+from lightfed.testing.case import Case
 from lightfed.testing.digest import fit
 from lightfed.testing.ranks import in_new_process, start_job, wait
 from lightfed.topology.topology import TimeVarying
@@ -71,8 +71,6 @@ def play(rank: int, name: str, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    for split in ("train", "test"):
-        read_digits(split)
     jobs = [start_job(RANKS, partial(play, name=name, folder=folder)) for name in CASES]
     assert all(wait(job) for job in jobs), "a rank failed"
 
