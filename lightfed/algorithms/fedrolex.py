@@ -66,8 +66,7 @@ class FedRolex(HeteroFL):
             fed.assign({m: self.draw_level(fed, m, t) for m in clients})
         orders = {m: partial(self.units, fed, m, t) for m in clients}
         fed.send(self.model, clients)  # its size; the units follow
-        fed.deliver(mine := fed.mine(clients))
-        for m in mine:
+        for m in fed.mine(clients):
             with fed.reordered(self.model, orders[m]):
                 fed.load(self.model, m)
         fed.train(clients, t)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from numbers import Integral
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import lightning.pytorch as L
 import numpy as np
@@ -30,6 +30,7 @@ from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import split
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
@@ -51,14 +52,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Weights = Literal["samples", "uniform"]
-
-
-class Message(NamedTuple):
-    """A message from the server to a client on this rank, with the model's version."""
-
-    model: ServerModel
-    parts: Parts
-    version: int
 
 
 class Fleet:
@@ -198,7 +191,6 @@ class Fleet:
             method=type(algorithm).__name__,
             device=self.device,
         )
-        self._inbox: dict[int, Message] = {}
         self._uncounted: dict[int, int] = {}  # rounds of sessions that may be too late, by client
         self._exchange: Exchange | None = None
         self._outcomes = Outcomes()
@@ -381,9 +373,6 @@ class Fleet:
     ) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
-        A row on the device is written only when its session starts or it is read, so that the
-        written values are still in the cache during training.
-
         Args:
             model: of the server.
             clients: receivers.
@@ -394,26 +383,16 @@ class Fleet:
         parts = self._parts(True, tensors)
         covered = self._covered(model, clients, parts)
         self.ledger.sent_down(clients, covered if size is None else size)
-        mine = self.mine(clients)
-        self.deliver(mine)  # an earlier message may cover more
-        self._inbox |= dict.fromkeys(mine, Message(model, parts, model.floats._version))
-        if self.host_rows:
-            self.deliver(mine)
 
-    def deliver(self, clients: Collection[int]) -> None:
-        """Write what servers have sent into the rows of clients of this rank."""
-        waiting: dict[tuple[int, int], tuple[Message, list[int]]] = {}
-        for client in clients:
-            if client in self._inbox:
-                message, group = self._inbox.pop(client), self.group_of(client)
-                waiting.setdefault((id(message), group), (message, []))[1].append(client)
-        for (_, group), (message, receivers) in waiting.items():
-            model, store = message.model, self.groups[group].store
-            as_sent = model.floats._version == message.version
-            assert as_sent, "the server model changed after sending"
-            block = store.view(receivers) if len(receivers) > 1 else None
-            for rows in [store.row(k) for k in receivers] if block is None else [block]:
-                self._coverages.take(model, group, message.parts, rows)
+        for receivers in split(self.mine(clients), self.group_of):
+            group = self.group_of(receivers[0])
+            store = self.groups[group].store
+            block = store.view(receivers)
+            if block is not None:
+                self._coverages.take(model, group, parts, block)
+                continue
+            for client in receivers:
+                self._coverages.take(model, group, parts, store.row(client))
 
     def train(
         self,
@@ -579,7 +558,6 @@ class Fleet:
             the clients in the mean; updates of the others were not finite.
         """
         parts = self._parts(True, tensors)
-        self.deliver([*self._inbox])
         senders = self._outcomes.sending(clients if sent is None else sorted(sent))
         covered = self._covered(into, senders, parts)
         self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
@@ -738,7 +716,6 @@ class Fleet:
         if self.clock is not None:
             self.clock.meet(senders)
         mine = self.mine(range(self.clients))
-        self.deliver(mine)
         block = self.client_rows.view(mine)
         rows = dict(zip(mine, map(self.row, mine) if block is None else block.each(), strict=True))
         sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over, block=block)
@@ -822,8 +799,6 @@ class Fleet:
 
     def row(self, client: int) -> Row:
         """The client's own row, on the device of the store; the client must be on this rank."""
-        if client in self._inbox:
-            self.deliver([client])
         return self.state(client).store.row(client)
 
     def _row_here(self, client: int) -> Row:
@@ -883,7 +858,6 @@ class Fleet:
             return self.session.row.repeated(1)
         if len(clients) == 1:
             return self._row_here(clients[0]).repeated(1)
-        self.deliver(clients)
         block = self.state(clients[0]).store.block(clients)
         return block if block.floats.device == self.device else block.to(self.device)
 
@@ -1006,8 +980,6 @@ class Fleet:
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()
-        if not self.keeps:
-            self._inbox.clear()
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
@@ -1022,7 +994,6 @@ class Fleet:
         """The state of this rank's clients for a checkpoint; None if they keep nothing."""
         if not self.keeps:
             return None
-        self.deliver([*self._inbox])
         return self.client_rows.saved()
 
     def load_states(self, shards: Sequence[Saved]) -> None:

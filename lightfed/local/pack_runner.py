@@ -74,7 +74,6 @@ class PackRunner:
         lengths = {client: plans.steps_of(client, t) for client in clients}
         steps = dict(sorted(lengths.items(), key=lambda item: -item[1]))  # longest first
         order = [*steps]
-        fleet.deliver(order)
         block = store.copy(order)
         block = block.to(store.device) if store.host else block
         watched, contexts, works = sessions.watched, list[SessionContext](), list[Work]()
