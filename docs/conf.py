@@ -31,16 +31,16 @@ autodoc_default_options = {"members": True, "exclude-members": "__new__"}
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False
 napoleon_use_ivar = True
-ROOMS = {
-    "api": "Algorithms of your own",
-    "engine": "Federation and trainer",
-    "local": "Clients",
-    "algorithms": "Algorithms of the package",
-    "data": "Data sets and partitions",
-    "models": "Networks",
-    "topology": "Graphs",
-    "state": "Server models",
-    "testing": "Testing",
+# A page of the reference: its title, and the packages whose names it lists.
+PAGES = {
+    "api": ("Algorithms of your own", "api."),
+    "engine": ("Federation and trainer", "engine."),
+    "local": ("Clients", "local.", "models."),
+    "algorithms": ("Algorithms of the package", "algorithms."),
+    "data": ("Data sets and partitions", "data.", "datasets."),
+    "networks": ("Networks", "networks."),
+    "state": ("Server models", "state.", "aggregation."),
+    "testing": ("Testing", "testing"),
 }
 # what the author of an algorithm declares, or is handed, and does not import
 HANDED = """
@@ -92,20 +92,23 @@ Columns of `metrics.csv`, `clients.csv` and `timings.csv`. All others are metric
 
 
 def write_reference(app: Sphinx) -> None:
-    """A page for each room, in docs/reference/."""
+    """Write the pages of the reference to docs/reference/."""
     folder = Path(app.srcdir) / "reference"
     folder.mkdir(exist_ok=True)
-    for room, title in ROOMS.items():
+    for page, (title, *packages) in PAGES.items():
         parts = [f"{title}\n{'=' * len(title)}\n"]
         for module, names in lightfed._NAMES.items():
-            if module.partition(".")[0] == room:
-                parts += [MODULE.format(module)] * (room == "algorithms")
-                parts += [_entry(name, room) for name in names.split()]
-        parts += [HANDED] * (room == "api")
-        _write(folder / f"{room}.rst", "\n".join(parts))
+            if not module.startswith(tuple(packages)):
+                continue
+            if page == "algorithms":
+                parts.append(MODULE.format(module))
+            parts += [_entry(name, page) for name in names.split()]
+        if page == "api":
+            parts.append(HANDED)
+        _write(folder / f"{page}.rst", "\n".join(parts))
     _write(folder / "keys.md", keys_page())
     _write_methods(folder / "methods.md")
-    _write(folder / "index.md", f"{HEAD}keys\n{chr(10).join(ROOMS)}\n```\n")
+    _write(folder / "index.md", f"{HEAD}keys\n{chr(10).join(PAGES)}\n```\n")
 
 
 def _write_methods(page: Path) -> None:

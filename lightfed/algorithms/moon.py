@@ -14,9 +14,92 @@ initial model. Deviation: a pool of three or more
 holds the last models; there all but one are the same.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.contrastive import Contrastive
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.local.penalties import Contrast
+from lightfed.local.client_group import GroupState
+from lightfed.local.hooks import LocalPenalty, SessionContext
+from lightfed.models.build import DataSpec, blank
+from lightfed.models.client_module import ClientModule
+from lightfed.models.split import split
 from lightfed.utils.bounds import Count, Positive, Weight
+from lightfed.utils.errors import require
+
+
+class Contrast(LocalPenalty):
+    """A client's representations stay near its received model's, and leave its last one's (MOON).
+
+    mu -log [ e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau) + sum_p e^(cos(z, z_p) / tau)) ]
+
+    z_g is from the received model and z_p from the client's previous ones, all frozen and in
+    evaluation mode, with their BatchNorm statistics. Sessions of the first round have no contrast.
+    A client that trains later for the first time has held its initial model until then. z is
+    what the network's head takes: the output of its `extractor` or, without one, the input of the
+    linear layer that gives the logits. With several previous models a client's last one counts
+    again for each round that it has missed.
+    """
+
+    stateful = True
+
+    def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5, pool: Count = 1) -> None:
+        """Set the contrast.
+
+        Args:
+            mu: Its weight in a client's loss.
+            temperature: tau.
+            pool: Number of previous models that a client keeps.
+        """
+        self.mu, self.temperature, self.pool = mu, temperature, pool
+
+    @override
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        client = ClientModule.of(module, method="a contrast")
+        plain = not (hasattr(client.net, "losses") or client.net._forward_hooks)
+        found, fix = "a contrast, and the method changes losses or logits too", "choose another"
+        require(plain, "model.local_penalty", found, fix)
+        network = split(client.net, blank(data, samples=2), key="model.clients")
+        client.net = Contrastive(network, mu=self.mu, temperature=self.temperature)
+
+    @override
+    def setup(self, fed: Any) -> None:
+        self.previous = fed.keep("previous")  # (models, P), the newest last
+        self.last = fed.keep("last round")  # of the client's sessions
+        for state in fed.groups:
+            state.flops *= 1 + (1 + self.pool) / state.passes  # of the frozen models
+
+    @override
+    def session_start(self, s: SessionContext) -> None:
+        net: Any = s.module.net
+        layout = s.group.layout
+        models = [s.row.floats.clone(), *self._pool(s.client, s.round, s.group)]
+        prefix = "net.extractor."
+        net.frozen = [
+            {name.removeprefix(prefix): v for name, v in each.items() if name.startswith(prefix)}
+            for each in map(layout.floats.views, models)
+        ]
+
+    def _pool(self, client: int, t: int, group: GroupState) -> Sequence[Tensor]:
+        """(P,) the client's model after each of the last rounds, the newest last."""
+        if client not in self.previous:
+            initial = group.initial.floats.to(group.store.device)
+            return [initial] * min(max(0, t), self.pool)
+        found = [*self.previous[client]]
+        missed = max(0, t - 1 - int(self.last[client]))
+        return (found + found[-1:] * min(missed, self.pool))[-self.pool :]
+
+    @override
+    def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
+        for k in fed.mine(clients):
+            models = [*self._pool(k, t, fed.state(k)), fed.row(k).floats.to(fed.device)]
+            self.previous[k] = torch.stack(models[-self.pool :])
+            self.last[k] = torch.tensor(t)
 
 
 class MOON(FedAvg):

@@ -1,6 +1,6 @@
 """Imports all classes that a configuration can name by their short name.
 
-A class is found if its module is in one of these rooms.
+A class is found if its module is in one of the packages of `CATALOGUE`.
 """
 
 import sys
@@ -12,17 +12,10 @@ from typing import Any
 
 from jsonargparse import _typehints
 
-_ROOMS = (
-    "algorithms",
-    "data.datasets",
-    "data.partition",
-    "models.networks",
-    "simulation",
-    "topology",
-)
+from lightfed.cli.rings import CATALOGUE
 
-for room in _ROOMS:
-    package = import_module(f"lightfed.{room}")
+for name in CATALOGUE:
+    package = import_module(name)
     for module in walk_packages(package.__path__, f"{package.__name__}."):
         import_module(module.name)
 

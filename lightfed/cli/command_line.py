@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
+from lightfed.cli.rings import COMMANDS, CONFIGURATIONS, imported
 from lightfed.distributed.slurm import check_variables
 from lightfed.utils import __version__
 from lightfed.utils.errors import Exited, UserError, is_raised_by_user, of_users_code
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
 
 USAGE_ERROR = UserError.status
-
-# Commands without Lightning's parser, and their modules.
-_WITHOUT_A_TRAINER = {
-    "report": "lightfed.report.command",
-    "configs": "lightfed.cli.shipped",
-    "control": "lightfed.studies.control",
-    "latency": "lightfed.studies.latency",
-    "sweep": "lightfed.cli.sweep",
-    "compare": "lightfed.cli.compare",
-    "study": "lightfed.cli.study",
-    "slurm": "lightfed.cli.shipped",
-}
 
 # Commands that read no variable of a launcher.
 _WITHOUT_RANKS = (["report"], ["configs"], ["control"], ["latency"])
@@ -85,14 +73,10 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
     try:
         if arguments[:1] not in _WITHOUT_RANKS:
             check_variables(os.environ)
-        if arguments and arguments[0] in _WITHOUT_A_TRAINER:
-            command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
+        if arguments and arguments[0] in COMMANDS:
+            command = imported(COMMANDS[arguments[0]])
             imports_end()
-            if arguments[0] == "latency":
-                _call(command.latency, arguments[1:])
-                sys.exit(0)
-            run = command.slurm if arguments[0] == "slurm" else command.main
-            sys.exit(run(arguments[1:]))
+            sys.exit(command(arguments[1:]))
         _run(arguments, from_python=from_python)
     except UserError as error:
         _leave()
@@ -104,12 +88,14 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "LightningCLI":
     from lightfed.cli.config_files import check_files, with_items
     from lightfed.cli.shipped import with_paths
-    from lightfed.studies.control import with_configurations
 
     try:
         words = with_paths(arguments)
         check_files(words)
-        words = with_configurations(with_items(words))
+        words = with_items(words)
+        for prefix, reader in CONFIGURATIONS.items():
+            if any(prefix in word for word in words):
+                words = imported(reader)(words)
         if words[:1] == ["plan"]:
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
         given = words if from_python or words != arguments else None
@@ -143,19 +129,6 @@ def run_words(words: Sequence[str]) -> None:
 def prepared(words: Sequence[str]) -> "LightningCLI":
     """The objects of a command, made and not run; a UserError if they cannot be made."""
     return _run([*words], from_python=True, runs=False)
-
-
-def _call(command: Callable[..., None], words: list[str]) -> None:
-    """Run a function with its parameters as options."""
-    from jsonargparse import ArgumentError, auto_cli
-
-    prog = f"lightfed {command.__name__}"
-    try:
-        auto_cli(command, args=words, as_positional=False, prog=prog, exit_on_error=False)
-    except ArgumentError as error:
-        from lightfed.cli.errors import parser_error
-
-        raise parser_error(str(error), words, {"": command}) from error
 
 
 def _unprinted(error: OSError) -> int:

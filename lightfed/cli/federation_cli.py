@@ -16,19 +16,19 @@ from typing_extensions import override
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
+from lightfed.cli.rings import TRAINERS, trainer_of
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.previews.trainer import PreviewTrainer
+from lightfed.engine.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import digest, identity
 from lightfed.utils.process import silence
 
-_COMMANDS = ("fit", "validate", "test", "partition", "groups", "plan")
 # Arguments of the trainer's methods that are objects, or that a command has no use for.
 _NOT_WORDS = "model datamodule dataloaders train_dataloaders val_dataloaders verbose weights_only"
 _EXCUSE = "Unable to serialize instance"
-_SECTIONS = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
+_SECTIONS = {"trainer": FederatedTrainer, "model": Federation, "data": FederatedDataModule}
 
 
 def as_written(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
     words = sys.argv[1:] if arguments is None else arguments
     # A parser takes a tenth of a second: where the command comes first, only its own is made.
-    commands = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
+    commands = (words[0],) if words and words[0] in TRAINERS else tuple(TRAINERS)
 
     class FederationCLI(LightningCLI):
         @staticmethod
@@ -132,7 +132,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 if refused is None:
                     raise
                 raise whole_key(refused, given) from error
-            trainer = cast(PreviewTrainer, self.trainer)
+            trainer = cast(FederatedTrainer, self.trainer)
             if self.subcommand == "fit":
                 trainer.config = given
             if trainer.run_logger is not None:
@@ -148,7 +148,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
         return FederationCLI(
             Federation,
             FederatedDataModule,
-            trainer_class=PreviewTrainer,
+            trainer_class=trainer_of(commands),
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

@@ -45,7 +45,7 @@ def test_the_wheel_has_configurations_templates_and_kernels(tmp_path: Path) -> N
     configs = {str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*") if p.is_file()}
     assert {f"lightfed/{name}" for name in configs} <= names
     assert {"lightfed_kernels/__init__.py", "lightfed_kernels/py.typed"} <= names
-    assert any(name.startswith("lightfed/drawing/templates/") for name in names)
+    assert any(name.startswith("lightfed/lab/drawing/templates/") for name in names)
     assert not any(name.startswith("tests/") for name in names)
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -17,7 +17,7 @@ from lightfed.distributed.placement import blocks, cut
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
-from lightfed.local.packing import client_bytes
+from lightfed.local.memory import client_bytes
 from lightfed.models import MLP
 from lightfed.models.build import blank
 from lightfed.state.costs import activation_bytes

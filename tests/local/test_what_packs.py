@@ -12,7 +12,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import ASGD, SGD, Adam, RMSprop
 from typing_extensions import override
 
-from lightfed.local.packing import LAYERS, unknown
 from lightfed.models import (
     MLP,
     VGG,
@@ -25,6 +24,7 @@ from lightfed.models import (
     SimpleCNN,
 )
 from lightfed.models.client_module import ClientModule
+from lightfed.packs.packing import LAYERS, unknown
 from tests.local.packs import CLIENTS, Bent, Listened, Reads, Residual, Smooth, after, fleet, images
 from tests.tiers import by_default
 

@@ -1,0 +1,14 @@
+"""What the name of a metric says about it."""
+
+import re
+
+# Also within a path or behind a number, such as `val/ppl` and `top1_err`.
+_FALLING = re.compile(
+    r"loss|perplexity|error|mse|mae|mape|nll|brier"
+    r"|(?<![a-z])(ppl|err|ece|wer|cer|eer|bpc|kl)(?![a-z])"
+)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric of this name falls as a model gets better, as a loss or an error does."""
+    return _FALLING.search(metric.lower()) is not None
