@@ -22,6 +22,7 @@ from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Partitioner
 from lightfed.devices.devices import Devices
 from lightfed.devices.policy import Policy
+from lightfed.devices.timing import Timing
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
@@ -169,7 +170,7 @@ def fleet_of(
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
-        personal=personal, devices=devices, policy=policy,
+        personal=personal, timing=Timing(devices, policy),
         local_penalty=local_penalty, keep_optimizer=keep_optimizer, host=host,
     )  # fmt: skip
     steppers = [

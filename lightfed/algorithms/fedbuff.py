@@ -19,6 +19,7 @@ from lightfed.api.fleet import Fleet, Weights
 from lightfed.devices.clock import VirtualClock, check_waits
 from lightfed.devices.delays import Exponential
 from lightfed.devices.devices import Devices
+from lightfed.devices.timing import Timing, clock_of
 from lightfed.local.hooks import SessionContext
 from lightfed.utils.bounds import Count, Momentum, Positive, Weight
 
@@ -30,7 +31,7 @@ class FedBuff(OneModel):
     no_personal = "the server steps to updates of whole models"
     no_server_step = "FedBuff has a step of its own, server_lr and beta"
     no_policy = "FedBuff's server waits for a buffer of its own"
-    devices = Devices(delay=Exponential(1.0))
+    timing = Timing(Devices(delay=Exponential(1.0)))
     version: Tensor  # (N,) s_k; -1 for an update that was lost
     momentum: Tensor  # (P,) b
 
@@ -74,7 +75,7 @@ class FedBuff(OneModel):
         for part in range(self.buffer // self.clock.wait):
             fed.send(self.model, idle := self.clock.idle)
             fed.train(idle, t)
-            took = fed.timed.session_seconds(idle, up=row_bytes, purpose=f"delay {part}")
+            took = clock_of(fed).session_seconds(idle, up=row_bytes, purpose=f"delay {part}")
             for k in idle:
                 self.version[k] = t if fed.usable(k) else -1
             arrived = [k for k in self.clock.advance(took) if self.version[k] >= 0]
@@ -83,7 +84,7 @@ class FedBuff(OneModel):
             a = {k: n[k] * (1 + t - int(self.version[k])) ** -self.exponent for k in arrived}
             fed.average(self.updates, arrived, into=(mean := torch.zeros_like(w)), weights=a)
             total, mass = total + sum(a.values()) * mean, mass + sum(a.values())
-        fed.timed.now = self.clock.now
+        clock_of(fed).advance_to(self.clock.now)
         if mass:
             size = mass if self.weights == "samples" else self.buffer
             b = self.momentum.mul_(self.beta).add_(total[: len(self.momentum)], alpha=1 / size)

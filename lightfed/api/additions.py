@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from lightfed.devices.device_clock import DeviceClock
-from lightfed.devices.devices import Devices
-from lightfed.devices.policy import Policy
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import Hooks, LocalPenalty
 from lightfed.models.personal import personal_tensors
-from lightfed.state.costs import Ledger
 from lightfed.utils.errors import require
 
 
@@ -21,7 +16,6 @@ def check_additions(
     *,
     server_optimizer: bool,
     keep_optimizer: bool,
-    policy: Policy | None,
 ) -> None:
     """Refuse what the algorithm does not take, with its reason."""
     why, fix = algorithm.no_server_step, "leave it out, or choose a method that merges models"
@@ -39,12 +33,6 @@ def check_additions(
         require(not why, "model.local_penalty", f"{kind}, but with {name} {why}", fix)
     found = f"{''.join(pulls[-1:])}, and {name} has a pull of its own"
     require(len(pulls) < 2, "model.local_penalty", found, fix)
-    if policy is not None:
-        require(not algorithm.no_policy, "model.policy", algorithm.no_policy, fix)
-        declared = vars(type(algorithm)).get("takes_late", False)
-        found = f"keep, and {name} does not say that a late update fits into its mean"
-        fits = policy.late == "drop" or declared
-        require(fits, "model.policy.late", found, "drop late updates")
 
 
 def personal_of(
@@ -64,29 +52,3 @@ def personal_of(
         fix = "choose fewer, or Standalone"
         require(shares, "model.personal", f"all tensors of group {state.name}", fix)
     return frozenset(found)
-
-
-def clock_of(
-    devices: Devices | None,
-    policy: Policy | None,
-    groups: Sequence[GroupState],
-    ledger: Ledger,
-    *,
-    sampled: int,
-    seed: int,
-) -> DeviceClock | None:
-    """The virtual clock of the clients' devices; None without any."""
-    found, fix = "given, and sessions take no time", "give model.devices, which may be {}"
-    require(policy is None or devices is not None, "model.policy", found, fix)
-    if devices is None:
-        return None
-    if policy is not None:
-        policy.check(sampled, ledger.clients)
-    clients = [(state.group.count, state.group.device) for state in groups]
-    values = devices.of(clients, seed=seed)
-    clock = DeviceClock(devices, values, ledger, sampled=sampled, policy=policy, seed=seed)
-    unknown = [state.name for state in groups if not state.flops]
-    found = f"given, and the FLOPs of group {unknown[:1]} are not known"
-    fits = not unknown or not np.isfinite(values["flops"]).any()
-    require(fits, "model.devices.flops", found, "leave it out, or define a forward")
-    return clock

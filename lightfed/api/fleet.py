@@ -24,14 +24,12 @@ from lightfed.aggregation.server_optimizers import ServerStep
 from lightfed.aggregation.weights import whole
 from lightfed.algorithms.flexifed.group_mean import GroupMeans, SharedTensors
 from lightfed.algorithms.peers.gossip import Exchange, Over
-from lightfed.api.additions import check_additions, clock_of, personal_of
+from lightfed.api.additions import check_additions, personal_of
 from lightfed.api.client_rows import ClientRows, pickled
+from lightfed.api.clock import Clock
 from lightfed.api.failures import Outcomes, check
-from lightfed.api.places import Places, participants
+from lightfed.api.places import Places
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.devices.device_clock import DeviceClock
-from lightfed.devices.devices import Devices
-from lightfed.devices.policy import Policy
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import split
 from lightfed.fits.session_trainer import SessionHost
@@ -73,8 +71,8 @@ class Fleet:
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
         server_optimizer: steps to what is merged; by default merges are the server's new values.
         personal: tensors that stay with their client, as of `personal_tensors`.
-        devices: of the clients, which make rounds last; those of the algorithm by default.
-        policy: when the server merges; by default when all clients have sent.
+        timing: makes the clock of the clients' devices; the algorithm's by default, without which
+            rounds take no time.
         local_penalty: a term of the clients' objective, besides the algorithm's own.
         keep_optimizer: clients keep the state of their optimiser from session to session.
         host: what sessions get from the Trainer of the run; nothing by default.
@@ -101,7 +99,8 @@ class Fleet:
         session: under way, while its model is tested.
         server_step: lets the server's optimiser step.
         plan: of this round, or of the last one.
-        clock: virtual time of the clients' devices; None without any.
+        sampled: number of clients of a round.
+        clock: virtual time, which passes only for clients with devices.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
     """
@@ -121,8 +120,7 @@ class Fleet:
         max_failed: int | None = None,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         personal: Sequence[str] = (),
-        devices: Devices | None = None,
-        policy: Policy | None = None,
+        timing: Callable[["Fleet"], Clock] | None = None,
         local_penalty: LocalPenalty | None = None,
         keep_optimizer: bool = False,
         host: SessionHost | None = None,
@@ -131,7 +129,7 @@ class Fleet:
         self.device, self.work = ranks.device, work or LocalWork()
         self.host_rows = host_rows
         self.clients = sum(group.count for group in groups)
-        self._sampled = self.work.sampled(self.clients)
+        self.sampled = self.work.sampled(self.clients)
         self.rounds, self.max_failed = rounds, max_failed
         self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
         self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
@@ -140,7 +138,6 @@ class Fleet:
             self.penalties,
             server_optimizer=server_optimizer is not None,
             keep_optimizer=keep_optimizer,
-            policy=policy,
         )
         data.reserve(algorithm.hold_out)
         self.base = FrozenBase()
@@ -164,7 +161,13 @@ class Fleet:
         keep_optimizer |= algorithm.carries
         self.stateful |= bool(self.personal) or keep_optimizer
         self.kept = KeptStates()
-        self.keeps_late = policy is not None and policy.late == "keep"
+        self.ledger = Ledger(self.clients)
+        make_clock = timing or algorithm.timing
+        if make_clock is None:
+            self.clock = Clock(self.sampled, self.clients, seed)
+        else:
+            self.clock = make_clock(self)
+        self.keeps_late = self.clock.keeps_late
         self.keeps = self.stateful or self.keeps_late
         self.optimizers = self.keep("optimizer") if keep_optimizer else None
         self.attributes = self.keep("attributes") if keep_optimizer else None
@@ -194,15 +197,6 @@ class Fleet:
         self._uncounted: dict[int, int] = {}  # rounds of sessions that may be too late, by client
         self._exchange: Exchange | None = None
         self._outcomes = Outcomes()
-        self.ledger = Ledger(self.clients)
-        self.clock = clock_of(
-            devices or algorithm.devices,
-            policy,
-            self.groups,
-            self.ledger,
-            sampled=self._sampled,
-            seed=seed,
-        )
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
@@ -226,9 +220,7 @@ class Fleet:
 
         With devices only those that are there, and more than configured with `over_select`.
         """
-        if self.clock is not None and self.clock.selects:
-            return self.clock.participants(t)
-        return participants(self._sampled, self.clients, seed=self.seed, t=t)
+        return self.clock.participants(t)
 
     def assign(self, groups: Mapping[int, int]) -> None:
         """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""
@@ -420,12 +412,11 @@ class Fleet:
             UserError: too many clients failed, or all.
         """
         self._open(clients)
-        training, shares = self.training, dict[int, float]()
-        if self.clock is not None:
-            shares = self.clock.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
+        training = self.training
+        shares = self.clock.leaving(clients, t)
         given = training.plans
         plans = replace(given, steps=steps or {}, phases=phases, repeat=repeat, shares=shares)
-        if shares and self.clock is not None and self.clock.policy.partial == "lose":
+        if shares and self.clock.loses_partial:
             self._lose(shares, plans, t)
             clients = [k for k in clients if k not in shares]
         waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
@@ -439,8 +430,7 @@ class Fleet:
         self.ledger.computed(trained, flops)
         for report in reports:
             self.updates[report.client] += report.updates
-        if self.clock is not None:
-            self.clock.trained({report.client: report.steps for report in reports}, t)
+        self.clock.trained({report.client: report.steps for report in reports}, t)
         for report in reports:
             group = self.group_of(report.client)
             self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
@@ -460,7 +450,7 @@ class Fleet:
     def _count(self, good: Sequence[Report], t: int) -> None:
         """Tell penalties of sessions that the server uses, or wait until it is known which."""
         clients = [report.client for report in good]
-        if self.clock is not None and self.clock.policy.drops_late:
+        if self.clock.drops_late:
             self._uncounted |= dict.fromkeys(clients, t)
             return
         for penalty in self.penalties:
@@ -521,16 +511,9 @@ class Fleet:
 
     def _valid(self, clients: Iterable[int]) -> list[int]:
         """The clients whose updates this round can use; the server waits for no more of them."""
-        if self.clock is not None:
-            self.clock.close(self._outcomes.silent, self._outcomes.usable)
-            self._outcomes.late = self.clock.late
+        self.clock.close(self._outcomes.silent, self._outcomes.usable)
+        self._outcomes.late = self.clock.late
         return self._outcomes.contributing(clients)
-
-    @property
-    def timed(self) -> DeviceClock:
-        """The clock, for a method whose class names devices."""
-        assert self.clock is not None
-        return self.clock
 
     def merge(
         self,
@@ -561,8 +544,8 @@ class Fleet:
         senders = self._outcomes.sending(clients if sent is None else sorted(sent))
         covered = self._covered(into, senders, parts)
         self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
-        valid, staleness = self._valid(clients), {} if self.clock is None else self.clock.arrived
-        valid = sorted([*valid, *staleness])
+        in_time = self._valid(clients)
+        valid = sorted([*in_time, *self.clock.arrived])
         before = into.floats.clone() if self.keeps_late else None
         if valid:
             labels = self._coverages.coverage(into, parts).table.num_labels
@@ -576,7 +559,7 @@ class Fleet:
                     [self.group_of(k) for k in valid],
                     here,
                     [self.row(k) for k in mine] if block is None else block,
-                    weights=self._weights(weights, valid, staleness),
+                    weights=self._weights(weights, valid, discounted=True),
                     labels=[self._labels(k, labels) for k in valid] if labels else None,
                     ranks=self.ranks,
                 )
@@ -591,7 +574,6 @@ class Fleet:
 
         Statistics stay as they are.
         """
-        assert self.clock is not None
         step = Row(into.floats - before, into.integers)
         change = ServerModel(into.layout, step, aliases=into.aliases)
         parts = self._parts(False, tensors)
@@ -713,8 +695,7 @@ class Fleet:
             self._exchange = Exchange(
                 layout, self.ranks, owner=self.places.owner, device=self._place
             )
-        if self.clock is not None:
-            self.clock.meet(senders)
+        self.clock.meet(senders)
         mine = self.mine(range(self.clients))
         block = self.client_rows.view(mine)
         rows = dict(zip(mine, map(self.row, mine) if block is None else block.each(), strict=True))
@@ -766,17 +747,16 @@ class Fleet:
         self,
         weights: Weights | Mapping[int, float],
         clients: Sequence[int],
-        staleness: Mapping[int, int] | None = None,
+        *,
+        discounted: bool = False,
     ) -> list[float]:
         """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more.
 
-        `staleness` are the rounds that updates come late.
+        With `discounted`, updates that arrive late count less.
         """
-        if staleness:
-            assert self.clock is not None
+        if discounted and self.clock.arrived:
             plain = dict(zip(clients, self._weights(weights, clients), strict=True))
-            e = self.clock.policy.exponent
-            weights = {k: w * (1 + staleness.get(k, 0)) ** -e for k, w in plain.items()}
+            weights = {k: w * self.clock.discount(k) for k, w in plain.items()}
         if weights == "samples":
             return [float(self.data.num_samples(k)) for k in clients]
         if not isinstance(weights, Mapping):
@@ -970,8 +950,7 @@ class Fleet:
 
         The plan is that of the last round by default; `waves` as of `Training.start`.
         """
-        if self.clock is not None:
-            self.clock.open()
+        self.clock.open()
         self.plan = plan or self.plan
         self.training.start(waves)
         self.metrics, self.tests, self._outcomes = {}, {}, Outcomes()
@@ -983,11 +962,11 @@ class Fleet:
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
-        sums, ends = self.ledger.close_round(), self._outcomes
-        if self.clock is not None:
-            sums |= self.clock.close_round(ends.silent, ends.usable)
-            ends.late = self.clock.late
-            self._count_waiting()
+        outcomes = self._outcomes
+        sums = self.ledger.close_round()
+        sums |= self.clock.close_round(outcomes.silent, outcomes.usable)
+        outcomes.late = self.clock.late
+        self._count_waiting()
         return self.metrics | sums
 
     def states(self) -> Saved | None:

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
+from lightfed.api.clock import Clock
 from lightfed.devices.devices import KEY as DEVICES
 from lightfed.devices.devices import Devices, seconds
 from lightfed.devices.policy import KEY, Policy
@@ -27,7 +29,7 @@ from lightfed.utils.rng import numpy_generator
 Clients = np.ndarray | Sequence[int]
 
 
-class DeviceClock:
+class DeviceClock(Clock):
     """The virtual clock of a fleet; the same on every rank.
 
     Args:
@@ -37,11 +39,6 @@ class DeviceClock:
         sampled: clients of a round.
         policy: of the server.
         seed: of the run.
-
-    Attributes:
-        now: virtual seconds since the start; the end of the last round.
-        arrived: in this round, rounds that kept updates come late, by client.
-        late: the clients of this round whose updates do not count in it.
     """
 
     def __init__(
@@ -54,9 +51,15 @@ class DeviceClock:
         policy: Policy | None = None,
         seed: int = 0,
     ) -> None:
-        self.devices, self.policy, self.seed = devices, policy or Policy(), seed
-        self.values, self._ledger, self._sampled = values, ledger, sampled
-        self.now, clients = 0.0, ledger.clients
+        clients = ledger.clients
+        super().__init__(sampled, clients, seed)
+        self.devices = devices
+        self.policy = policy or Policy()
+        self.values = values
+        self._ledger = ledger
+        self.keeps_late = self.policy.late == "keep"
+        self.drops_late = self.policy.drops_late
+        self.loses_partial = self.policy.partial == "lose"
         self._finish = np.zeros(clients)  # of the last work of each client
         self._busy = np.zeros(clients)  # seconds at work, of ended rounds
         self._there = np.ones(clients, dtype=bool)  # in the last round that asked
@@ -64,34 +67,38 @@ class DeviceClock:
         self._known = np.zeros((clients, 3))  # of the ledger's totals, what has a price
         self.open()
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """What survives a round."""
         arrays = self._finish, self._busy, self._there
         copies = [torch.from_numpy(each.copy()) for each in arrays]
         return {"now": self.now, "began": {**self._began}, "arrays": copies}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    @override
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        assert state is not None, "a run without devices has no time to go on from"
         self.now, self._began = state["now"], {**state["began"]}
         self._finish, self._busy, self._there = (each.numpy().copy() for each in state["arrays"])
         self._known[:] = self._ledger.totals
 
+    @override
     def open(self) -> None:
-        """Begin a round."""
         self._start = self._least = self.now  # of the round, and of its work
         self._ledger.touched, self._worked = [], np.zeros(self._ledger.clients)
         self._t = 0
         self._steps: dict[int, int] = {}  # of this round's sessions, by client
         self._asked: list[int] | None = None
         self._closed = self._own = False
-        self.arrived: dict[int, int] = {}
-        self.late: set[int] = set()
+        self.arrived = {}
+        self.late = set()
 
+    @override
     def participants(self, t: int) -> list[int]:
         """S_t: clients that are there and have nothing to finish, drawn without replacement.
 
         If nobody is there, the server waits for the first.
         """
+        if not self._selects:
+            return super().participants(t)
         if self._asked is not None:
             return self._asked
         rng, rule = numpy_generator(self.seed, "participants", t), self.devices.availability
@@ -107,38 +114,44 @@ class DeviceClock:
             if not asked.any():
                 asked = free & (sure == sure[free].max())
         self.now = self._start = self._least = start
-        clients, count = np.flatnonzero(asked), self.policy.selected(self._sampled)
+        clients, count = np.flatnonzero(asked), self.policy.selected(self.sampled)
         if count < len(clients):
             clients = np.sort(rng.choice(clients, count, replace=False, shuffle=False))
         self._asked = [*clients.tolist()]
         return self._asked
 
     @property
-    def selects(self) -> bool:
+    def _selects(self) -> bool:
         """Whether clients may be away, or busy with an earlier round."""
         return self.devices.availability is not None or not self.policy.waits
 
+    @override
+    def leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
+        return self.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
+
+    @override
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
         """Clients start when they and those that they receive from have done their last round."""
         finish, self._least = self._finish.copy(), 0.0
         for client, theirs in senders.items():
             self._finish[client] = finish[[client, *theirs]].max()
 
+    @override
     def trained(self, steps: Mapping[int, int], t: int) -> None:
-        """Note the steps of sessions, by client."""
         self._steps |= steps
         self._t = t
 
     @property
+    @override
     def under_way(self) -> list[int]:
-        """Clients whose updates are kept until they arrive, ascending."""
         return sorted(self._began)
 
+    @override
     def close(self, silent: Collection[int], usable: Mapping[int, bool]) -> None:
         """End the server's wait, at the first merge of a round.
 
-        `silent` clients have left without a message; an update that is not `usable` counts in no
-        round. A UserError if not even the fastest client could meet the deadline.
+        Raises:
+            UserError: not even the fastest client could meet the deadline.
         """
         if self._closed:
             return
@@ -167,7 +180,7 @@ class DeviceClock:
     def _closing_time(self, finish: np.ndarray) -> float:
         """When the server merges, of the sorted times of all updates under way."""
         policy = self.policy
-        end = float(finish[policy.enough(self._sampled, len(finish)) - 1])
+        end = float(finish[policy.enough(self.sampled, len(finish)) - 1])
         if end < finish[-1]:
             end = min(end + policy.grace, float(finish[-1]))
         if policy.deadline is not None:
@@ -227,7 +240,7 @@ class DeviceClock:
     def session_seconds(
         self, clients: Sequence[int], *, up: float | Sequence[float], purpose: str | None
     ) -> np.ndarray:
-        """(C,) virtual seconds of sessions, for a method that then sets `now` by a rule of its own.
+        """(C,) virtual seconds of sessions, for a method that then calls `advance_to`.
 
         They are those of what clients have received and computed since the last call, and of what
         they send: `up` bytes, each or by client. `purpose` names the draws of delays; without it
@@ -239,8 +252,17 @@ class DeviceClock:
         spent = self._price(clients, work)
         return spent if purpose is None else spent + self._delays(clients, purpose)
 
+    def advance_to(self, now: float) -> None:
+        """Set the time of the end of this round, by the rule of a method of its own.
+
+        Args:
+            now: Virtual seconds since the start, not before the end of the last round.
+        """
+        assert now >= self._start, "time goes forward"
+        self.now = now
+
+    @override
     def close_round(self, silent: Collection[int], usable: Mapping[int, bool]) -> dict[str, float]:
-        """End a round; its metrics. As of `close`."""
         idle = self._asked is None and self.devices.availability is not None
         found = "given, and the method trains all clients in every round"
         require(not idle, f"{DEVICES}.availability", found, "leave it out")
@@ -265,6 +287,11 @@ class DeviceClock:
         self._finish[who] = np.maximum(self._finish[who], self.now) + self._price(who, work)
         self.now = float(self._finish[waited].max(initial=self.now))
 
+    @override
+    def discount(self, client: int) -> float:
+        rounds_late = self.arrived.get(client, 0)
+        return float((1 + rounds_late) ** -self.policy.exponent)
+
+    @override
     def times(self) -> np.ndarray:
-        """(N, 2) virtual seconds of each client since the start: at work, and idle."""
         return np.stack([self._busy, np.maximum(self.now - self._busy, 0.0)], axis=1)

@@ -152,6 +152,8 @@ class Devices(Device):
     """The devices of all clients; what is left out takes no time.
 
     Attributes:
+        groups: Devices of single groups, by the name of the group; what one leaves out is as for
+            all clients.
         table: A .csv file with the column client and any of flops, up, down, latency and memory, in
             the same units; it has a row for every client.
         delay: Virtual seconds of a session, in addition, drawn for each.
@@ -162,6 +164,7 @@ class Devices(Device):
         availability: Which clients may take part in a round; all by default.
     """
 
+    groups: dict[str, Device] = field(default_factory=dict)
     table: Path | None = None
     delay: Delay | None = None
     step_delay: Delay | None = None
@@ -169,20 +172,26 @@ class Devices(Device):
     server_down: float | None = None
     availability: Availability | None = None
 
-    def of(
-        self, groups: Sequence[tuple[int, Device | None]], *, seed: int
-    ) -> dict[str, np.ndarray]:
+    def of(self, counts: Mapping[str, int], *, seed: int) -> dict[str, np.ndarray]:
         """(N,) each: flops, up, down, latency and memory of the clients.
 
-        `groups` are their numbers and their own devices. A UserError if a number is not positive,
-        or if the table does not fit.
+        Args:
+            counts: Number of clients by the name of their group, in the order of the groups.
+            seed: Of the run.
+
+        Raises:
+            UserError: A number is not positive, the table does not fit, or a group is unknown.
         """
-        ends = np.cumsum([0, *(count for count, _ in groups)]).tolist()
+        unknown = [name for name in self.groups if name not in counts]
+        found = f"a device of group {unknown[:1]}"
+        require(not unknown, f"{KEY}.groups", found, f"name some of {', '.join(counts)}")
+        ends = np.cumsum([0, *counts.values()]).tolist()
         columns, values = self._columns(ends[-1]), {}
         for name in _UNITS:
             own = _draw(getattr(self, name), name, name, ends[-1], seed)
-            for group, (_, device) in enumerate(groups):
-                if (given := getattr(device, name, None)) is not None:
+            for group, group_name in enumerate(counts):
+                given = getattr(self.groups.get(group_name), name, None)
+                if given is not None:
                     part = slice(*ends[group : group + 2])
                     own[part] = _draw(given, name, f"{name} {group}", ends[-1], seed)[part]
             values[name] = columns.get(name, own)

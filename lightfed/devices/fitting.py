@@ -81,10 +81,11 @@ def fitted(
 
     If clients hold parts of one model, the algorithm gets those that fit, and nothing else changes.
     """
-    own = [name for name, group in zip(group_names(groups), groups, strict=True) if group.device]
-    require(not own, KEY, f"given, and group {own[:1]} has a device", "name it in model.devices")
+    own = [*devices.groups]
+    found = f"given, and group {own[:1]} has a device"
+    require(not own, KEY, found, "give one for all clients, or a table")
     clients = sum(group.count for group in groups)
-    values = devices.of([(clients, None)], seed=seed)
+    values = devices.of({"all": clients}, seed=seed)
     samples = sum(work.samples(data, k, None) for k in range(clients)) / clients
     needed, memory, names = [], [], group_names(groups)
     for position, (group, name) in enumerate(zip(groups, names, strict=True)):

@@ -17,6 +17,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.devices.devices import Devices
 from lightfed.devices.fitting import FastestFit, fitted
 from lightfed.devices.policy import Policy
+from lightfed.devices.timing import Timing
 from lightfed.distributed.steps import step_under_way
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
@@ -154,9 +155,9 @@ class Federation(Recorded, L.LightningModule):
             "local_penalty": local_penalty,
             "keep_optimizer": keep_optimizer,
             "personal": [personal] if isinstance(personal, str) and personal else [*personal],
-            "devices": devices,
-            "policy": policy,
         }
+        self._devices = devices
+        self._policy = policy
         self._assign = assign
         if assign is not None:
             assign.check(devices)
@@ -203,12 +204,14 @@ class Federation(Recorded, L.LightningModule):
         self, data: FederatedDataModule, trainer: RunTrainer
     ) -> tuple[list[ClientGroup], LocalWork, Devices | None]:
         """The groups with their clients, the work of a round, and the devices in that order."""
-        limit, devices = trainer.limit_train_batches, self._fleet_options["devices"]
+        limit, devices = trainer.limit_train_batches, self._devices
         all_of_them = limit == 1.0 and isinstance(limit, float)
         data.trainer = trainer  # also in a plan
         work = replace(self._work, limit=None if all_of_them else limit)
         if self._assign is None:
             return self.groups, work, devices
+
+        assert devices is not None, "the constructor has checked that there are devices to fit to"
         groups, devices = fitted(
             self._assign, self.groups, self.algorithm, devices, data, work, seed=self.seed
         )
@@ -231,7 +234,8 @@ class Federation(Recorded, L.LightningModule):
             rounds=rounds if rounds > 0 else None,
             pack=setup.packing_of(self.packs, self.optimizer, trainer),
             host=setup.host_of(trainer, data),
-            **self._fleet_options | {"devices": devices},
+            timing=Timing(devices, self._policy),
+            **self._fleet_options,
             **given,
         )
         setup.attach_sessions(fleet, data, trainer, self.optimizer)

@@ -179,10 +179,10 @@ def _client_rows(
 
 def _times(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:
     """Virtual seconds of each client since the start; nothing without devices."""
-    if fleet.clock is None:
+    times = fleet.clock.times()
+    if times is None:
         return [{} for _ in clients]
-    both = fleet.clock.times()[clients].tolist()
-    return [{"busy_time": busy, "idle_time": idle} for busy, idle in both]
+    return [{"busy_time": busy, "idle_time": idle} for busy, idle in times[clients].tolist()]
 
 
 class Message(NamedTuple):

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightfed.devices.devices import Device
 from lightfed.fits.hook_table import MODULE_HOOKS, HookTable, check_module, table_of
 from lightfed.fits.session_trainer import SessionHost, SessionTrainer
 from lightfed.local.logbook import batch_size
@@ -57,7 +56,6 @@ class ClientGroup:
         level: a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports.
         name: Name in metrics and reports; by default the level, or the model's class with a width
             below 1, or the argument `rank`, appended.
-        device: Of these clients; what it leaves out is as in `model.devices`.
     """
 
     count: int
@@ -65,7 +63,6 @@ class ClientGroup:
     rate: float | None = None
     level: Literal["a", "b", "c", "d", "e"] | None = None
     name: str | None = None
-    device: Device | None = None
 
     @property
     def width(self) -> float:

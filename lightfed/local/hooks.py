@@ -1,7 +1,7 @@
 """The hooks of an algorithm, and the session context passed to them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.devices.devices import Devices
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import LocalWork, RoundPlan
@@ -178,7 +177,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
             class has to declare it of itself.
         parts: shares of the model that clients hold, client i the entry i mod length; with
             `model.assign` the largest that its device can train.
-        devices: of the clients, unless `model.devices` names some; None: rounds take no time.
+        timing: makes the clock of a Fleet whose clients have devices, unless `model.devices` names
+            some: a `lightfed.devices.timing.Timing`. None: rounds take no time.
         carries: clients keep the state of their optimiser in any case (`fed.optimizers`).
         no_memory: why clients cannot keep models or parts of an update from session to session, as
             `LinearTerm` and `Contrast` do; empty if they can.
@@ -202,7 +202,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     no_policy: str = ""
     takes_late: bool = False
     parts: Sequence[float] = ()
-    devices: Devices | None = None
+    timing: Callable[[Any], Any] | None = None
     carries: bool = False
     no_kept_optimizer: str = ""
     no_memory: str = ""

@@ -151,7 +151,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
     entries = {
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
-        _CLOCK: None if fleet.clock is None else fleet.clock.state_dict(),
+        _CLOCK: fleet.clock.state_dict(),
         _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
         _UPDATES: torch.from_numpy(fleet.updates.copy()),
         _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_step.optimizers.items()},
@@ -173,8 +173,7 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     if updates.shape != fleet.updates.shape:
         raise ValueError(f"{_UPDATES} is of shape {list(updates.shape)}")
     fleet.updates[:] = updates
-    if fleet.clock is not None:
-        fleet.clock.load_state_dict(checkpoint[_CLOCK])
+    fleet.clock.load_state_dict(checkpoint[_CLOCK])
     models = dict(fleet.algorithm.named_modules())
     for name, state in checkpoint[_OPTIMIZERS].items():
         model = models[name]

@@ -16,6 +16,7 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.fleet import Fleet
 from lightfed.devices.delays import Constant
 from lightfed.devices.devices import Devices
+from lightfed.devices.timing import clock_of
 from lightfed.local.client_group import ClientGroup
 from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet
 from tests.small import Line, data_of, fleet_of, run_round
@@ -94,7 +95,7 @@ def test_the_clock_adds_up_the_slowest_servers() -> None:
         most = max(k for n in range(3) for k in algorithm.phase(fed, n, t).units.values())
         now += 2.0 + 0.25 * most
         assert run_round(fed, t)["virtual_time"] == now
-    assert fed.timed.now == now
+    assert clock_of(fed).now == now
 
 
 @pytest.mark.parametrize(

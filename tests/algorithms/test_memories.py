@@ -19,6 +19,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.devices.delays import LogNormal
 from lightfed.devices.devices import Devices
 from lightfed.devices.policy import Policy
+from lightfed.devices.timing import clock_of
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.local_work import RoundPlan
@@ -105,7 +106,7 @@ def test_a_memory_without_a_server_leaves_out_what_the_server_does() -> None:
     term = LinearTerm(0.1)
     made = federation(FedAvg(), devices=devices, policy=Policy(quorum=1), local_penalty=term)
     run_round(made, 0)
-    assert made.timed.late == set(range(len(SIZES))) - term.memories.keys()
+    assert clock_of(made).late == set(range(len(SIZES))) - term.memories.keys()
 
 
 @pytest.mark.parametrize("side_by_side", ["off", 4])

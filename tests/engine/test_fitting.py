@@ -83,6 +83,6 @@ def test_rules_without_effect() -> None:
         with pytest.raises(UserError) as stated:
             rule.check(given)
         assert stated.value.key == key
-    own = [ClientGroup(6, mlp, level="a", device=Device(flops=1.0))]
+    own = Devices(groups={"a": Device(flops=1.0)})
     with pytest.raises(UserError, match=r"model\.assign: given, and group \['a'\] has a device"):
-        fit(FastestFit(deadline=1.0), own, Devices())
+        fit(FastestFit(deadline=1.0), [ClientGroup(6, mlp, level="a")], own)

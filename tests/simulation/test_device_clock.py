@@ -19,6 +19,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.devices.delays import Constant, Exponential
 from lightfed.devices.devices import Device, Devices
+from lightfed.devices.timing import clock_of
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
@@ -38,15 +39,17 @@ def fleet(algorithm: Algorithm, sizes: list[int], devices: Devices | None, **mor
     )
 
 
-def groups(*devices: Device) -> list[ClientGroup]:
-    return [ClientGroup(1, mlp, name=str(i), device=each) for i, each in enumerate(devices)]
+def groups(count: int) -> list[ClientGroup]:
+    """Groups of one client each, named by their numbers."""
+    return [ClientGroup(1, mlp, name=str(i)) for i in range(count)]
 
 
 def test_two_clients_of_known_rates() -> None:
     """Receive, compute, send: the round lasts as long as the slower one, the other one waits."""
     slow = Device(flops=1000.0, up=50.0, down=200.0, latency=0.25)
     fast = Device(flops=4000.0, up=100.0, down=100.0)
-    fed = fleet(FedAvg(), [5, 8], Devices(), groups=groups(slow, fast))
+    devices = Devices(groups={"0": slow, "1": fast})
+    fed = fleet(FedAvg(), [5, 8], devices, groups=groups(2))
     first = BYTES / 200 + 0.25 + 3 * FLOPS * 5 / 1000 + BYTES / 50 + 0.25
     second = BYTES / 100 + 3 * FLOPS * 8 / 4000 + BYTES / 100
     for t in range(2):
@@ -55,7 +58,7 @@ def test_two_clients_of_known_rates() -> None:
         assert found["busy_time"] == pytest.approx((first + second) / 2, rel=1e-14)
         assert found["idle_time"] == pytest.approx((first - second) / 2, rel=1e-14)
     expected = [[2 * first, 0.0], [2 * second, 2 * (first - second)]]
-    np.testing.assert_allclose(fed.timed.times(), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(clock_of(fed).times(), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_every_client_is_priced_by_its_own_model() -> None:
@@ -67,7 +70,7 @@ def test_every_client_is_priced_by_its_own_model() -> None:
     expected = [
         3 * flops * 6 / 100 + 4 * weights / 10 for weights, flops in ((WEIGHTS, FLOPS), half)
     ]
-    np.testing.assert_allclose(fed.timed.times()[:, 0], expected, rtol=1e-13)
+    np.testing.assert_allclose(clock_of(fed).times()[:, 0], expected, rtol=1e-13)
 
 
 def test_clients_share_the_servers_link() -> None:
@@ -96,17 +99,15 @@ def test_steps_have_delays() -> None:
 
 def test_clients_without_a_server_wait_for_their_neighbours() -> None:
     """A ring of 4; client 0 takes 10 s, the others 1 s: after two rounds 2 is at 2 s, 1 at 11 s."""
-    table = [
-        ClientGroup(1, mlp, name=str(k), device=Device(flops=1.0 if k else 0.1)) for k in range(4)
-    ]
-    fed = fleet(DPSGD(Ring()), [1] * 4, Devices(), groups=table)
+    devices = Devices(flops=1.0, groups={"0": Device(flops=0.1)})
+    fed = fleet(DPSGD(Ring()), [1] * 4, devices, groups=groups(4))
     second = 3 * FLOPS
     run_round(fed, 0)
     run_round(fed, 1)
-    assert fed.timed._finish.tolist() == pytest.approx(
+    assert clock_of(fed)._finish.tolist() == pytest.approx(
         [20 * second, 11 * second, 2 * second, 11 * second]
     )
-    assert fed.timed.now == pytest.approx(20 * second)
+    assert clock_of(fed).now == pytest.approx(20 * second)
 
 
 def test_clients_that_train_alone_do_not_wait() -> None:
@@ -138,7 +139,7 @@ def test_a_device_that_nobody_pulls_only_computes() -> None:
 
 def test_a_fleet_without_devices_has_no_time() -> None:
     fed = fleet(FedAvg(), [3, 3], None)
-    assert fed.clock is None
+    assert fed.clock.times() is None
     assert not {"virtual_time", "busy_time", "idle_time"} & run_round(fed, 0).keys()
 
 
@@ -149,3 +150,9 @@ def test_rates_need_models_of_known_cost() -> None:
     data = random_data([2, 2])
     with pytest.raises(UserError, match=r"model\.devices\.flops: given, and the FLOPs of group"):
         fleet_of([ClientGroup(2, Unknown)], FedAvg(), data, devices=Devices(flops=1.0))
+
+
+def test_a_device_of_an_unknown_group_is_refused() -> None:
+    devices = Devices(groups={"c": Device(flops=1.0)})
+    with pytest.raises(UserError, match=r"model\.devices\.groups: a device of group \['c'\]"):
+        fleet(FedAvg(), [2, 2], devices, groups=groups(2))

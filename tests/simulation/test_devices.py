@@ -1,5 +1,6 @@
 """Profiles of devices: numbers, distributions, tables, groups; who is there; what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,20 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_table_wins_over_a_group_and_a_group_over_all(tmp_path: Path) -> None:
     table = written(tmp_path, "client,up\n2,7\n0,5\n1,6\n")
-    given = Devices(flops=1e9, up=1.0, down=LogNormal(0.0, 1.0), table=table)
-    values = given.of([(2, None), (1, Device(flops=Constant(2e9), up=3.0, latency=0.5))], seed=4)
+    own = {"b": Device(flops=Constant(2e9), up=3.0, latency=0.5)}
+    given = Devices(flops=1e9, up=1.0, down=LogNormal(0.0, 1.0), table=table, groups=own)
+    values = given.of({"a": 2, "b": 1}, seed=4)
     assert values["flops"].tolist() == [1e9, 1e9, 2e9]
     assert values["up"].tolist() == [5.0, 6.0, 7.0]
     assert values["latency"].tolist() == [0.0, 0.0, 0.5]
     assert np.isinf(values["memory"]).all()
     assert len({*values["down"].tolist()}) == 3
-    assert values["down"].tolist() == given.of([(3, None)], seed=4)["down"].tolist()
-    assert values["down"].tolist() != given.of([(3, None)], seed=5)["down"].tolist()
+    assert (
+        values["down"].tolist() == replace(given, groups={}).of({"a": 3}, seed=4)["down"].tolist()
+    )
+    assert (
+        values["down"].tolist() != replace(given, groups={}).of({"a": 3}, seed=5)["down"].tolist()
+    )
 
 
 def test_shares_of_a_zipf_distribution() -> None:

@@ -1,5 +1,6 @@
 """What the server waits for, by hand: deadlines, quorums, late updates, clients that leave."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.devices.devices import Bernoulli, Device, Devices
 from lightfed.devices.policy import Policy
+from lightfed.devices.timing import clock_of
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
@@ -33,12 +35,11 @@ def line(policy: Policy | None, *seconds: float, **more: Any) -> Fleet:
     """Client k has y = 2^(k + 1) x, goes half of the way to it, and sends in `seconds`."""
     n = len(seconds)
     x, y = torch.tensor([[1.0, 0.0]]).repeat(n, 1), 2 ** torch.arange(1, n + 1)
-    groups = [
-        ClientGroup(1, Line, name=str(k), device=Device(up=8 / s)) for k, s in enumerate(seconds)
-    ]
+    groups = [ClientGroup(1, Line, name=str(k)) for k in range(n)]
+    links = {str(k): Device(up=8 / s) for k, s in enumerate(seconds)}
     data = data_of(x, y, [[k] for k in range(n)])
     algorithm = more.pop("algorithm", None) or FedAvg("uniform")
-    devices = more.pop("devices", Devices())
+    devices = replace(more.pop("devices", Devices()), groups=links)
     return fleet_of(groups, algorithm, data, devices=devices, policy=policy, **more)
 
 
@@ -99,11 +100,10 @@ def test_a_server_that_keeps_updates_waits_for_the_first() -> None:
 
 def uneven(algorithm: Algorithm, **settings: Any) -> Fleet:
     """Five clients whose devices and data differ."""
-    groups = [
-        ClientGroup(1, mlp, name=str(k), device=Device(flops=f, up=99.0))
-        for k, f in enumerate((800.0, 170.0, 390.0, 105.0, 610.0))
-    ]
-    settings = {"devices": Devices(), "optimizer": partial(SGD, lr=0.1)} | settings
+    speeds = (800.0, 170.0, 390.0, 105.0, 610.0)
+    groups = [ClientGroup(1, mlp, name=str(k)) for k in range(len(speeds))]
+    devices = Devices(groups={str(k): Device(flops=f, up=99.0) for k, f in enumerate(speeds)})
+    settings = {"devices": devices, "optimizer": partial(SGD, lr=0.1)} | settings
     return fleet_of(groups, algorithm, random_data([5, 9, 4, 7, 6]), **settings)
 
 
@@ -120,7 +120,7 @@ def test_a_quorum_of_k_with_kept_updates_is_fedbuff() -> None:
 
 def test_who_leaves_sends_nothing_but_has_computed() -> None:
     fed = uneven(FedAvg(), policy=Policy(dropout=0.5))
-    leaving = fed.timed.policy.leaving(range(5), of=5, t=0, seed=0)
+    leaving = clock_of(fed).policy.leaving(range(5), of=5, t=0, seed=0)
     assert 0 < len(leaving) < 5
     found = run_round(fed, 0)
     assert found["participants"] == 5 - len(leaving)

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd.clouds import Hierarchical
 from lightfed.api.fleet import Fleet
+from lightfed.devices.timing import clock_of
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.utils.bounds import Count, Weight
@@ -55,7 +56,8 @@ class CloudFedAvg(Hierarchical, FedAvg):
         busy = max(self.busy(fed, phases, t))  # all wait for the slowest
         fed.merge(devices, into=self.model, weights=self.weights)
         fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
-        fed.timed.now += busy
+        clock = clock_of(fed)
+        clock.advance_to(clock.now + busy)
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:

@@ -17,6 +17,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.devices.delays import Exponential
 from lightfed.devices.devices import Devices
+from lightfed.devices.timing import Timing, clock_of
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Count
 
@@ -28,7 +29,7 @@ class Hierarchical(Algorithm):
     """
 
     no_policy = "a server waits for its active devices, and the coordinator for some servers"
-    devices = Devices(delay=Exponential(1.0))
+    timing = Timing(Devices(delay=Exponential(1.0)))
 
     no_personal = "servers exchange whole models"
     no_kept_optimizer = "devices have a rule of their own for momentum"
@@ -59,7 +60,7 @@ class Hierarchical(Algorithm):
     def set_up_clouds(self, fed: Fleet) -> None:
         """Check the hierarchy and take the devices' delays."""
         self.hierarchy.check(fed.clients, fed.work)
-        given = fed.timed.devices
+        given = clock_of(fed).devices
         self.hierarchy = replace(self.hierarchy, delay=given.delay, step_delay=given.step_delay)
 
     def busy(self, fed: Fleet, phases: Sequence[Phase], t: int) -> list[float]:
@@ -69,7 +70,7 @@ class Hierarchical(Algorithm):
         ends = []
         for phase in phases:
             up = [size * self.sends(k) for k in phase.active]
-            seconds = fed.timed.session_seconds(phase.active, up=up, purpose=None).tolist()
+            seconds = clock_of(fed).session_seconds(phase.active, up=up, purpose=None).tolist()
             ends.append(max(map(add, seconds, phase.delays.values())))
         return ends
 

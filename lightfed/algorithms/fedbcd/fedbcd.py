@@ -41,6 +41,7 @@ from lightfed.algorithms.topology.matrices import count_edges, read_mixing
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.devices.clock import VirtualClock, check_waits
+from lightfed.devices.timing import clock_of
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.state.rows import ModelKind, Moment, Rows
@@ -169,7 +170,7 @@ class FedBCD(Hierarchical):
         fed.relay(self.clouds.of(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
-        fed.timed.now = clock.now
+        clock_of(fed).advance_to(clock.now)
 
     def _pulled(self, devices: Sequence[int]) -> list[int]:
         """The devices that communicate with their server; the others train alone."""

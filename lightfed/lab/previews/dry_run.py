@@ -98,8 +98,6 @@ class DryFleet(Fleet):
             steps = {k: sum(self.work.phase(p, n) for p in phases) for k, n in each.items()}
         self._open(clients)
         self.calls.append(self.sessions(clients, steps))
-        if self.clock is None:
-            return
         given = steps or {}
         self.clock.trained({k: self._steps(k, given.get(k)) for k in clients}, t)
         for k in clients:
@@ -120,8 +118,7 @@ class DryFleet(Fleet):
         **_: Any,
     ) -> None:
         """Count the bytes of whole rows."""
-        if self.clock is not None:
-            self.clock.meet(senders)
+        self.clock.meet(senders)
         self.bound = self.bound if masks is None else "at most"
         layout = self.groups[0].layout
         owner = self.places.owner

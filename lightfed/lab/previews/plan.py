@@ -109,7 +109,7 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
 
 def _time(fleet: DryFleet, rounds: int) -> list[str]:
     """Virtual time of a round; nothing without devices."""
-    if fleet.clock is None:
+    if fleet.clock.times() is None:
         return []
     return [f"time     a round: {fleet.clock.now / rounds:.4g} virtual seconds, if nobody leaves"]
 
