@@ -28,12 +28,13 @@ from lightfed.engine.federation import Federation
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.fits.session_trainer import SessionHost
-from lightfed.local.client_group import ClientGroup, GroupState, Packing
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session import Autocast, Runtime
 from lightfed.packs.packing import Packs, SideBySide
+from lightfed.packs.runner import PackRunner
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.rows import ModelLayout, Row
 
@@ -161,15 +162,13 @@ def fleet_of(
     data.prepare(clients=sum(c.count for c in groups), seed=seed, device=device)
     runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)
 
-    def pack(fleet: Any, state: GroupState) -> Packing:
-        def make(module: Any) -> Any:
-            return single_optimizer(module, optimizer, runtime)
+    def make_optimizer(module: Any) -> Any:
+        return single_optimizer(module, optimizer, runtime)
 
-        return Packs(side_by_side).of(fleet, state, make, precision)
-
+    packs = partial(PackRunner, packs=Packs(side_by_side), make=make_optimizer, context=precision)
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
-        host_rows=host_rows, pack=pack, server_optimizer=server_optimizer,
+        host_rows=host_rows, side_by_side=packs, server_optimizer=server_optimizer,
         personal=personal, timing=Timing(devices, policy),
         local_penalty=local_penalty, keep_optimizer=keep_optimizer, host=host,
     )  # fmt: skip

@@ -37,12 +37,9 @@ MAY = {
 # Arrows from the core to a ring, and between rings, that are still to be cut.
 STILL_THERE = {
     ("api", "algorithms"),
-    ("api", "devices"),
     ("engine", "devices"),
     ("engine", "lab"),
     ("engine", "packs"),
-    ("local", "devices"),
-    ("local", "packs"),
 }
 # StackedASPG derives from StackedOptimizer: a protocol for one class would cost more than it saves.
 BY_NAME = {("lightfed.algorithms.fedbcd.aspg", "lightfed.packs.stacked_optimizer")}

@@ -33,7 +33,8 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import split
 from lightfed.fits.session_trainer import SessionHost
-from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
+from lightfed.local.alone import Alone
+from lightfed.local.client_group import ClientGroup, GroupState, group_names
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
 from lightfed.local.rank_sessions import Training, Waves
@@ -66,7 +67,7 @@ class Fleet:
         work: local work and sampling.
         seed: of the whole run.
         host_rows: keep client rows in host memory.
-        pack: decides how the clients of a group train side by side; by default they do not.
+        side_by_side: makes what trains and tests several clients at once; by default none do.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
         server_optimizer: steps to what is merged; by default merges are the server's new values.
@@ -100,6 +101,7 @@ class Fleet:
         server_step: lets the server's optimiser step.
         plan: of this round, or of the last one.
         sampled: number of clients of a round.
+        packs: trains and tests several clients at once.
         clock: virtual time, which passes only for clients with devices.
         metrics: of this round.
         tests: reports of the tests in this round's sessions, on all ranks.
@@ -115,7 +117,7 @@ class Fleet:
         work: LocalWork | None = None,
         seed: int = 0,
         host_rows: bool = False,
-        pack: Callable[["Fleet", GroupState], Packing] | None = None,
+        side_by_side: Callable[["Fleet"], Alone] = Alone,
         rounds: int | None = None,
         max_failed: int | None = None,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
@@ -173,9 +175,9 @@ class Fleet:
         self.attributes = self.keep("attributes") if keep_optimizer else None
         self.updates = np.zeros(self.clients, dtype=np.int64)
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
+        self.packs = side_by_side(self)
         for state in self.groups:
-            if pack is not None:
-                state.packing = pack(self, state)
+            state.packing = self.packs.packing(state)
         self.places = Places(
             self.groups,
             data,
@@ -201,7 +203,7 @@ class Fleet:
         self.tests: dict[Moment, list[Report]] = {}
         self.plan = RoundPlan()
         self.session: SessionContext | None = None
-        self.training = Training(self)
+        self.training = Training(self, self.packs)
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
         for note in dict.fromkeys(state.note for state in self.groups):

@@ -9,7 +9,7 @@ The kinds, each with its own name:
     finetuned   the server's model after a session, on the client's test split
 
 A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
-several clients at once (`lightfed.packs.row_tests`). The global test set has the
+several clients at once (`lightfed.local.alone.TestsAtOnce`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
@@ -17,19 +17,18 @@ sessions (`Training.tested`); their reports are added here.
 
 from collections import UserList
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.placement import split
+from lightfed.local.alone import TestsAtOnce
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.client_module import reported
 from lightfed.models.evaluating import is_whole
-from lightfed.packs.row_tests import Piece, RowTests, at_once
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.utils.errors import UserError
 from lightfed.utils.metrics import lower_is_better
@@ -92,7 +91,7 @@ class Evaluation:
             self._members.setdefault(fleet.home_group(client), []).append(client)
         self._rows = dict(self._models())
         self._row_tests = dict(self._at_once())
-        self._pieces: list[tuple[tuple[Kind, int], Piece]] = []
+        self._pieces: list[tuple[tuple[Kind, int], Any]] = []
 
     def _moments(self) -> dict[Moment, Kind]:
         """The moments to test, and the kinds of their metrics."""
@@ -122,35 +121,13 @@ class Evaluation:
                 if rows is not None:
                     yield (kind, group), rows
 
-    def _at_once(self) -> Iterator[tuple[tuple[Kind, int], RowTests]]:
+    def _at_once(self) -> Iterator[tuple[tuple[Kind, int], TestsAtOnce]]:
         """Tests of several clients at once, where clients also train so."""
-        fleet = self._fleet
         for (kind, group), rows in self._rows.items():
-            state, several = fleet.groups[group], kind == "global" and len(rows.clients) > 1
-            if state.packing.most == 1 or several or not at_once(rows.live.module):
-                continue
-            clients = [GLOBAL] if kind == "global" else self._members[group]
-            yield (
-                (kind, group),
-                RowTests(
-                    rows,
-                    clients,
-                    self._data,
-                    packs=self._packs(group),
-                    flops=state.flops,
-                    context=fleet.training.context,
-                    device=fleet.device,
-                ),
-            )
-
-    def _packs(self, group: int) -> list[list[int]]:
-        """The evaluated clients of a group in packs: those of one home, or of about one size."""
-        fleet, members = self._fleet, self._members.get(group, [])
-        most = fleet.groups[group].packing.most
-        if not fleet.stateful:
-            members = sorted(members, key=lambda k: len(self._data.test_index(k)))
-            return [members[i : i + most] for i in range(0, len(members), most)]
-        return split(members, fleet.pack_of)
+            clients = [] if kind == "global" else self._members[group]
+            tests = self._fleet.packs.tests(group, rows, clients)
+            if tests is not None:
+                yield (kind, group), tests
 
     def _alone(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of others."""
@@ -175,7 +152,7 @@ class Evaluation:
 
     def _share(
         self, rank: int, alone: Sequence[int]
-    ) -> tuple[list[int], list[tuple[tuple[Kind, int], Piece]]]:
+    ) -> tuple[list[int], list[tuple[tuple[Kind, int], Any]]]:
         """The jobs of a rank, those of clients that are tested `alone`, and its pieces."""
         fleet, world = self._fleet, self._fleet.ranks.world
         home = fleet.places.owner.__getitem__ if fleet.stateful else None

@@ -1,6 +1,6 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import lightning.pytorch as L
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
@@ -30,6 +31,7 @@ from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.rank_sessions import Waves
 from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
 from lightfed.packs.packing import Packs, SideBySide
+from lightfed.packs.runner import PackRunner
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.runs.federation_state import FINGERPRINT, METRICS
@@ -232,7 +234,7 @@ class Federation(Recorded, L.LightningModule):
             data,
             work=work,
             rounds=rounds if rounds > 0 else None,
-            pack=setup.packing_of(self.packs, self.optimizer, trainer),
+            side_by_side=self._side_by_side(trainer),
             host=setup.host_of(trainer, data),
             timing=Timing(devices, self._policy),
             **self._fleet_options,
@@ -240,6 +242,17 @@ class Federation(Recorded, L.LightningModule):
         )
         setup.attach_sessions(fleet, data, trainer, self.optimizer)
         return fleet
+
+    def _side_by_side(self, trainer: RunTrainer) -> Callable[[Fleet], PackRunner]:
+        """Makes what trains clients side by side, with the settings of a Trainer."""
+        runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
+
+        def make_optimizer(module: Any) -> Optimizer | str:
+            return session_setup.single_optimizer(module, self.optimizer, runtime)
+
+        return partial(
+            PackRunner, packs=self.packs, make=make_optimizer, context=runtime.forward_context
+        )
 
     @override
     def configure_optimizers(self) -> Any:

@@ -19,7 +19,8 @@ from lightfed.engine.round_report import RoundMessages
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.finished import Suspended
 from lightfed.local.local_work import RoundPlan
-from lightfed.local.rank_sessions import Pending, RunClient
+from lightfed.local.rank_sessions import RunClient
+from lightfed.local.session import SessionReport
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.utils import lightning_private
@@ -128,7 +129,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         progressed = suspended.new > 0 or t != self._first
         raise Interrupted(self.messages.asked(), saved, resumable=True, progressed=progressed)
 
-    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
+    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[SessionReport]:
         """Run this rank's sessions, each between the stock batch hooks."""
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run

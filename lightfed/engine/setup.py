@@ -1,8 +1,7 @@
 """What happens before the first round: a run's callbacks, loggers, sessions and packs are made."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
@@ -11,7 +10,6 @@ from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_summary import summarize
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightfed.api.fleet import Fleet
@@ -22,13 +20,12 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.fits.hook_table import check_datamodule, vars_of
 from lightfed.fits.session_trainer import SessionHost
-from lightfed.local.client_group import GroupState, Packing, ignore
+from lightfed.local.client_group import GroupState, ignore
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.evaluating import is_evaluated
 from lightfed.models.image_format import channels_first, guarded, suits_channels_last
 from lightfed.models.trials import on_trial
-from lightfed.packs.packing import Packs
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require
@@ -138,18 +135,6 @@ class ClientsSummary(stock.ModelSummary):
     def summarize(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Print as the asked callback does."""
         self._asked.summarize(*args, **kwargs)
-
-
-def packing_of(
-    packs: Packs, optimizer: OptimizerFactory | None, trainer: RunTrainer
-) -> Callable[[Any, GroupState], Packing]:
-    """What decides how the clients of a group train side by side."""
-    runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
-
-    def make(module: Any) -> Optimizer | str:
-        return session_setup.single_optimizer(module, optimizer, runtime)
-
-    return partial(packs.of, make=make, context=runtime.forward_context)
 
 
 def _choose_formats(fleet: Fleet, *, always: bool) -> None:

@@ -15,10 +15,9 @@ from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
-from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
+from lightfed.local.session import LocalSession, Report, Runtime, SessionReport, Work
 from lightfed.models.build import blank
 from lightfed.models.client_module import reported
-from lightfed.packs.session import LaneReport
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Moment, Row, Rows
 from lightfed.utils.errors import UserError, reason, require, tracebacks
@@ -66,7 +65,7 @@ class ClientSessions:
         """The work of a session that has begun."""
         return self._work(s, "", self._fleet.kept.mask(s.client))
 
-    def end(self, s: SessionContext, work: Work, report: PendingReport | LaneReport) -> None:
+    def end(self, s: SessionContext, work: Work, report: SessionReport) -> None:
         """Finish a session on its trained row, and test the client after its training."""
         s.step = report.steps
         report.flops = s.group.flops

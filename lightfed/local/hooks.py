@@ -273,6 +273,7 @@ class SessionFleet(Protocol):
     hooks: Sequence[SessionHooks]
     personal: frozenset[str]
     clients: int
+    stateful: bool
     groups: list[GroupState]
     data: FederatedDataModule
     device: torch.device

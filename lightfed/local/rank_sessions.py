@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
 
+from lightfed.local.alone import Alone
 from lightfed.local.client_group import Packing
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Suspended, finished, put_in_place
@@ -18,10 +18,8 @@ from lightfed.local.session import (
     PendingReport,
     Report,
     Runtime,
+    SessionReport,
 )
-from lightfed.packs.runner import PackReport, PackRunner
-from lightfed.packs.session import LaneReport, PackSession
-from lightfed.packs.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
@@ -30,32 +28,35 @@ from lightfed.utils.reading import read
 log = logging.getLogger(__name__)
 
 
-Pending = PendingReport | LaneReport | Report
-RunClient = Callable[[int], Pending | None]
-Waves = Callable[[list[int], int, RunClient], list[Pending]]
+RunClient = Callable[[int], SessionReport | None]
+Waves = Callable[[list[int], int, RunClient], list[SessionReport]]
 
 
 class Training(ClientSessions):
     """Runs the sessions of this rank's clients.
 
+    Args:
+        fleet: Of the clients.
+        packs: Trains clients side by side.
+
     Attributes:
         calls: number of calls of `sessions` in this round.
     """
 
-    def __init__(self, fleet: SessionFleet) -> None:
+    def __init__(self, fleet: SessionFleet, packs: Alone) -> None:
         super().__init__(fleet)
+        self._side_by_side = packs
         self.calls = 0
         self._waves: Waves = _one_after_the_other
         self._refusals: list[UserError] = []
-        self._runner = PackRunner(fleet, self)
         self._packs: dict[int, list[int]] = {}  # by client, in a call of `sessions`
         self._steppers: list[Stepper] = []  # that use the round's settings
-        self._results: dict[int, PackReport] = {}
+        self._results: dict[int, SessionReport] = {}
 
     def attach(self, runtime: Runtime, steppers: Sequence[Steps]) -> None:
         """Create the sessions of the groups, from how each takes its steps."""
         self._runtime = runtime
-        self._sessions, self._runner.trainers = {}, {}
+        self._sessions = {}
         self._steppers = [steps.stepper for steps in steppers if steps.takes_lr]
         for group, steps in enumerate(steppers):
             state, stepper = self._fleet.groups[group], steps.stepper
@@ -76,15 +77,7 @@ class Training(ClientSessions):
             )
             self._sessions[id(state.module)] = state.session
             if state.packing.most > 1:
-                kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
-                self._runner.trainers[group] = PackSession(
-                    state.module,
-                    state.layout,
-                    kind(stepper.optimizer, state.live.trainable, stepper.rate),
-                    clipping=stepper.clipping,
-                    context=runtime.forward_context,
-                    known=state.packing.known,
-                )
+                self._side_by_side.attach(group, stepper, runtime)
 
     def _check_kept(self, stepper: Stepper) -> None:
         """Refuse `model.keep_optimizer` for an optimizer that has nothing to keep."""
@@ -105,10 +98,8 @@ class Training(ClientSessions):
         """Begin a round. `waves` calls `run` for the clients of this rank, in order."""
         self.calls, self._waves = 0, waves or _one_after_the_other
         self.besides.clear()
-        packed = [trainer.optimizer for trainer in self._runner.trainers.values()]
         scheduled = self._fleet.plan.scheduled
-        for stacked in packed:
-            stacked.scheduled = scheduled
+        self._side_by_side.schedule(scheduled)
         for stepper in self._steppers:
             stepper.scheduled = scheduled
             for group in stepper.optimizer.param_groups if scheduled else ():
@@ -138,7 +129,7 @@ class Training(ClientSessions):
         self.tests, self._refusals = {moment: [] for moment in fleet.plan.tested}, []
         self.plans = plans
         with self._timings.part("sessions"):
-            packs = self._runner.form(mine, t) if self._runner.trainers else []
+            packs = self._side_by_side.form(self, mine, t)
             self._packs = {client: pack for pack in packs for client in pack}
             self._results = {}
             pending = self._waves(mine, waves, partial(self.run, mine=mine, t=t))
@@ -162,14 +153,13 @@ class Training(ClientSessions):
             self.tests[moment] = [report for *_, tests in every for report in tests[moment]]
         return sorted(reports, key=lambda report: report.client)
 
-    def _read(self, pending: Sequence[Pending]) -> None:
+    def _read(self, pending: Sequence[SessionReport]) -> None:
         """Bring the numbers of all sessions to the host at once."""
-        alone = [report for report in pending if isinstance(report, PendingReport)]
-        lanes = [report for report in pending if isinstance(report, LaneReport)]
-        packs = {id(lane.result): lane.result for lane in lanes}
-        read([*alone, *lanes, *packs.values()])
+        # The clients of a pack share a source, which is read once.
+        sources = {id(source): source for report in pending for source in report.sources()}
+        read([*sources.values()])
 
-    def run(self, client: int, mine: list[int], t: int) -> Pending | None:
+    def run(self, client: int, mine: list[int], t: int) -> SessionReport | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.
 
         `mine` are this rank's clients in order, to prefetch the next row.
@@ -184,7 +174,7 @@ class Training(ClientSessions):
         try:
             if client in self._packs:
                 pack = self._packs[client]
-                found = self._runner.run(pack, t)
+                found = self._side_by_side.run(self, pack, t)
                 if found is not None:
                     self._results |= found
                     return found[client]
@@ -229,7 +219,7 @@ class Training(ClientSessions):
         return row
 
 
-def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:
+def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[SessionReport]:
     """Run sessions without a loop's hooks."""
     reports = [run(client) for client in mine]
     return [report for report in reports if report is not None]

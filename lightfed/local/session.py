@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as L
 import torch
@@ -24,6 +24,7 @@ from lightfed.models.evaluating import Stage, StageHooks, stage_of
 from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import require
+from lightfed.utils.reading import Pending
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch
 
@@ -62,6 +63,10 @@ class Report:
     error: str = ""
     updates: int = 0
     seconds: float = field(default=0.0, compare=False)
+
+    def sources(self) -> list[Pending]:
+        """Nothing: all numbers are on the host."""
+        return []
 
     def resolve(self) -> "Report":
         """The report itself, as of sessions that failed or ran before a restart."""
@@ -369,6 +374,22 @@ class LocalSession:
         self._log.clear()
 
 
+class SessionReport(Protocol):
+    """A report of a session, alone or in a pack, whose numbers may still be on the device."""
+
+    flops: Any  # a number, or a tensor on the device
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+
+    def sources(self) -> list[Pending]:
+        """What has to be read from the device before `resolve` is called."""
+
+    def resolve(self) -> Report:
+        """The report, with numbers of the host."""
+
+
 @dataclass
 class PendingReport:
     """A report whose numbers may still be on the device: `utils/reading.py` reads those of all."""
@@ -382,6 +403,10 @@ class PendingReport:
     square: Tensor | float = 0.0
     stopwatch: Stopwatch | None = None
     flops: Tensor | float = 0.0
+
+    def sources(self) -> list[Pending]:
+        """What has to be read from the device before `resolve` is called."""
+        return [self]
 
     def pending(self) -> list[Tensor]:
         """The tensors whose values `resolve` reads."""

@@ -1,36 +1,114 @@
 """Runs the sessions of packs: their start, their training and their end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import lightning.pytorch as L
 import torch
+from torch.optim import Optimizer
+from typing_extensions import override
 
-from lightfed.local.client_group import GroupState
+from lightfed.distributed.placement import split
+from lightfed.local.alone import Alone
+from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import SessionContext, SessionFleet
-from lightfed.local.session import Report, Work
-from lightfed.packs.packing import unknown
+from lightfed.local.optimizer import Stepper
+from lightfed.local.session import Autocast, Runtime, SessionReport, Work
+from lightfed.packs.packing import Packs, unknown
+from lightfed.packs.row_tests import RowTests, at_once
 from lightfed.packs.session import LaneReport, PackSession, PackWork
+from lightfed.packs.stacked_optimizer import StackedOptimizer
+from lightfed.state.rows import Rows
 from lightfed.utils.errors import UserError, reason
 
 log = logging.getLogger(__name__)
 
-PackReport = LaneReport | Report
+GLOBAL = -1  # stands for the global test set among clients
 
 
-class PackRunner:
-    """The packs of this rank in a round."""
+class PackRunner(Alone):
+    """The packs of this rank.
 
-    def __init__(self, fleet: SessionFleet, sessions: ClientSessions) -> None:
-        self._fleet, self._sessions = fleet, sessions
-        self.trainers: dict[int, PackSession] = {}  # by group
+    Args:
+        fleet: Of the clients.
+        packs: The configuration: how many at once, in how much memory.
+        make: Makes the optimizer of a module, or says why that trains alone.
+        context: Autocast of the Trainer's precision; None in full precision.
+    """
 
-    def form(self, clients: Sequence[int], t: int) -> list[list[int]]:
-        """The packs that train side by side, of clients of this rank; others are alone."""
-        fleet, plans = self._fleet, self._sessions.plans
+    def __init__(
+        self,
+        fleet: SessionFleet,
+        *,
+        packs: Packs,
+        make: Callable[[L.LightningModule], Optimizer | str],
+        context: Autocast | None,
+    ) -> None:
+        super().__init__(fleet)
+        self._packs = packs
+        self._make = make
+        self._context = context
+        self._trainers: dict[int, PackSession] = {}  # by group
+
+    @override
+    def packing(self, state: GroupState) -> Packing:
+        return self._packs.of(self._fleet, state, self._make, self._context)
+
+    @override
+    def attach(self, group: int, stepper: Stepper, runtime: Runtime) -> None:
+        state = self._fleet.groups[group]
+        stacked_kind: Any = getattr(stepper.optimizer, "stacked", StackedOptimizer)
+        self._trainers[group] = PackSession(
+            state.module,
+            state.layout,
+            stacked_kind(stepper.optimizer, state.live.trainable, stepper.rate),
+            clipping=stepper.clipping,
+            context=runtime.forward_context,
+            known=state.packing.known,
+        )
+
+    @override
+    def schedule(self, settings: Mapping[str, Any]) -> None:
+        for trainer in self._trainers.values():
+            trainer.optimizer.scheduled = settings
+
+    @override
+    def tests(self, group: int, rows: Rows, clients: Sequence[int]) -> RowTests | None:
+        fleet = self._fleet
+        state = fleet.groups[group]
+        of_several_servers = not clients and len(rows.clients) > 1
+        if state.packing.most == 1 or of_several_servers or not at_once(rows.live.module):
+            return None
+
+        return RowTests(
+            rows,
+            clients or [GLOBAL],
+            fleet.data,
+            packs=self._test_packs(group, clients),
+            flops=state.flops,
+            context=self._context,
+            device=fleet.device,
+        )
+
+    def _test_packs(self, group: int, clients: Sequence[int]) -> list[list[int]]:
+        """The tested clients of a group in packs: those of one home, or of about one size."""
+        fleet = self._fleet
+        most = fleet.groups[group].packing.most
+        if fleet.stateful:
+            return split(clients, fleet.pack_of)
+
+        by_size = sorted(clients, key=lambda client: len(fleet.data.test_index(client)))
+        return [by_size[start : start + most] for start in range(0, len(by_size), most)]
+
+    @override
+    def form(self, sessions: ClientSessions, clients: Sequence[int], t: int) -> list[list[int]]:
+        if not self._trainers:
+            return []
+        fleet, plans = self._fleet, sessions.plans
         groups = {client: fleet.group_of(client) for client in clients}
-        ready = [g for g in {*groups.values()} & self.trainers.keys() if not self._has_changed(g)]
+        ready = [g for g in {*groups.values()} & self._trainers.keys() if not self._has_changed(g)]
         members: dict[Any, list[int]] = {}
         for client, group in groups.items():
             if group in ready:
@@ -48,14 +126,17 @@ class PackRunner:
         frozen = not all(p.requires_grad for p in state.live.trainable)
         return frozen or (state.packing.known and bool(unknown(state.module)))
 
-    def run(self, clients: Sequence[int], t: int) -> dict[int, PackReport] | None:
+    @override
+    def run(
+        self, sessions: ClientSessions, clients: Sequence[int], t: int
+    ) -> dict[int, SessionReport] | None:
         """Train a pack; None if it raises: its clients then have to train one after the other.
 
         Raises:
             UserError: a session rejects a user's setting.
         """
         try:
-            return self._run(clients, t)
+            return self._run(sessions, clients, t)
         except UserError:
             raise
         except Exception as error:
@@ -63,12 +144,15 @@ class PackRunner:
         state = self._fleet.state(clients[0])
         state.session.abandon()
         state.live.forget_views()
-        self._sessions.forget_tests(clients)
+        sessions.forget_tests(clients)
         return None
 
-    def _run(self, clients: Sequence[int], t: int) -> dict[int, PackReport]:
+    def _run(
+        self, sessions: ClientSessions, clients: Sequence[int], t: int
+    ) -> dict[int, SessionReport]:
         """Train copies of the rows and write them back; a report of each client."""
-        fleet, sessions, plans = self._fleet, self._sessions, self._sessions.plans
+        fleet = self._fleet
+        plans = sessions.plans
         group = fleet.group_of(clients[0])
         state, store = fleet.groups[group], fleet.groups[group].store
         lengths = {client: plans.steps_of(client, t) for client in clients}
@@ -99,26 +183,28 @@ class PackRunner:
             timings=plans.timings,
             epoch_batches=fleet.data.num_batches(order[0], t) * plans.repeat,
         )
-        result = self.trainers[group].train(block, work)
+        result = self._trainers[group].train(block, work)
         store.put_block(order, block)
-        reports: dict[int, PackReport] = {}
+        reports: dict[int, SessionReport] = {}
         for lane, client in enumerate(order):
             reports[client] = report = LaneReport(result, lane, state.flops)
             if watched:
                 buffers.put(lane)
-                reports[client] = self._end(contexts[lane], works[lane], report)
+                reports[client] = self._end(sessions, contexts[lane], works[lane], report)
         if watched:
             state.live.restore()
             state.live.forget_views()
         return reports
 
-    def _end(self, s: SessionContext, work: Work, report: LaneReport) -> PackReport:
+    def _end(
+        self, sessions: ClientSessions, s: SessionContext, work: Work, report: LaneReport
+    ) -> SessionReport:
         try:
-            self._sessions.end(s, work, report)
+            sessions.end(s, work, report)
         except UserError:
             raise
         except Exception as error:
-            return self._sessions.failed(s.client, error)
+            return sessions.failed(s.client, error)
         self._fleet.row(s.client).copy_(s.row)
         return report
 

@@ -27,6 +27,7 @@ from lightfed.packs import stacked
 from lightfed.packs.stacked import Views
 from lightfed.packs.stacked_optimizer import StackedOptimizer, clipped
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.utils.reading import Pending
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch, Timings
 
@@ -505,6 +506,10 @@ class LaneReport:
     def steps(self) -> int:
         """Optimiser steps."""
         return int((self.result.sizes[self.lane] > 0).sum())
+
+    def sources(self) -> list[Pending]:
+        """What has to be read from the device before `resolve` is called."""
+        return [self, self.result]
 
     def pending(self) -> list[Tensor]:
         """The tensors that `resolve` reads besides those of the pack."""
