@@ -166,7 +166,7 @@ def answers(kind: type[Algorithm], data: Any) -> dict[str, str]:
     found["masks"] = _yes(fed.kept.masks is not None)
     found["part"] = _yes(_sends_a_part(fed))
     found["rows"] = _yes(algorithm.stateful)
-    found["clock"] = _yes(kind.devices is not None)
+    found["clock"] = _yes(kind.timing is not None)
     found["late"] = _yes(vars(kind).get("takes_late", False))
     pulled = trial(kind, ALIKE, data, local_penalty=Pull(0.1))
     found["penalties"] = pulled if isinstance(pulled, str) else "yes"

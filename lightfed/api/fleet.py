@@ -22,8 +22,6 @@ from torch.optim import Optimizer
 from lightfed.aggregation.coverage import Coverages, Parts
 from lightfed.aggregation.server_optimizers import ServerStep
 from lightfed.aggregation.weights import whole
-from lightfed.algorithms.flexifed.group_mean import GroupMeans, SharedTensors
-from lightfed.algorithms.peers.gossip import Exchange, Over
 from lightfed.api.additions import check_additions, personal_of
 from lightfed.api.client_rows import ClientRows, pickled
 from lightfed.api.clock import Clock
@@ -197,7 +195,6 @@ class Fleet:
             device=self.device,
         )
         self._uncounted: dict[int, int] = {}  # rounds of sessions that may be too late, by client
-        self._exchange: Exchange | None = None
         self._outcomes = Outcomes()
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
@@ -241,7 +238,7 @@ class Fleet:
         return self.places.groups[client]
 
     @property
-    def _place(self) -> torch.device:
+    def row_device(self) -> torch.device:
         """The device of the rows."""
         return torch.device("cpu") if self.host_rows else self.device
 
@@ -342,7 +339,7 @@ class Fleet:
         require(self.stateful or not durable, "model.algorithm", found, fix)
         self.kept[name] = Kept(
             name,
-            place=self._place,
+            place=self.row_device,
             device=self.device,
             durable=durable,
             with_server=with_server,
@@ -505,14 +502,30 @@ class Fleet:
 
     def usable(self, client: int) -> bool:
         """Whether the client's session of this round gave a finite update, in time."""
-        return bool(self._valid([client]))
+        return bool(self.contributing([client]))
 
     def finished(self, clients: Sequence[int]) -> list[int]:
         """The clients whose sessions of this round gave a finite update, in time or late."""
         return [k for k in clients if self._outcomes.usable.get(k, True)]
 
-    def _valid(self, clients: Iterable[int]) -> list[int]:
-        """The clients whose updates this round can use; the server waits for no more of them."""
+    def only_counts(self, senders: Mapping[int, Sequence[int]], *, masked: bool) -> bool:
+        """Whether an exchange of rows was only counted, by a dry run; False: it has to happen.
+
+        Args:
+            senders: Receiver -> the clients that it receives rows from.
+            masked: Whether masks, known only after training, leave elements out.
+        """
+        return False
+
+    def sending(self, clients: Iterable[int]) -> list[int]:
+        """The clients that send in this round: those that have not left during their session."""
+        return self._outcomes.sending(clients)
+
+    def contributing(self, clients: Iterable[int]) -> list[int]:
+        """The clients whose updates count in this round's means.
+
+        The first call in a round ends the server's wait: with devices, later updates are late.
+        """
         self.clock.close(self._outcomes.silent, self._outcomes.usable)
         self._outcomes.late = self.clock.late
         return self._outcomes.contributing(clients)
@@ -543,10 +556,10 @@ class Fleet:
             the clients in the mean; updates of the others were not finite.
         """
         parts = self._parts(True, tensors)
-        senders = self._outcomes.sending(clients if sent is None else sorted(sent))
+        senders = self.sending(clients if sent is None else sorted(sent))
         covered = self._covered(into, senders, parts)
         self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
-        in_time = self._valid(clients)
+        in_time = self.contributing(clients)
         valid = sorted([*in_time, *self.clock.arrived])
         before = into.floats.clone() if self.keeps_late else None
         if valid:
@@ -561,7 +574,7 @@ class Fleet:
                     [self.group_of(k) for k in valid],
                     here,
                     [self.row(k) for k in mine] if block is None else block,
-                    weights=self._weights(weights, valid, discounted=True),
+                    weights=self.weights_of(weights, valid, discounted=True),
                     labels=[self._labels(k, labels) for k in valid] if labels else None,
                     ranks=self.ranks,
                 )
@@ -627,8 +640,8 @@ class Fleet:
         Returns:
             those whose tensors are in the mean.
         """
-        valid = self._valid(clients)
-        shares = dict(zip(valid, self._weights(weights, valid), strict=True))
+        valid = self.contributing(clients)
+        shares = dict(zip(valid, self.weights_of(weights, valid), strict=True))
         total = torch.zeros_like(into, dtype=torch.float64)
         for client in self.mine(valid):
             total += shares[client] * values[client].to(total)
@@ -651,7 +664,7 @@ class Fleet:
         sizes = dict(
             zip(clients, [up] * len(clients) if isinstance(up, float | int) else up, strict=True)
         )
-        sending = self._outcomes.sending(clients)
+        sending = self.sending(clients)
         self.ledger.sent_up(sending, [sizes[k] for k in sending])
         self.ledger.sent_down(clients, down)
 
@@ -670,71 +683,6 @@ class Fleet:
         size = 4 * model.layout.floats.numel + 8 * model.layout.integers.numel
         self.ledger.sent_between_servers(times * size)
 
-    def exchange(
-        self,
-        senders: Mapping[int, Sequence[int]],
-        *,
-        masks: Mapping[int, Tensor] | None = None,
-        keep: Mapping[int, Tensor] | None = None,
-        over: Over = "covered",
-    ) -> None:
-        """Replace every listed client's row by the mean over itself and its senders.
-
-        All read the old rows; sums are in ascending order of the clients. Only for stateful
-        algorithms with one architecture.
-
-        Args:
-            senders: receiver -> its senders, without itself; the same on every rank.
-            masks: of this rank's clients: packed words (P / 32,) of a row's covered elements; None
-                for all.
-            keep: of this rank's receivers: elements of the mean that they keep; None for all.
-            over: divide by the number of rows that cover an element, or by that of all rows.
-        """
-        assert self.algorithm.stateful, "only clients that keep rows can exchange them"
-        if self._exchange is None:
-            layout = self.groups[0].layout
-            assert all(state.layout == layout for state in self.groups), "one architecture"
-            self._exchange = Exchange(
-                layout, self.ranks, owner=self.places.owner, device=self._place
-            )
-        self.clock.meet(senders)
-        mine = self.mine(range(self.clients))
-        block = self.client_rows.view(mine)
-        rows = dict(zip(mine, map(self.row, mine) if block is None else block.each(), strict=True))
-        sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over, block=block)
-        pairs = [(receiver, sender) for receiver in sorted(senders) for sender in senders[receiver]]
-        spent = [sizes[sender] for _, sender in pairs]
-        self.ledger.sent_up([sender for _, sender in pairs], spent)
-        self.ledger.sent_down([receiver for receiver, _ in pairs], spent)
-
-    def share(
-        self,
-        clients: Sequence[int],
-        shared: Sequence[SharedTensors],
-        *,
-        weights: Weights = "uniform",
-    ) -> None:
-        """Replace shared tensors by their mean over the clients that have them.
-
-        Stateful algorithms only. Clients with unusable updates receive but do not contribute.
-
-        Args:
-            clients: the participants.
-            shared: disjoint sets of tensors that they share.
-            weights: of the clients in the means: 1 for all, or n_k.
-        """
-        layouts = [state.layout for state in self.groups]
-        means = GroupMeans(shared, layouts, {k: self.home_group(k) for k in clients})
-        sending = self._outcomes.sending(clients)
-        self.ledger.sent_up(sending, [means.bytes(client) for client in sending])
-        valid = self._valid(clients)
-        self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
-        means.mean_(
-            {k: self.row(k) for k in self.mine(clients)},
-            weights=dict(zip(valid, self._weights(weights, valid), strict=True)),
-            ranks=self.ranks,
-        )
-
     def _parts(self, buffers: bool, tensors: Collection[str] | None) -> Parts:
         """What a message has of a server model, or of these tensors."""
         return Parts(buffers, None if tensors is None else frozenset(tensors), self.personal)
@@ -745,19 +693,25 @@ class Fleet:
         each = {g: self._coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
         return [each[group] for group in groups]
 
-    def _weights(
+    def weights_of(
         self,
         weights: Weights | Mapping[int, float],
         clients: Sequence[int],
         *,
         discounted: bool = False,
     ) -> list[float]:
-        """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more.
+        """The clients' weights in a sum, as whole numbers, so that a sum does not depend on order.
 
-        With `discounted`, updates that arrive late count less.
+        Args:
+            weights: n_k, or 1 for all, or a weight per client.
+            clients: In the order of the result.
+            discounted: Updates that arrive late count less.
+
+        Raises:
+            UserError: a weight is no number of 0 or more.
         """
         if discounted and self.clock.arrived:
-            plain = dict(zip(clients, self._weights(weights, clients), strict=True))
+            plain = dict(zip(clients, self.weights_of(weights, clients), strict=True))
             weights = {k: w * self.clock.discount(k) for k, w in plain.items()}
         if weights == "samples":
             return [float(self.data.num_samples(k)) for k in clients]

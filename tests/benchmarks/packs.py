@@ -27,7 +27,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.memory import client_bytes
-from lightfed.models import MLP, Conv, SimpleCNN
+from lightfed.networks import MLP, Conv, SimpleCNN
 from tests.small import data_of, fleet_of, run_round
 
 BATCH, SAMPLES = 32, 96

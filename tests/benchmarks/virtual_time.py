@@ -33,7 +33,7 @@ ROUNDS = 50
 def measure(devices: Devices, policy: Policy | None, clients: int, sampled: int) -> float:
     """Milliseconds of a round."""
     ledger, usable = Ledger(clients), dict.fromkeys(range(clients), True)
-    values = devices.of([(clients, None)], seed=0)
+    values = devices.of({"all": clients}, seed=0)
     clock = DeviceClock(devices, values, ledger, sampled=sampled, policy=policy)
     best = np.inf
     for batch in range(20):

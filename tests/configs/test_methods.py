@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import lightfed
 from lightfed.cli.command_line import main
 from tests.configs.test_configs import CONFIGS, files, needs, small, sources
+from tests.methods import methods
 
 __all__ = ["files", "sources"]  # fixtures
-METHODS = " ".join(v for k, v in lightfed._NAMES.items() if k.startswith("algorithms.")).split()
+METHODS = methods()
 SLOW = pytest.mark.matrix  # a tiny base is made for each
 # Rules of a configuration whose sweep names the others.
 SIBLINGS = {

@@ -38,7 +38,7 @@ def test_each_client_gets_the_largest_level_in_time(tmp_path: Any) -> None:
     table.write_text("client,flops\n" + "\n".join(f"{k},{v}" for k, v in enumerate(speeds)))
     groups, devices = fit(FastestFit(deadline=1.0), levels("a", "b", "c"), Devices(table=table))
     assert [(group.level, group.count) for group in groups] == [("a", 2), ("b", 2), ("c", 2)]
-    ordered = devices.of([(6, None)], seed=0)["flops"].tolist()
+    ordered = devices.of({"all": 6}, seed=0)["flops"].tolist()
     assert ordered == [speeds[k] for k in (0, 3, 1, 5, 2, 4)]
     fed = fleet_of(groups, HeteroFL(), random_data([6] * 6), devices=devices)
     assert run_round(fed, 0)["virtual_time"] == pytest.approx(1.0)  # of devices 0 and 3
@@ -55,7 +55,7 @@ def test_a_budget_of_memory() -> None:
     roomy = Devices(memory=Uniform(3_460, 4_200))
     groups, devices = fit(FastestFit(memory=True), levels("a", "c"), roomy)
     assert [group.level for group in groups] == ["a", "c"]
-    memory = devices.of([(6, None)], seed=0)["memory"]
+    memory = devices.of({"all": 6}, seed=0)["memory"]
     assert memory[: groups[0].count].min() > memory[groups[0].count :].max()
 
 

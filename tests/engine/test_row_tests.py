@@ -25,8 +25,8 @@ from lightfed.distributed.placement import blocks
 from lightfed.engine.evaluation import Evaluation
 from lightfed.local.client_group import ClientGroup, Packing
 from lightfed.local.session import LocalSession, Report
-from lightfed.models import MLP, Conv
 from lightfed.models.client_module import ClientModule
+from lightfed.networks import MLP, Conv
 from lightfed.packs import row_tests
 from tests.engine.spy import evaluated
 from tests.local.packs import SIZES, conv, images, mlp

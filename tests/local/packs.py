@@ -40,8 +40,8 @@ from lightfed.data.dataset import Task
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
-from lightfed.models import MLP, CIFARResNet, Conv
 from lightfed.models.client_module import ClientModule
+from lightfed.networks import MLP, CIFARResNet, Conv
 from lightfed.networks.transformer import Transformer
 from tests.small import Given, Tensors, data_of, fleet_of, random_data, run_round
 

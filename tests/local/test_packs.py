@@ -18,8 +18,8 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.memory import client_bytes
-from lightfed.models import MLP
 from lightfed.models.build import blank
+from lightfed.networks import MLP
 from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
 from tests.local.packs import CASES, CLIENTS, SIZES, after, fleet, images, mlp, parts_of, vectors

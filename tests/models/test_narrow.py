@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightfed.models import MLP, Conv, SimpleCNN
+from lightfed.networks import MLP, Conv, SimpleCNN
 from lightfed.networks.resnet import PreActResNet
 from tests.models.client_cases import random
 

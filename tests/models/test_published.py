@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightfed.models import VGG, CIFARResNet, Conv, LeNet, ResNet18GN, Transformer
+from lightfed.networks import VGG, CIFARResNet, Conv, LeNet, ResNet18GN, Transformer
 from lightfed.networks.charcnn import CharCNN
 from lightfed.networks.resnet import PreActResNet
 from lightfed.networks.vdcnn import VDCNN

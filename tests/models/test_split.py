@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models import MLP, VGG, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
 from lightfed.models.split import feature_dim, split
+from lightfed.networks import MLP, VGG, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
 from lightfed.networks.charcnn import CharCNN
 from lightfed.networks.resnet import PreActResNet
 from lightfed.utils.errors import UserError

@@ -100,7 +100,7 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
 )
 def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as stated:
-        Devices(table=written(tmp_path, text)).of([(3, None)], seed=0)
+        Devices(table=written(tmp_path, text)).of({"all": 3}, seed=0)
     assert stated.value.key == "model.devices.table"
     assert line in str(stated.value)
 
@@ -135,5 +135,5 @@ def test_intervals_that_are_refused(text: str, line: str, tmp_path: Path) -> Non
 )
 def test_numbers_that_are_refused(devices: Devices, key: str) -> None:
     with pytest.raises(UserError) as stated:
-        devices.of([(2, None)], seed=0)
+        devices.of({"all": 2}, seed=0)
     assert stated.value.key == key

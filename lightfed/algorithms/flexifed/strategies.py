@@ -19,10 +19,12 @@ whole models up.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from typing_extensions import override
 
+from lightfed.algorithms.flexifed.group_mean import GroupMeans, SharedTensors
 from lightfed.algorithms.flexifed.prefix_trie import Node, Trie
 from lightfed.algorithms.flexifed.signature import layers_of
 from lightfed.api.algorithm import Algorithm, require_argument
@@ -75,7 +77,7 @@ class FlexiFed(Algorithm):
         fed.train(clients, t)  # E local epochs of SGD on D_u
         trie = self.trie.among({fed.home_group(u) for u in clients})
         # eq. (4), (6): w_u[node] <- sum_v w_v[node] / |U_node|, u and v in U_node
-        fed.share(clients, trie.shared(self.choose(trie)), weights=self.weights)
+        share(fed, clients, trie.shared(self.choose(trie)), weights=self.weights)
 
     @override
     def reset_client(self, fed: Fleet, client: int) -> None:
@@ -159,6 +161,36 @@ class ClusteredFL(FlexiFed):
     @override
     def choose(self, trie: Trie) -> list[Node]:
         return [n for cluster in trie.clusters() for n in trie.whole(cluster)]
+
+
+def share(
+    fed: Fleet,
+    clients: Sequence[int],
+    shared: Sequence[SharedTensors],
+    *,
+    weights: Weights = "uniform",
+) -> None:
+    """Replace shared tensors by their mean over the clients that have them.
+
+    Clients with unusable updates receive but do not contribute.
+
+    Args:
+        fed: Of the clients.
+        clients: The participants.
+        shared: Disjoint sets of tensors that they share.
+        weights: Of the clients in the means: 1 for all, or n_k.
+    """
+    layouts = [state.layout for state in fed.groups]
+    means = GroupMeans(shared, layouts, {k: fed.home_group(k) for k in clients})
+    sending = fed.sending(clients)
+    fed.ledger.sent_up(sending, [means.bytes(k) for k in sending])
+    contributing = fed.contributing(clients)
+    fed.ledger.sent_down(clients, [means.bytes(k) for k in clients])
+    means.mean_(
+        {k: fed.row(k) for k in fed.mine(clients)},
+        weights=dict(zip(contributing, fed.weights_of(weights, contributing), strict=True)),
+        ranks=fed.ranks,
+    )
 
 
 def with_heads(trie: Trie, nodes: list[Node]) -> list[Node]:

@@ -139,7 +139,7 @@ class DisPFL(Peers):
     def round(self, fed: Fleet, t: int) -> None:
         masks = self.next_masks(fed, t)  # m_{k,t}: line 15 of the round before
         # w_{k,t+1/2} = (sum_j w_{j,t} / sum_j m_j) * m_{k,t},   j in S_{k,t} and k: line 7
-        fed.exchange(self.all_senders(fed, t), masks=self.masks, keep=masks)
+        self.exchange(fed, self.all_senders(fed, t), masks=self.masks, keep=masks)
         self.masks.update(masks)
         fed.train(range(fed.clients), t)  # E local epochs under the masks: lines 8-14
 

@@ -22,5 +22,5 @@ class DPSGD(Peers):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
-        fed.exchange(self.senders(fed, t, clients))  # w_k <- sum_j w_j / J,   j in S_k and k
+        self.exchange(fed, self.senders(fed, t, clients))  # w_k <- sum_j w_j / J,   j in S_k and k
         fed.train(clients, t)

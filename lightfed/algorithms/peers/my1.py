@@ -47,7 +47,7 @@ class My1(DisPFL):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        fed.exchange(self.all_senders(fed, t), masks=self.masks)  # the consensus, dense
+        self.exchange(fed, self.all_senders(fed, t), masks=self.masks)  # the consensus, dense
         self.masks.update(self.next)
         self._drops = self.drops(fed, t)
         fed.train(range(fed.clients), t)

@@ -40,7 +40,9 @@ class My2(DisPFL):
     def round(self, fed: Fleet, t: int) -> None:
         drops = self.drops(fed, t)
         kept = {k: self._pruned(fed, k, drops[k]) for k in self.masks}
-        fed.exchange(self.all_senders(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
+        self.exchange(
+            fed, self.all_senders(fed, t), masks=self.masks, over="neighbours"
+        )  # 1/J sum_j w_j
         for client, mask in kept.items():
             self.masks[client] = self._grown(fed, client, mask, t, drops[client])
             row = fed.row(client).floats

@@ -110,16 +110,10 @@ class DryFleet(Fleet):
         return self.work.batches(self.data.num_batches(client))
 
     @override
-    def exchange(
-        self,
-        senders: Mapping[int, Sequence[int]],
-        *,
-        masks: Mapping[int, Tensor] | None = None,
-        **_: Any,
-    ) -> None:
+    def only_counts(self, senders: Mapping[int, Sequence[int]], *, masked: bool) -> bool:
         """Count the bytes of whole rows."""
-        self.clock.meet(senders)
-        self.bound = self.bound if masks is None else "at most"
+        if masked:
+            self.bound = "at most"
         layout = self.groups[0].layout
         owner = self.places.owner
         pairs = {(owner[k], j) for k, theirs in senders.items() for j in theirs}
@@ -131,6 +125,7 @@ class DryFleet(Fleet):
             for sender in sources:
                 self.ledger.sent_up(sender, size)
                 self.ledger.sent_down(receiver, size)
+        return True
 
     @override
     def once(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:

@@ -18,7 +18,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.schemes import Iid
 from lightfed.data.torch_data import FromTorch
 from lightfed.local.client_group import ClientGroup
-from lightfed.models import (
+from lightfed.networks import (
     MLP,
     VDCNN,
     VGG,
