@@ -50,9 +50,10 @@ class RoundReport:
             try:
                 logger.log_hyperparams(trainer.config)
             except Exception as error:  # whatever a library of a logger raises
-                if logger is trainer.run_logger or not rounds:
+                if logger is trainer.run_logger or trainer.resumes_from is None:
                     raise
-                # MLflow, for example, keeps the parameters with which its run began.
+                # MLflow, for example, keeps the parameters with which its run began: a run that
+                # goes on with more rounds sends another value of trainer.max_epochs.
                 log.warning(
                     "%s keeps the configuration that it had before: %s",
                     type(logger).__name__, reason(error),

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from lightfed.fits.session_rates import SessionRates
 from lightfed.local.client_group import Packing
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Suspended, finished, put_in_place
@@ -85,6 +86,15 @@ class Training(ClientSessions):
                     context=runtime.forward_context,
                     known=state.packing.known,
                 )
+
+    def watch(self, group: int, rates: SessionRates) -> None:
+        """Log the learning rates of a group's sessions, alone and in packs."""
+        state = self._fleet.groups[group]
+        state.session.watch(rates)
+        packs = self._runner.trainers.get(group)
+        if packs is not None:
+            # Without a scheduler, which no pack has, they stay as they are configured.
+            packs.rates = rates.of([state.optimizer], [])
 
     def _check_kept(self, stepper: Stepper) -> None:
         """Refuse `model.keep_optimizer` for an optimizer that has nothing to keep."""
