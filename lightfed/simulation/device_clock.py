@@ -163,7 +163,8 @@ class DeviceClock:
         for client in self.arrived:
             del self._began[client]
         if self.policy.late == "keep":
-            self._began |= {k: self._t for k in self.late if usable[k]}
+            # A plan runs no session, and knows of none that failed.
+            self._began |= {k: self._t for k in self.late if usable.get(k, True)}
 
     def _closing_time(self, finish: np.ndarray) -> float:
         """When the server merges, of the sorted times of all updates under way."""
