@@ -22,7 +22,7 @@ from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.previews.trainer import PreviewTrainer
+from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import digest, identity
 from lightfed.utils.process import silence

@@ -14,24 +14,24 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.devices.devices import Devices
+from lightfed.devices.fitting import FastestFit, fitted
+from lightfed.devices.policy import Policy
 from lightfed.distributed.steps import step_under_way
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
-from lightfed.engine.fitting import FastestFit, fitted
 from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import LocalPenalty
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
+from lightfed.packs.packing import Packs, SideBySide
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.runs.federation_state import FINGERPRINT, METRICS
-from lightfed.simulation.devices import Devices
-from lightfed.simulation.policy import Policy
 from lightfed.state.rows import Moment
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import NoEnd, UserError, require

@@ -24,7 +24,7 @@ import torch
 
 import lightfed as lf
 from lightfed.engine.federation import Federation
-from lightfed.models import MLP
+from lightfed.networks import MLP
 
 RUN_ROUND = Federation.run_round
 OWN = tuple(f"{Path(package.__file__).parent}/" for package in (lf, lightfed_kernels))

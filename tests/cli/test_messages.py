@@ -16,7 +16,7 @@ from lightfed.cli import catalog
 from lightfed.cli.errors import WORDS, accepted, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.previews.trainer import PreviewTrainer
+from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.utils.errors import UserError
 
 SECTIONS = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}

@@ -18,7 +18,7 @@ from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.state.client_state import by_client
 from tests.small import data_of, random_data, server_row
 

@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.engine.strategy import FederatedStrategy

@@ -17,7 +17,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.engine.federation import Federation
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import fit, random_data
 
 NUMBER = r"([\d.e+-]+)"

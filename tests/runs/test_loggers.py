@@ -22,7 +22,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.keys import flat
 from tests.engine.spy import SIZES, Counting, Spy, data, federation, lr_schedule

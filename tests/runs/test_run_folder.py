@@ -232,7 +232,7 @@ def test_the_same_command_in_a_job_finds_the_run_finished_and_a_longer_one_goes_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("build", "print_summary"):  # takes seconds
-        monkeypatch.setattr(f"lightfed.report.page.{name}", lambda folder: None)
+        monkeypatch.setattr(f"lightfed.lab.report.page.{name}", lambda folder: None)
     (tmp_path / "a.yaml").write_text(edited({"trainer.max_epochs": 1}))
     words = ["fit", "--config", "a.yaml"]
     for restarts, extra, said in (

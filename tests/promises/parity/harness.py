@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
+from lightfed.data.torch_data import FromTorch
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS
