@@ -3,6 +3,8 @@
 A process that has imported this module, and run nothing, can be forked for each of many runs.
 """
 
+import pkgutil
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +15,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_s
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
+from lightfed import algorithms
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.config_files import check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
@@ -64,6 +67,26 @@ def _repaired(written: Any, parsed: Any) -> Any:
         if not is_excuse or isinstance(parsed.get(key), str):
             kept[key] = _repaired(value, parsed.get(key))
     return kept
+
+
+def run_name(file: Path, method: str) -> str:
+    """Return the name of the run of a configuration file: that of the file, `runs/mine`.
+
+    The files of a folder that is named after an algorithm, as those of `configs/` are, bear the
+    names of data sets: `fedavg/digits.yaml` and `fedprox/digits.yaml`. Their runs say the method
+    that trains in them, first: `fedavg-digits`, `fedprox-digits`. A file that names an algorithm
+    itself, such as `dispfl/digits-fedavg.yaml`, says enough.
+
+    Args:
+        file: The configuration.
+        method: The class of its algorithm.
+    """
+    known = {module.name for module in pkgutil.iter_modules(algorithms.__path__)}
+    words = re.split(r"[^a-z0-9]+", file.stem.lower())
+    names_a_method = any(word in known or word == method.lower() for word in words)
+    if file.absolute().parent.name not in known or names_a_method:
+        return file.stem
+    return f"{method.lower()}-{file.stem}"
 
 
 def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
@@ -120,7 +143,8 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 check_arguments(options[section], owner, section)
             check_empty_keys(words, _SECTIONS)
             if options.trainer.name is None and options.config:
-                options.trainer.name = Path(str(options.config[-1])).stem
+                method = options.model.algorithm.class_path.rpartition(".")[2]
+                options.trainer.name = run_name(Path(str(options.config[-1])), method)
 
         @override
         def instantiate_classes(self) -> None:

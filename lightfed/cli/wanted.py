@@ -46,8 +46,8 @@ class Wanted(NamedTuple):
         trainer: Any = made.trainer
         logger, values = trainer.run_logger, dict(flat(trainer.config))
         values[_MOMENT] = values[_MOMENT] or made.model.algorithm.moments[0]
-        found, fix = "no run folder", "leave out fast_dev_run and logger: false"
-        require(logger is not None, "trainer.logger", found, fix)
+        fix = "leave out fast_dev_run, and logger: false with enable_checkpointing: false"
+        require(logger is not None, "trainer.logger", "no run folder", fix)
         return cls(
             tuple(words),
             root=logger.place.save_dir,

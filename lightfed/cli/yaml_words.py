@@ -1,15 +1,16 @@
 """Lets jsonargparse read numbers and quoted words of YAML as they are written.
 
 YAML 1.1 reads `1:30` as 90 and `010` as 8, and jsonargparse (as of 4.53) reads a quoted word again
-where an argument has no type: "0123" became 123 and "no" False.
+where an argument has no type, or more than one: "0123" became 123, "no" False and "null" None.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import _loaders_dumpers
+from jsonargparse import _loaders_dumpers, _typehints
 from jsonargparse.typing import register_type
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -37,6 +38,7 @@ def install() -> None:
     loader.yaml_implicit_resolvers = resolvers
     loader.add_constructor(_FLOAT, _number)
     register_type(Quoted, serializer=str, deserializer=Quoted)
+    _typehints.sort_subtypes_for_union = partial(_words_first, _typehints.sort_subtypes_for_union)
     # `yaml.safe_dump` writes such a word with its quotes again.
     yaml.SafeDumper.add_representer(Quoted, yaml.SafeDumper.represent_str)
 
@@ -49,6 +51,18 @@ def _word(loader: Any, node: Any) -> str:
     plain &= loader.resolve(yaml.ScalarNode, text, (True, False)) == _STR
     plain &= not text.lstrip().startswith(("[", "{"))
     return text if plain else Quoted(text)
+
+
+def _words_first(sort: Callable[..., Any], subtypes: Any, value: Any, *rest: Any) -> list[Any]:
+    """The types of a union in the order in which a value is tried as each of them.
+
+    A word in quotes is a word where a word may stand. Otherwise `None` takes "null", `int` takes
+    "0123" and `bool` takes "no" before it is the turn of `str` or `Any`.
+    """
+    ordered = list(sort(subtypes, value, *rest))
+    if isinstance(value, Quoted):
+        ordered.sort(key=lambda kind: kind is not str and not _typehints.accepts_any_value(kind))
+    return ordered
 
 
 def _number(loader: Any, node: Any) -> Any:

@@ -64,7 +64,8 @@ class DeviceClock(Clock):
         self._busy = np.zeros(clients)  # seconds at work, of ended rounds
         self._there = np.ones(clients, dtype=bool)  # in the last round that asked
         self._began: dict[int, int] = {}  # of kept updates that have not arrived, by client
-        self._known = np.zeros((clients, 3))  # of the ledger's totals, what has a price
+        # Of the ledger's totals, what has a price.
+        self._known_bytes, self._known_flops = np.zeros_like(ledger.bytes), np.zeros(clients)
         self.open()
 
     @override
@@ -78,7 +79,7 @@ class DeviceClock(Clock):
         assert state is not None, "a run without devices has no time to go on from"
         self.now, self._began = state["now"], {**state["began"]}
         self._finish, self._busy, self._there = (each.numpy().copy() for each in state["arrays"])
-        self._known[:] = self._ledger.totals
+        self._known_bytes[:], self._known_flops[:] = self._ledger.bytes, self._ledger.flops
 
     @override
     def open(self) -> None:
@@ -175,7 +176,8 @@ class DeviceClock(Clock):
         for client in self.arrived:
             del self._began[client]
         if self.policy.late == "keep":
-            self._began |= {k: self._t for k in self.late if usable[k]}
+            # A plan runs no session, and knows of none that failed.
+            self._began |= {k: self._t for k in self.late if usable.get(k, True)}
 
     def _closing_time(self, finish: np.ndarray) -> float:
         """When the server merges, of the sorted times of all updates under way."""
@@ -206,8 +208,10 @@ class DeviceClock(Clock):
 
     def _since(self, who: Clients) -> np.ndarray:
         """(C, 3) bytes up, bytes down and FLOPs of clients since the last call."""
-        total = self._ledger.totals[who]
-        work, self._known[who] = total - self._known[who], total
+        sent, flops = self._ledger.bytes[who], self._ledger.flops[who]
+        # Of whole numbers: beyond 2^53 a difference of floats would lose bytes.
+        work = np.column_stack([sent - self._known_bytes[who], flops - self._known_flops[who]])
+        self._known_bytes[who], self._known_flops[who] = sent, flops
         return work
 
     def _price(self, who: Clients, work: np.ndarray) -> np.ndarray:

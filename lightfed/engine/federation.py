@@ -182,6 +182,7 @@ class Federation(Recorded, L.LightningModule):
         data, ranks = trainer.datamodule, trainer.strategy.ranks
         self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
         setup.attach_configured(trainer, self.fleet, self, stage)
+        setup.watch_rates(trainer, self.fleet)
         validates = stage != "fit" or trainer.limit_val_batches != 0
         evaluated = self._kinds if validates else ()
         setup.check_built(evaluated, self.fleet, data, tests=stage == "test")

@@ -16,6 +16,7 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
+from lightfed.state.costs import Ledger
 from lightfed.utils import signals
 from lightfed.utils.errors import reason
 from lightfed.utils.stopwatch import PARTS, Part
@@ -49,9 +50,10 @@ class RoundReport:
             try:
                 logger.log_hyperparams(trainer.config)
             except Exception as error:  # whatever a library of a logger raises
-                if logger is trainer.run_logger or not rounds:
+                if logger is trainer.run_logger or trainer.resumes_from is None:
                     raise
-                # MLflow, for example, keeps the parameters with which its run began.
+                # MLflow, for example, keeps the parameters with which its run began: a run that
+                # goes on with more rounds sends another value of trainer.max_epochs.
                 log.warning(
                     "%s keeps the configuration that it had before: %s",
                     type(logger).__name__, reason(error),
@@ -113,7 +115,7 @@ class RoundReport:
             trainer.run_logger.log_clients(_client_rows(fleet, reports, rounds=rounds))
             # (groups, 3) bytes up, bytes down and FLOPs of each group's clients since the start
             ends = np.cumsum([0] + [state.group.count for state in fleet.groups])
-            sums = torch.from_numpy(np.add.reduceat(fleet.ledger.totals, ends[:-1]))
+            sums = torch.from_numpy(_group_sums(fleet.ledger, ends[:-1]))
             trainer.run_logger.log_arrays(rounds, {**arrays, "costs": {"sums": sums}})
         if rounds == trainer.current_epoch:  # the round's other metrics are written
             for logger in trainer.loggers:
@@ -170,11 +172,24 @@ def _client_rows(
             "stored_bytes": row["stored_bytes"],
             **times,
         }
-        for client, (up, down, flops), times in zip(
-            clients, fleet.ledger.totals[clients].tolist(), _times(fleet, clients), strict=True
+        for client, (up, down), flops, times in zip(
+            clients,
+            fleet.ledger.bytes[clients].tolist(),
+            fleet.ledger.flops[clients].tolist(),
+            _times(fleet, clients),
+            strict=True,
         )
         for row in (found[client],)
     ]
+
+
+def _group_sums(ledger: Ledger, starts: np.ndarray) -> np.ndarray:
+    """(groups, 3) float64 sums over the clients of groups, whose first clients are `starts`.
+
+    Bytes are summed as whole numbers, and rounded once.
+    """
+    sent = np.add.reduceat(ledger.bytes, starts)
+    return np.column_stack([sent, np.add.reduceat(ledger.flops, starts)])
 
 
 def _times(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:

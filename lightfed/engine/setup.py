@@ -19,6 +19,7 @@ from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.fits.hook_table import check_datamodule, vars_of
+from lightfed.fits.session_rates import SessionRates
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import GroupState, ignore
 from lightfed.models.build import blank
@@ -104,6 +105,21 @@ def attach_configured(trainer: RunTrainer, fleet: Fleet, root: Any, stage: str) 
     for callback in found.values():
         vars(callback).update(log=root.log, log_dict=root.log_dict)
         callback.setup(trainer, root, stage)
+
+
+def watch_rates(trainer: RunTrainer, fleet: Fleet) -> None:
+    """Let sessions log the rates of their modules' own optimizers, if a callback monitors rates.
+
+    The monitor itself sees the optimizer of the run alone.
+    """
+    monitors = [c for c in trainer.callbacks if isinstance(c, stock.LearningRateMonitor)]
+    if not monitors:
+        return
+    several = len(fleet.groups) > 1
+    for position, state in enumerate(fleet.groups):
+        if not state.takes_lr:
+            rates = SessionRates(monitors[0], state.name if several else "")
+            fleet.training.watch(position, rates)
 
 
 class ClientsSummary(stock.ModelSummary):
@@ -243,13 +259,13 @@ def _steps(state: GroupState, data: FederatedDataModule, *, samples: int) -> boo
 def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
     """A user's loggers, and that of the run folder first unless it is among them.
 
-    Without a logger at all (False) there is none. `folder` is None if the run has none.
+    `folder` is None if the run has none.
     """
     loggers: list[Logger] = []
     if not isinstance(given, bool):
         loggers = [given] if isinstance(given, Logger) else list(given)
     own = any(isinstance(logger, RunLogger) for logger in loggers)
-    return loggers if own or folder is None or given is False else [folder, *loggers]
+    return loggers if own or folder is None else [folder, *loggers]
 
 
 def with_defaults(

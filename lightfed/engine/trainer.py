@@ -89,7 +89,8 @@ class FederatedTrainer(RunTrainer):
 
         Args:
             name: Name of the run: its folder is <default_root_dir>/<name>, numbered if that exists.
-                The default is that of the configuration file, or <algorithm>-<dataset>-s<seed>.
+                The default is that of the configuration file (fedavg-digits for
+                configs/fedavg/digits.yaml), or <algorithm>-<dataset>-s<seed>.
             max_epochs: Rounds.
             min_epochs: Rounds before a callback may stop the run.
             max_steps: Server updates; -1 for no limit.
@@ -99,7 +100,9 @@ class FederatedTrainer(RunTrainer):
             num_nodes: Nodes.
             precision: Precision of local training.
             strategy: How ranks are started; only `federated` works here.
-            logger: Lightning's loggers, besides the run folder; False for neither.
+            logger: Lightning's loggers, besides the run folder. False for none: the run folder
+                stays, because checkpoints and resuming need it, unless enable_checkpointing is
+                False too.
             callbacks: Lightning callbacks. One that overrides hooks of steps hears each session as
                 a fit; for others an epoch is a round, and a batch a wave of sessions. A class says
                 it itself by hears = "steps" or hears = "rounds".
@@ -155,7 +158,9 @@ class FederatedTrainer(RunTrainer):
         keep_heap()
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         of_the_run, self.step_callbacks = split(given)
-        folder = None if fast_dev_run else RunLogger(default_root_dir, name)
+        # A run with neither loggers nor checkpoints is asked to leave nothing.
+        leaves_nothing = fast_dev_run or (logger is False and not enable_checkpointing)
+        folder = None if leaves_nothing else RunLogger(default_root_dir, name)
         loggers = with_folder(logger, folder)
         keeps = enable_checkpointing and not fast_dev_run
         last = checks.last_checkpoint(checkpoint_every, enabled=keeps)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightfed.fits.optimizer_states import OptimizerStates
+from lightfed.fits.session_rates import SessionRates
 from lightfed.fits.session_trainer import SessionTrainer
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import UserError
@@ -121,6 +122,9 @@ class ClientFit:
         book: Keeps what the module logs.
         clipping: Of the run, a `lightfed.local.optimizer.Clipping`; None for none.
         key: Of the group's model in the configuration.
+
+    Attributes:
+        rates: Reads the learning rates that sessions log; None if nobody monitors them.
     """
 
     def __init__(
@@ -135,6 +139,7 @@ class ClientFit:
     ) -> None:
         self._live, self._trainer, self._configure, self._book = live, trainer, configure, book
         self._clipping, self._key = clipping, key
+        self.rates: SessionRates | None = None
         module = trainer.lightning_module
         assert isinstance(module, L.LightningModule)
         self._module = module
@@ -254,6 +259,7 @@ class _Session:
 
     def __init__(self, fit: ClientFit, row: Row, work: Any) -> None:
         self._book, self._row, self._work = fit._book, row, work
+        self._trainer, self._rates = fit._trainer, fit.rates
         self._manual = not fit._module.automatic_optimization
         self._live = fit._live
         self._trainable = fit._live.trainable
@@ -270,6 +276,11 @@ class _Session:
         for index, batch in enumerate(batches):
             self._position.batch = index
             self._book.see(batch)
+            if self._rates is not None:
+                optimizers = self._trainer.optimizers
+                rates = self._rates.of(optimizers, self._trainer.lr_scheduler_configs)
+                for name, value in rates.items():
+                    self._book.log(name, value)
             if index in self._work.phases:
                 self._trained = {id(p) for p in self._work.phases[index]}
             yield batch

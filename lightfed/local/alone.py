@@ -45,6 +45,9 @@ class Alone:
         """Take the optimizer and the settings of a group whose clients train at once."""
         raise AssertionError("no group trains several clients at once")
 
+    def watch(self, group: int, rates: Mapping[str, float]) -> None:
+        """Take the learning rates, by name, that the sessions of a group log."""
+
     def schedule(self, settings: Mapping[str, Any]) -> None:
         """Take this round's settings of optimizers, such as a learning rate."""
 

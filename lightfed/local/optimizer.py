@@ -138,6 +138,7 @@ class Stepper:
             of the first group.
 
     Attributes:
+        schedulers: as given.
         box: bounds of every parameter, or None.
         scheduled: settings of every group in this round besides the learning rate, by the schedule
             of the run, such as the momentum of OneCycleLR.
@@ -160,7 +161,7 @@ class Stepper:
         self._one = torch.ones(())
         self._new = OptimizerState(optimizer)
         self.rate: float = optimizer.param_groups[0]["lr"] if rate is None else rate
-        self._schedulers = schedulers
+        self.schedulers = schedulers
         self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
         self._row, self._values = torch.empty(0), list[Tensor]()
@@ -188,13 +189,13 @@ class Stepper:
         rates = [rate_of(group["lr"], self.rate, lr) for group in groups]
         if proximal is not None and proximal.momentum is not None:
             self._load(proximal.momentum)
-            if lr is None and not self._schedulers:
+            if lr is None and not self.schedulers:
                 rates = [group["lr"] for group in groups]  # what it has made of its own rate
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
             if lr is not None:
                 group.update(self.scheduled)
-        for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
+        for config, state in zip(self.schedulers, self._scheduler_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._counts = {"step": 0, "epoch": 0}
 
@@ -213,12 +214,12 @@ class Stepper:
         self.optimizer.step()
         for p in self._params:
             p.grad = None
-        if self._schedulers:
+        if self.schedulers:
             self.schedule("step")
 
     def skip(self) -> None:
         """A batch has no loss: only schedulers go on, as in Lightning."""
-        if self._schedulers:
+        if self.schedulers:
             self.schedule("step")
 
     def _backward(self, loss: Tensor) -> None:
@@ -276,7 +277,7 @@ class Stepper:
         Lightning counts the steps of an epoch, for schedulers of a frequency.
         """
         self._counts[interval] += 1
-        for config in self._schedulers:
+        for config in self.schedulers:
             if config.interval == interval and self._counts[interval] % config.frequency == 0:
                 config.scheduler.step()  # type: ignore[call-arg]
         if interval == "epoch":

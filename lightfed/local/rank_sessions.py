@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
+from lightfed.fits.session_rates import SessionRates
 from lightfed.local.alone import Alone
 from lightfed.local.client_group import Packing
 from lightfed.local.client_sessions import ClientSessions
@@ -78,6 +79,13 @@ class Training(ClientSessions):
             self._sessions[id(state.module)] = state.session
             if state.packing.most > 1:
                 self._side_by_side.attach(group, stepper, runtime)
+
+    def watch(self, group: int, rates: SessionRates) -> None:
+        """Log the learning rates of a group's sessions, alone and in packs."""
+        state = self._fleet.groups[group]
+        state.session.watch(rates)
+        # Without a scheduler, which no pack has, they stay as they are configured.
+        self._side_by_side.watch(group, rates.of([state.optimizer], []))
 
     def _check_kept(self, stepper: Stepper) -> None:
         """Refuse `model.keep_optimizer` for an optimizer that has nothing to keep."""

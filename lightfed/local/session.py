@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightfed.fits.client_fit import ClientFit, Configure
 from lightfed.fits.python_state import Attributes, PythonState
+from lightfed.fits.session_rates import SessionRates
 from lightfed.fits.session_trainer import Position, SessionTrainer
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
@@ -134,6 +135,9 @@ class LocalSession:
 
     The module is a group's, or an algorithm's own one for evaluation. `live` is its binding to
     rows, if it is trained, by the stepper.
+
+    Attributes:
+        rates: Reads the learning rates that sessions log; None if nobody monitors them.
     """
 
     def __init__(
@@ -168,6 +172,7 @@ class LocalSession:
         self._log = LogBook()
         self._stages: dict[Stage, StageHooks] = {}
         self._watched = False
+        self.rates: SessionRates | None = None
         module.log = self._log.log  # type: ignore[method-assign]
         module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
         self._fit: ClientFit | None = None
@@ -187,6 +192,12 @@ class LocalSession:
             )
         callbacks = () if trainer is None else trainer.callbacks
         self._kept = PythonState(module, callbacks, key, always=self._fit is not None)
+
+    def watch(self, rates: SessionRates) -> None:
+        """Log the learning rates of the sessions from now on."""
+        self.rates = rates
+        if self._fit is not None:
+            self._fit.rates = rates
 
     @property
     def box(self) -> tuple[float, float] | None:
@@ -243,6 +254,7 @@ class LocalSession:
         losses: list[Tensor] = []
         sizes: list[int] = []
         values = [p.data for p in trainable]
+        rates = self.rates
         stepper.reset(work.lr, parameters, work.proximal)
         trainer.should_stop = False
         try:
@@ -251,6 +263,8 @@ class LocalSession:
                 if index in work.phases:
                     stepper.train_only(work.phases[index])
                 book.batch_size = size = batch_size(batch)
+                if rates is not None:
+                    book.log_dict(rates.of([stepper.optimizer], stepper.schedulers))
                 with context():
                     loss = _loss(module.training_step(batch, index % epoch))
                 put_back(trainable, values)

@@ -70,6 +70,11 @@ class PackRunner(Alone):
         )
 
     @override
+    def watch(self, group: int, rates: Mapping[str, float]) -> None:
+        if group in self._trainers:
+            self._trainers[group].rates = rates
+
+    @override
     def schedule(self, settings: Mapping[str, Any]) -> None:
         for trainer in self._trainers.values():
             trainer.optimizer.scheduled = settings

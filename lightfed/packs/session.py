@@ -150,6 +150,7 @@ class PackSession:
 
     Attributes:
         optimizer: as given.
+        rates: learning rates that the sessions log by name; a pack's do not change in a session.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class PackSession:
         known: bool,
     ) -> None:
         self._module, self._layout = module, layout
+        self.rates: Mapping[str, float] = {}
         self.optimizer, self._clipping = optimizer, clipping
         self._forward = PackForward(module, layout, context, known=known)
         self._span = layout.parameter_size
@@ -183,7 +185,7 @@ class PackSession:
         optimizer.start([whole[n] for n in names], lr=work.lr, momenta=pulls.momenta)
         masks = self._masks(work, rows)
         hooks = _Hooks(self, rows, work)
-        result = PackResult(work.clients, sizes, stopwatch, _Sizes(sizes, device))
+        result = PackResult(work.clients, sizes, stopwatch, _Sizes(sizes, device), self.rates)
         batches = iter(work.batches)
         counts, values = (sizes > 0).sum(0).tolist(), dict(whole)
         values |= dict(zip(names, optimizer.leaves, strict=True))
@@ -431,6 +433,7 @@ class PackResult:
         sizes: (K, steps) samples of the batches; 0 after a client's last one.
         stopwatch: of the pack.
         on_device: the sizes, where the losses are.
+        rates: learning rates of every client, by name.
         losses: of each step, (k,) of the clients that had a batch.
         logged: what the modules logged, by name: (K,) sums over samples.
         counts: (K,) numbers of these samples, by name.
@@ -441,6 +444,7 @@ class PackResult:
     sizes: np.ndarray
     stopwatch: Stopwatch
     on_device: _Sizes
+    rates: Mapping[str, float]
     losses: list[Tensor] = field(default_factory=list)
     logged: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -491,6 +495,8 @@ class PackResult:
             for report, value, count in zip(found, sums.tolist(), counts, strict=True):
                 if count:
                     report.metrics[name] = value / count
+        for report in found:
+            report.metrics |= self.rates
         return found
 
 

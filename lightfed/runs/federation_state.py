@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 
 from lightfed.api.fleet import Fleet
@@ -21,7 +22,7 @@ from lightfed.utils.keys import digest
 FINGERPRINT = "lightfed_fingerprint"
 METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
 _CLOCK = "lightfed_clock"
-_LEDGER = "lightfed_ledger"
+_BYTES, _FLOPS = "lightfed_bytes", "lightfed_flops"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _OPTIMIZERS = "lightfed_server_optimizers"
 _UPDATES = "lightfed_updates"  # steps of each client's optimizers
@@ -36,7 +37,8 @@ _PARTS: dict[str, tuple[type, ...]] = {
     FINGERPRINT: (dict,),
     METRICS: (dict,),
     _CLOCK: (dict, NoneType),
-    _LEDGER: (torch.Tensor,),
+    _BYTES: (torch.Tensor,),
+    _FLOPS: (torch.Tensor,),
     _LR: (float, NoneType),
     _OPTIMIZERS: (dict,),
     _UPDATES: (torch.Tensor,),
@@ -152,7 +154,8 @@ def save(fleet: Fleet) -> dict[str, Any]:
         _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
         _LR: fleet.plan.lr,
         _CLOCK: fleet.clock.state_dict(),
-        _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
+        _BYTES: torch.from_numpy(fleet.ledger.bytes.copy()),
+        _FLOPS: torch.from_numpy(fleet.ledger.flops.copy()),
         _UPDATES: torch.from_numpy(fleet.updates.copy()),
         _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_step.optimizers.items()},
     }
@@ -165,14 +168,12 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     tests = checkpoint[_TESTS]
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.plan = RoundPlan(lr=checkpoint[_LR])
-    totals = checkpoint[_LEDGER].numpy()
-    if totals.shape != fleet.ledger.totals.shape:  # an assignment would repeat a smaller one
-        raise ValueError(f"{_LEDGER} is of shape {list(totals.shape)}")
-    fleet.ledger.totals[:] = totals
-    updates = checkpoint[_UPDATES].numpy()
-    if updates.shape != fleet.updates.shape:
-        raise ValueError(f"{_UPDATES} is of shape {list(updates.shape)}")
-    fleet.updates[:] = updates
+    for name, own in (
+        (_BYTES, fleet.ledger.bytes),
+        (_FLOPS, fleet.ledger.flops),
+        (_UPDATES, fleet.updates),
+    ):
+        _restore(own, checkpoint[name], name)
     fleet.clock.load_state_dict(checkpoint[_CLOCK])
     models = dict(fleet.algorithm.named_modules())
     for name, state in checkpoint[_OPTIMIZERS].items():
@@ -180,3 +181,11 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
         assert isinstance(model, ServerModel)
         fleet.server_step.of(model).load_state_dict(state)
     fleet.load_states(checkpoint[CLIENTS])
+
+
+def _restore(own: np.ndarray, saved: torch.Tensor, name: str) -> None:
+    """Copy a counter of all clients; an assignment alone would repeat a smaller one, or round."""
+    found = saved.numpy()
+    if found.shape != own.shape or found.dtype != own.dtype:
+        raise ValueError(f"{name} is of shape {list(found.shape)} and type {found.dtype}")
+    own[:] = found

@@ -119,7 +119,8 @@ class RunFolder:
         base = self.base if self._job is None else f"{self.base}-{self._job.name}"
         taken_by = read_record(self.save_dir / base).get("algorithm")
         if self.method is not None and taken_by not in (None, self.method):
-            # `fedprox-digits` tells more beside `digits` than `digits-2`.
+            # `fedprox-mine` tells more beside `mine` than `mine-2`. The folder that is there keeps
+            # its name, which scripts and pages may know.
             base = f"{self.method.lower()}-{base}"
         number = 1
         while not self._make(folder := self.save_dir / (base + f"-{number}" * (number > 1))):

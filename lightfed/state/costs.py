@@ -6,9 +6,9 @@ other; those bytes belong to no client and are summed separately. Bytes between 
 placement and are not counted here.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,58 +23,85 @@ Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one of each
 
 
-@dataclass
 class Ledger:
-    """Running totals per client (clients, 3): bytes up, bytes down, FLOPs.
+    """Running totals per client: bytes up and down, which are exact, and FLOPs.
 
     Also sums these, and bytes between servers, over the current round. A clock that prices them
     sets `touched` to a list, which then gets the (K,) clients of every entry.
+
+    Args:
+        clients: Their number N.
+
+    Attributes:
+        bytes: (N, 2) int64, up and down. A float64 stops counting bytes at 2^53.
+        flops: (N,) float64; those of a masked model are no whole number.
+        touched: The clients of every entry, for a clock; None if nobody reads them.
     """
 
-    clients: int
-    totals: np.ndarray = field(init=False)
-    round: np.ndarray = field(init=False)
-    servers: float = field(default=0.0, init=False)
-    touched: list[np.ndarray] | None = field(default=None, init=False)
+    UP, DOWN, FLOPS = 0, 1, 2  # columns of `totals`; the first two are those of `bytes`
 
-    UP, DOWN, FLOPS = 0, 1, 2
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self.bytes = np.zeros((clients, 2), dtype=np.int64)
+        self.flops = np.zeros(clients)
+        self.touched: list[np.ndarray] | None = None
+        self._clear_round()
 
-    def __post_init__(self) -> None:
-        self.totals = np.zeros((self.clients, 3))
-        self.round = np.zeros(3)
+    def _clear_round(self) -> None:
+        # Of the round. Numbers of Python, which have no largest one.
+        self._bytes = [0, 0]
+        self._flops = 0.0
+        self._servers = 0
+
+    @property
+    def totals(self) -> np.ndarray:
+        """(N, 3) float64: a copy of the bytes up and down, rounded, and of the FLOPs."""
+        return np.column_stack([self.bytes, self.flops])
 
     def sent_down(self, clients: Clients, bytes_: Amounts) -> None:
-        self._add(clients, self.DOWN, bytes_)
+        self._send(clients, self.DOWN, bytes_)
 
     def sent_up(self, clients: Clients, bytes_: Amounts) -> None:
-        self._add(clients, self.UP, bytes_)
+        self._send(clients, self.UP, bytes_)
 
     def sent_between_servers(self, bytes_: float) -> None:
-        self.servers += bytes_
+        self._servers += math.ceil(bytes_)
 
     def computed(self, clients: Clients, flops: Amounts) -> None:
-        self._add(clients, self.FLOPS, flops)
+        index = self._touch(clients)
+        np.add.at(self.flops, index, flops)  # a client may occur twice
+        addends = np.empty(index.size + 1)
+        addends[0], addends[1:] = self._flops, flops
+        # One after the other: pairwise sums of fractions would have other bits.
+        self._flops = float(np.add.accumulate(addends)[-1])
 
-    def _add(self, clients: Clients, column: int, amounts: Amounts) -> None:
+    def _send(self, clients: Clients, column: int, amounts: Amounts) -> None:
+        """Count messages; one that is given with a fraction of a byte has one byte more."""
+        index = self._touch(clients)
+        given = np.asarray(amounts)
+        whole = given if given.dtype.kind in "iu" else np.ceil(given)
+        whole = whole.astype(np.int64)
+        np.add.at(self.bytes[:, column], index, whole)
+        sent = np.broadcast_to(whole, index.shape)
+        self._bytes[column] += int(sent.sum(dtype=np.int64))
+
+    def _touch(self, clients: Clients) -> np.ndarray:
+        """The clients of an entry as an array, noted for a clock."""
         index = np.array(clients, dtype=np.int64)
-        np.add.at(self.totals[:, column], index, amounts)  # a client may occur twice
         if self.touched is not None:
             self.touched.append(index.reshape(-1))
-        addends = np.empty(index.size + 1)
-        addends[0], addends[1:] = self.round[column], amounts
-        # One after the other: pairwise sums of fractions would have other bits.
-        self.round[column] = np.add.accumulate(addends)[-1]
+        return index
 
     def close_round(self) -> dict[str, float]:
         """Return the sums of the round and reset them; servers' bytes only if there were any."""
         sums = {
-            "bytes_up": float(self.round[self.UP]),
-            "bytes_down": float(self.round[self.DOWN]),
-            "flops": float(self.round[self.FLOPS]),
+            "bytes_up": self._bytes[self.UP],
+            "bytes_down": self._bytes[self.DOWN],
+            "flops": self._flops,
         }
-        if self.servers:
-            sums["server_bytes"] = self.servers
-        self.round[:], self.servers = 0.0, 0.0
+        if self._servers:
+            sums["server_bytes"] = self._servers
+        self._clear_round()
         return sums
 
 

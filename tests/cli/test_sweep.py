@@ -87,7 +87,7 @@ def test_all_lines_at_fault_are_named_before_the_first_run(
         "",
         "plan --config run.yaml",
         f"{FIT} --model.seed 1 --trainer.enable_page false",
-        f"{FIT} --trainer.logger false",
+        f"{FIT} --trainer.logger false --trainer.enable_checkpointing false",
     ]
     (here / "list").write_text("\n".join(lines))
     monkeypatch.setattr(sweep, "run_all", None)

@@ -9,6 +9,7 @@ import yaml
 from lightfed.cli.catalog import without_namesakes
 from lightfed.cli.command_line import main, prepared
 from lightfed.cli.errors import class_error
+from lightfed.cli.federation_cli import run_name
 from lightfed.lab import study
 from lightfed.runs.run_folder import RunFolder
 from tests.cli.test_comparisons import STUDY
@@ -82,7 +83,7 @@ def test_a_missing_tensorboard_is_named_with_its_extra() -> None:
 
 def test_a_name_that_another_method_has_taken_is_told_apart(folder: Path) -> None:
     def named(method: str) -> str:
-        place = RunFolder(folder, "digits")
+        place = RunFolder(folder, "mine")
         place.method = method
         name = place._create()
         (folder / name / "environment.json").write_text(f'{{"algorithm": "{method}"}}')
@@ -90,4 +91,38 @@ def test_a_name_that_another_method_has_taken_is_told_apart(folder: Path) -> Non
 
     methods = ("FedAvg", "FedProx", "FedAvg", "FedProx")
     names = [named(method) for method in methods]
-    assert names == ["digits", "fedprox-digits", "digits-2", "fedprox-digits-2"]
+    assert names == ["mine", "fedprox-mine", "mine-2", "fedprox-mine-2"]
+
+
+@pytest.mark.parametrize(
+    ("file", "method", "name"),
+    [
+        ("mine.yaml", "FedAvg", "mine"),
+        ("configs/quickstart.yaml", "HeteroFL", "quickstart"),
+        ("configs/fedavg/digits.yaml", "FedAvg", "fedavg-digits"),
+        ("configs/fedprox/digits.yaml", "FedProx", "fedprox-digits"),
+        ("configs/fedavg/digits.yaml", "FedProx", "fedprox-digits"),
+        ("configs/dispfl/digits-fedavg.yaml", "FedAvg", "digits-fedavg"),
+        ("configs/fedbcd/digits-i.yaml", "FedBCDI", "fedbcdi-digits-i"),
+        ("configs/fedbcd/digits-fedprox.yaml", "CloudFedAvg", "digits-fedprox"),
+        ("mine/digits-other.yaml", "Other", "digits-other"),
+        ("configs/devices/digits-fedbuff.yaml", "FedBuff", "digits-fedbuff"),
+        ("configs/lora/base.yaml", "FedAvg", "base"),
+    ],
+)
+def test_a_run_is_named_by_its_file_and_in_a_folder_of_a_method_by_that(
+    file: str, method: str, name: str
+) -> None:
+    assert run_name(Path(file), method) == name
+
+
+def test_runs_of_two_shipped_methods_say_which_is_which(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    named = []
+    for method in ("fedavg", "fedprox"):
+        made = prepared(["fit", "--config", f"lightfed:{method}/digits"])
+        assert made.trainer.run_logger is not None
+        named.append(made.trainer.run_logger.place.base)
+    assert named == ["fedavg-digits", "fedprox-digits"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
 from lightfed.cli.command_line import main, prepared
 from lightfed.utils.errors import UserError
@@ -83,12 +84,41 @@ def test_a_value_is_what_is_written(key: str, text: str, value: Any, file: Path)
     assert type(made) is type(value)
 
 
-@pytest.mark.parametrize("word", ["0123", "no", "1e3", "[1, 2]", "plain"])
+@pytest.mark.parametrize("word", ["0123", "no", "1e3", "[1, 2]", "plain", "null"])
 def test_a_quoted_word_below_a_key_without_a_type_stays_a_word(word: str, file: Path) -> None:
     """Also in the configuration that the run writes, and where that is read again."""
     words = with_value(file, "trainer.plugins", f"'{word}'")
     config = prepared_config(words)
     assert config["trainer"]["plugins"] == word
+    again = file.with_name("again.yaml")
+    again.write_text(config_text(config))
+    assert prepared_config(["fit", "--config", str(again)]) == config
+
+
+class Labelled(nn.Module):
+    """A network with arguments of several types, one of which is a word."""
+
+    def __init__(
+        self,
+        first: int | str = 0,
+        second: bool | str | None = None,
+        third: dict[str, int | str] | str | None = None,
+        fourth: int = 0,
+    ) -> None:
+        raise NotImplementedError
+
+
+def test_a_quoted_word_stays_a_word_where_another_type_would_do_too(file: Path) -> None:
+    arguments = '{first: "0123", second: "no", third: {a: "12", b: 12, c: "1e3"}, fourth: "12"}'
+    network = f"{{class_path: {__name__}.Labelled, init_args: {arguments}}}"
+    words = with_value(file, "model.clients", f"[{{count: 4, model: {network}}}]")
+    config = prepared_config(words)
+    assert config["model"]["clients"][0]["model"]["init_args"] == {
+        "first": "0123",
+        "second": "no",
+        "third": {"a": "12", "b": 12, "c": "1e3"},
+        "fourth": 12,  # only a number will do
+    }
     again = file.with_name("again.yaml")
     again.write_text(config_text(config))
     assert prepared_config(["fit", "--config", str(again)]) == config

@@ -249,6 +249,7 @@ def at_hand(
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(1200)  # three runs: the largest take 200 s on a machine that does other work
 @pytest.mark.usefixtures("at_hand")
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_configuration_resumes_by_the_file_that_its_run_wrote(

@@ -82,6 +82,32 @@ def test_bytes_are_those_of_a_run(name: str) -> None:
     assert all(not state.store.slots for state in fleet.groups)  # and no client has a row
 
 
+def test_a_plan_keeps_late_updates_as_a_run_does() -> None:
+    """Both have the same bytes and the same clock, though a plan has no update to look at."""
+    case = CASES["devices_late"]
+    clock = {name: case.federation[name] for name in ("devices", "policy")}
+    data, work = case.data(), work_of(case) | {"limit": None}  # times of whole epochs are exact
+    data.prepare(clients=case.clients, seed=0, device=CPU)
+    ranks = PlannedRanks(2)
+    planned = DryFleet(
+        case.groups(), case.algorithm(), data, ranks=ranks, work=LocalWork(**work), **clock
+    )
+    planned.run(ROUNDS)
+    fleet = fleet_of(
+        case.groups(),
+        case.algorithm(),
+        case.data(),
+        optimizer=partial(SGD, lr=0.01),
+        **work,
+        **clock,
+    )
+    rounds = [run_round(fleet, t) for t in range(ROUNDS)]
+    assert any(found["late"] for found in rounds)
+    assert spent(planned.ledger) == spent(fleet.ledger)
+    times = [found["virtual_time"] for found in rounds]
+    assert planned.sums["virtual_time"] == pytest.approx(sum(times))
+
+
 @pytest.mark.parametrize("name", ["dispfl", "my1", "my2"])
 def test_masks_send_less_than_planned(name: str) -> None:
     fleet = rehearsed(CASES[name])

@@ -1,7 +1,10 @@
 """Bytes and FLOPs against sums made by hand."""
 
+import csv
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,11 +19,14 @@ from lightfed.algorithms.peers.my1 import My1
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.algorithms.width.heterofl import HeteroFL
+from lightfed.devices.device_clock import DeviceClock
+from lightfed.devices.devices import Devices
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.cnn import Conv
 from lightfed.networks.mlp import MLP
-from lightfed.state.costs import MaskedFlops, forward_flops, weight_uses
-from tests.small import Line, data_of, fleet_of, random_data, run_round
+from lightfed.state.costs import Ledger, MaskedFlops, forward_flops, weight_uses
+from tests.engine.spy import SIZES, data, federation
+from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
 FLOAT, INTEGER = 4, 8  # bytes
 
@@ -202,3 +208,59 @@ def test_flops_that_nobody_knows_are_none_under_a_mask_too() -> None:
     data = data_of(torch.eye(2).repeat(2, 1), torch.zeros(4).long(), [[0, 1], [2, 3]])
     fed = fleet_of([ClientGroup(2, Steps)], DisPFL(Ring(), static=True), data)
     assert run_round(fed, 0)["flops"] == 0
+
+
+LIMIT = 2**53  # the next whole number is no float64
+
+
+def test_bytes_stay_exact_beyond_what_floats_count() -> None:
+    ledger = Ledger(2)
+    ledger.sent_up([0, 1, 0], [LIMIT, 3, 1])
+    ledger.sent_up(0, 1.0)
+    ledger.sent_down([0, 1], LIMIT - 1)
+    ledger.sent_down([0, 1], [2, 4])
+    ledger.sent_between_servers(LIMIT)
+    ledger.sent_between_servers(1)
+    assert ledger.bytes.tolist() == [[LIMIT + 2, LIMIT + 1], [3, LIMIT + 3]]
+    assert ledger.close_round() == {
+        "bytes_up": LIMIT + 5, "bytes_down": 2 * LIMIT + 4, "flops": 0.0, "server_bytes": LIMIT + 1
+    }  # fmt: skip
+    assert ledger.close_round() == {"bytes_up": 0, "bytes_down": 0, "flops": 0.0}
+
+
+def test_a_message_has_no_part_of_a_byte() -> None:
+    ledger = Ledger(3)
+    ledger.sent_up([0, 1, 2], [0.5, 2.0, 2.25])
+    assert ledger.bytes[:, ledger.UP].tolist() == [1, 2, 3]
+
+
+def test_a_run_goes_on_counting_bytes_where_it_was(tmp_path: Path) -> None:
+    """Every byte beyond 2^53 is in the checkpoint, in the tables and in the prices of a clock."""
+    first = federation(fraction=1.0)
+    count = Ledger.sent_up
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "sent_up", lambda own, k, n: count(own, k, np.add(n, LIMIT)))
+        fit(first, data(), tmp_path, rounds=1)
+    size = int(first.fleet.ledger.bytes[0, 0]) - LIMIT
+    assert 0 < size < 1000
+
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    second = federation(fraction=1.0)
+    fit(second, data(), tmp_path, rounds=2, ckpt_path=last)
+    assert second.fleet.ledger.bytes[:, 0].tolist() == [LIMIT + 2 * size] * len(SIZES)
+    rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").open()))
+    sent = [[int(row["bytes_up"]) for row in rows if row["round"] == str(t)] for t in (1, 2)]
+    assert sent == [[LIMIT + size] * len(SIZES), [LIMIT + 2 * size] * len(SIZES)]
+    rounds = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
+    per_client = [int(row["bytes_up"]) / len(SIZES) for row in rounds]
+    assert per_client == [LIMIT + size, size]
+
+
+def test_a_clock_prices_every_byte() -> None:
+    ledger = Ledger(1)
+    devices = Devices(down=1.0)
+    clock = DeviceClock(devices, devices.of([(1, None)], seed=0), ledger, sampled=1)
+    ledger.sent_down(0, LIMIT)
+    assert clock.session_seconds([0], up=0, purpose=None).tolist() == [float(LIMIT)]
+    ledger.sent_down(0, 1)
+    assert clock.session_seconds([0], up=0, purpose=None).tolist() == [1.0]

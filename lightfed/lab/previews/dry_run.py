@@ -66,7 +66,7 @@ class DryFleet(Fleet):
 
     def run(self, rounds: int) -> None:
         """The first rounds."""
-        self.calls, self.sums = [], defaultdict(float)
+        self.calls, self.sums = [], defaultdict(int)
         for t in range(rounds):
             self.open_round()
             self.algorithm.round(self, t)
