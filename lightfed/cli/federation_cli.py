@@ -22,8 +22,8 @@ from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.rings import TRAINERS, trainer_of
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import digest, identity
 from lightfed.utils.process import silence

@@ -29,9 +29,9 @@ COMMANDS = {
 
 # Commands of Lightning's parser, and the trainer that has the method of that name.
 TRAINERS = {
-    "fit": "lightfed.engine.trainer:FederatedTrainer",
-    "validate": "lightfed.engine.trainer:FederatedTrainer",
-    "test": "lightfed.engine.trainer:FederatedTrainer",
+    "fit": "lightfed.trainer:FederatedTrainer",
+    "validate": "lightfed.trainer:FederatedTrainer",
+    "test": "lightfed.trainer:FederatedTrainer",
     "partition": "lightfed.lab.previews.trainer:PreviewTrainer",
     "groups": "lightfed.lab.previews.trainer:PreviewTrainer",
     "plan": "lightfed.lab.previews.trainer:PreviewTrainer",

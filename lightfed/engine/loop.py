@@ -14,7 +14,7 @@ from typing import Any
 import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.engine.federation import federation_of
+from lightfed.engine.round_module import federation_of
 from lightfed.engine.round_report import RoundMessages
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.finished import Suspended

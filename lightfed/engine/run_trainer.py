@@ -1,7 +1,6 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
 from lightfed.engine.session_setup import scheduled_settings, step_schedule
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.lab.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import NAME, LastCheckpoint
@@ -76,15 +74,6 @@ class RunTrainer(Recorded, L.Trainer):
     @config.setter
     def config(self, config: dict[str, Any]) -> None:
         self._config = config
-
-    @property
-    def results(self) -> Run:
-        """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
-        logger = self.run_logger
-        if logger is None or not logger.claimed:
-            fix = "call fit, without fast_dev_run"
-            raise UserError("trainer.logger", "no run folder to read", fix)
-        return read(logger.folder)
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:
@@ -253,22 +242,21 @@ class RunTrainer(Recorded, L.Trainer):
             print(f"{logger.folder} is finished after {rounds} rounds")
         return True
 
-    def _conclude(self, logger: RunLogger, *, page: bool) -> None:
-        """Record that training is finished, make the page and print a summary.
+    def summarize(self, folder: Path) -> None:
+        """Present a finished run, on rank 0; here, not at all.
+
+        Args:
+            folder: The run folder, with all its files written.
+        """
+
+    def _conclude(self, logger: RunLogger) -> None:
+        """Record that training is finished, and present the run.
 
         A failure is a warning: nothing is lost.
         """
         try:
             logger.place.finish(self.current_epoch, self.limits)
-            if page:
-                from lightfed.lab.report.page import (  # pandas takes half a second
-                    build,
-                    print_summary,
-                )
-
-                build(logger.folder)
-                print_summary(logger.folder)
-                sys.stdout.flush()
+            self.summarize(logger.folder)
         except (OSError, UserError) as error:
             drop_output("\n")  # standard output may be what cannot be written
             log.warning("training is finished after %d rounds; %s", self.current_epoch, error)

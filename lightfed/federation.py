@@ -1,14 +1,10 @@
-"""The root LightningModule: a federation's configuration and its Lightning hooks."""
+"""The settings of a run, and the one place that puts the core and its rings together."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-import lightning.pytorch as L
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -19,33 +15,25 @@ from lightfed.devices.devices import Devices
 from lightfed.devices.fitting import FastestFit, fitted
 from lightfed.devices.policy import Policy
 from lightfed.devices.timing import Timing
-from lightfed.distributed.steps import step_under_way
 from lightfed.engine import checks, session_setup, setup
 from lightfed.engine.evaluation import Evaluation, Kind
-from lightfed.engine.round_report import RoundReport, exact
+from lightfed.engine.round_module import RoundModule
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import LocalPenalty
-from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.local.rank_sessions import Waves
-from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
+from lightfed.local.local_work import LocalWork
 from lightfed.packs.packing import Packs, SideBySide
 from lightfed.packs.runner import PackRunner
-from lightfed.runs import federation_state
-from lightfed.runs.export import Exported, check, export, export_masks
-from lightfed.runs.federation_state import FINGERPRINT, METRICS
+from lightfed.runs.export import Exported
 from lightfed.state.rows import Moment
-from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import NoEnd, UserError, require
-from lightfed.utils.lightning_private import is_overridden
-from lightfed.utils.memory import trim_heap
+from lightfed.utils.errors import require
 from lightfed.utils.recorded import Recorded
 
 F = TypeVar("F", bound=Fleet)
 
 
-class Federation(Recorded, L.LightningModule):
+class Federation(Recorded, RoundModule):
     """A federation: an algorithm and groups of clients.
 
     Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
@@ -54,7 +42,6 @@ class Federation(Recorded, L.LightningModule):
     Attributes:
         optimizer: of local training, as configured.
         packs: how clients train side by side, as configured.
-        predicts: the client whose model `predict` uses; None for the server's.
     """
 
     def __init__(
@@ -168,40 +155,20 @@ class Federation(Recorded, L.LightningModule):
         self._evaluate = partial(
             Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
         )
-        self._export = tuple(export)
-        self._report = RoundReport()
-        self.predicts: int | None = None
-        self.fleet: Fleet
-        self.evaluation: Evaluation
+        self.exports = tuple(export)
 
     @override
-    def setup(self, stage: str) -> None:
+    def assemble(self, stage: str) -> tuple[Fleet, Evaluation]:
         trainer = self.federated_trainer
-        if hasattr(self, "fleet"):
-            return  # `test` after `fit` in one process: the same federation
         data, ranks = trainer.datamodule, trainer.strategy.ranks
-        self.fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
-        setup.attach_configured(trainer, self.fleet, self, stage)
-        setup.watch_rates(trainer, self.fleet)
+        fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
+        # Hooks of the user's modules may ask for the fleet while they are attached.
+        self.fleet = fleet
+        setup.attach_configured(trainer, fleet, self, stage)
         validates = stage != "fit" or trainer.limit_val_batches != 0
         evaluated = self._kinds if validates else ()
-        setup.check_built(evaluated, self.fleet, data, tests=stage == "test")
-        self.evaluation = self._evaluate(self.fleet, data)
-
-    @override
-    def teardown(self, stage: str) -> None:
-        """Lightning calls this after a run: so it is over for the clients' modules, too."""
-        for state in self.fleet.groups if hasattr(self, "fleet") else ():
-            if state.trainer is not None:
-                state.trainer.close()
-
-    @property
-    def federated_trainer(self) -> RunTrainer:
-        """The trainer, checked to be a FederatedTrainer."""
-        if not isinstance(self.trainer, RunTrainer):
-            found = type(self.trainer).__name__
-            raise UserError("trainer", found, "use lightfed's FederatedTrainer")
-        return self.trainer
+        setup.check_built(evaluated, fleet, data, tests=stage == "test")
+        return fleet, self._evaluate(fleet, data)
 
     def dealt(
         self, data: FederatedDataModule, trainer: RunTrainer
@@ -264,161 +231,3 @@ class Federation(Recorded, L.LightningModule):
         return session_setup.template(
             self.optimizer, self._lr_schedule, rounds=rounds, parameters=first.live.trainable
         )
-
-    @override
-    def on_fit_start(self) -> None:
-        trainer = self.federated_trainer
-        logger = trainer.run_logger
-        if logger is None:
-            return
-        self.fleet.ranks.first(logger.check)
-        logger.place.own()
-        if trainer.is_global_zero:
-            trainer.datamodule.partition_.save(logger.folder / "partition.npz")
-
-    @override
-    def on_train_start(self) -> None:
-        trim_heap()
-        check(self.fleet, self._export)
-        self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
-
-    def run_round(self, t: int, plan: RoundPlan, waves: Waves, *, validates: bool) -> None:
-        """Run one round of the algorithm; the loop calls it and knows if validation follows."""
-        self._report.start()
-        tested = frozenset(self.evaluation.clients)
-        moments = self.evaluation.in_sessions if validates else ()
-        self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
-        with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
-            self.algorithm.round(self.fleet, t)
-        manually = any(not s.module.automatic_optimization for s in self.fleet.groups)
-        metrics = self.fleet.close_round()
-        self._report.trained(self.federated_trainer, metrics, manually=manually)
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        self._report.end(self.federated_trainer, self.fleet)
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        raise AssertionError("clients train in sessions; the root has no training step")
-
-    @override
-    def on_validation_epoch_start(self) -> None:
-        self.evaluation.start()
-
-    @override
-    def validation_step(self, batch: int, batch_idx: int) -> None:
-        with NoEnd("an evaluation"):
-            self.evaluation.run(batch)
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        metrics, reports = self.evaluation.finish(self.fleet.tests)
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            self.evaluation.warn_outside_of_rounds(trained=bool(self._report.metrics))
-            self.log_dict(exact(metrics), sync_dist=True, rank_zero_only=True)
-            return
-        arrays = self.algorithm.evaluation_end(self.fleet)
-        self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
-
-    on_predict_start = on_validation_epoch_start
-    test_step = validation_step
-    on_test_epoch_end = on_validation_epoch_end
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        for module in {type(s.module): s.module for s in self.fleet.groups}.values():
-            if self.trainer.is_global_zero:
-                warn_of_missing_test_step(module)
-        self.evaluation.start()
-
-    @override
-    def on_predict_epoch_start(self) -> None:
-        with self._predicting() as hooks:
-            if hooks is not None:
-                hooks.start()
-
-    @override
-    def on_predict_epoch_end(self) -> None:
-        with self._predicting() as hooks:
-            if hooks is not None:
-                hooks.end()
-
-    @contextmanager
-    def _predicting(self) -> Iterator[StageHooks | None]:
-        """The hooks of the module that predicts, bound to its model; None on other ranks."""
-        fleet, client = self.fleet, self.predicts
-        owner = fleet.places.owner if fleet.stateful else {}
-        if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
-            yield None
-            return
-        rows = fleet.deployed(client)
-        with (
-            NoEnd("a prediction"),
-            rows.bound(rows.clients[0]) as module,
-            step_under_way(),
-        ):
-            yield StageHooks(module, "predict")
-            fleet.training.session_of(module).forget()
-
-    @override
-    def predict_step(self, batch: Any, *args: Any) -> Any:
-        """The outputs of the model that the client deploys, on its rank; None on the others."""
-        with self._predicting() as hooks:
-            if hooks is None:
-                return None
-            batch = hooks.transferred(batch, self.fleet.device)
-            module = hooks.module
-            if not is_overridden("predict_step", module):
-                # The module's own `forward`, without the labels.
-                hooks.step = lambda batch, _: module(
-                    batch[0] if isinstance(batch, list | tuple) else batch
-                )
-            return hooks.run(batch, *args)
-
-    @override
-    def on_train_end(self) -> None:
-        logger = self.federated_trainer.run_logger
-        if logger is not None:
-            export(self.fleet, logger.folder / "models", kinds=self._export)
-            export_masks(self.fleet, logger.folder / "masks")
-            self.fleet.ranks.barrier()  # rank 0 makes the run's page from all ranks' files
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Properties that a checkpoint and the run that resumes from it must share."""
-        partition = self.federated_trainer.datamodule.partition_.digest
-        return federation_state.fingerprint(self.fleet, partition, self.state_dict())
-
-    def round_identity(self, lr: float | None) -> dict[str, Any]:
-        """Properties that a round's journal and the round that resumes from it must share."""
-        logger = self.federated_trainer.run_logger
-        config = None if logger is None else logger.place.config
-        return {"fingerprint": self.fingerprint(), "lr": lr, "config": config}
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[FINGERPRINT] = self.fingerprint()
-        checkpoint[METRICS] = self._report.metrics
-        checkpoint.update(federation_state.save(self.fleet))
-
-    @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        federation_state.check_same(checkpoint[FINGERPRINT], self.fingerprint())
-        named = self.named_modules()
-        models = {f"{name}.floats" for name, part in named if isinstance(part, ServerModel)}
-        path = self.federated_trainer.ckpt_path
-        federation_state.check_values(checkpoint["state_dict"], self.state_dict(), models, path)
-        self._report.metrics = dict(checkpoint[METRICS])
-        federation_state.load(self.fleet, checkpoint)
-        logger = self.federated_trainer.run_logger
-        if logger is not None:
-            logger.place.resumed_from()
-
-
-def federation_of(trainer: L.Trainer) -> Federation:
-    """The root module of a run; a UserError if it is another."""
-    module = trainer.lightning_module
-    if not isinstance(module, Federation):
-        found = f"a {type(module).__name__}"
-        raise UserError("model", found, "pass a lightfed Federation to the FederatedTrainer")
-    return module

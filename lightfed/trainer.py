@@ -1,9 +1,11 @@
 """The one long-lived Trainer of a federation."""
 
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,12 +21,14 @@ from lightfed.distributed.slurm import check_variables
 from lightfed.distributed.step_environment import with_environment
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
-from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
+from lightfed.engine.round_module import federation_of
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.federation import Federation
 from lightfed.fits.hook_table import split
+from lightfed.lab.results.run import Run, read
 from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
@@ -208,7 +212,27 @@ class FederatedTrainer(RunTrainer):
     @property
     def federation(self) -> Federation:
         """The root module."""
-        return federation_of(self)
+        module = federation_of(self)
+        assert isinstance(module, Federation)
+        return module
+
+    @property
+    def results(self) -> Run:
+        """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
+        logger = self.run_logger
+        if logger is None or not logger.claimed:
+            raise UserError("trainer.logger", "no run folder to read", "call fit with logger=True")
+        return read(logger.folder)
+
+    @override
+    def summarize(self, folder: Path) -> None:
+        if not self._makes_page:
+            return
+        from lightfed.lab.report.page import build, print_summary  # pandas takes half a second
+
+        build(folder)
+        print_summary(folder)
+        sys.stdout.flush()
 
     @override
     @silenced()
@@ -246,7 +270,7 @@ class FederatedTrainer(RunTrainer):
                 raise
             self.strategy.barrier()  # a rank may have failed in its last hook
             if logger is not None and self.is_global_zero:
-                self._conclude(logger, page=self._makes_page)
+                self._conclude(logger)
 
     @override
     @silenced()

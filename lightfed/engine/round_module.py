@@ -1,0 +1,242 @@
+"""The root LightningModule of a run: what Lightning's hooks do in a federation."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.distributed.steps import step_under_way
+from lightfed.engine.evaluation import Evaluation
+from lightfed.engine.round_report import RoundReport, exact
+from lightfed.engine.run_trainer import RunTrainer
+from lightfed.local.local_work import RoundPlan
+from lightfed.local.rank_sessions import Waves
+from lightfed.models.evaluating import StageHooks, warn_of_missing_test_step
+from lightfed.runs import federation_state
+from lightfed.runs.export import Exported, check, export, export_masks
+from lightfed.runs.federation_state import FINGERPRINT, METRICS
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import NoEnd, UserError
+from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.memory import trim_heap
+
+
+class RoundModule(L.LightningModule):
+    """A root module whose epochs are rounds of an algorithm.
+
+    Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
+    are in the `Fleet`. `setup` makes it when the ranks are up and the data is split.
+
+    A subclass sets `algorithm` and `exports`, and defines `assemble`.
+
+    Attributes:
+        algorithm: Runs the rounds.
+        exports: Which weights are written at the end.
+        fleet: The clients; there from `setup` on.
+        evaluation: Tests them; likewise.
+        predicts: The client whose model `predict` uses; None for the server's.
+    """
+
+    algorithm: Algorithm
+    exports: Sequence[Exported]
+    fleet: Fleet
+    evaluation: Evaluation
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.predicts: int | None = None
+        self._report = RoundReport()
+
+    def assemble(self, stage: str) -> tuple[Fleet, Evaluation]:
+        """Make the clients and their tests, when the ranks are up and the data is split.
+
+        Args:
+            stage: What runs: fit, validate, test or predict.
+        """
+        raise NotImplementedError
+
+    @override
+    def setup(self, stage: str) -> None:
+        if hasattr(self, "evaluation"):
+            return  # `test` after `fit` in one process: the same federation
+        self.fleet, self.evaluation = self.assemble(stage)
+
+    @override
+    def teardown(self, stage: str) -> None:
+        """Lightning calls this after a run: so it is over for the clients' modules, too."""
+        for state in self.fleet.groups if hasattr(self, "fleet") else ():
+            if state.trainer is not None:
+                state.trainer.close()
+
+    @property
+    def federated_trainer(self) -> RunTrainer:
+        """The trainer, checked to be a FederatedTrainer."""
+        if not isinstance(self.trainer, RunTrainer):
+            found = type(self.trainer).__name__
+            raise UserError("trainer", found, "use lightfed's FederatedTrainer")
+        return self.trainer
+
+    @override
+    def on_fit_start(self) -> None:
+        trainer = self.federated_trainer
+        logger = trainer.run_logger
+        if logger is None:
+            return
+        self.fleet.ranks.first(logger.check)
+        logger.place.own()
+        if trainer.is_global_zero:
+            trainer.datamodule.partition_.save(logger.folder / "partition.npz")
+
+    @override
+    def on_train_start(self) -> None:
+        trim_heap()
+        check(self.fleet, self.exports)
+        self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
+
+    def run_round(self, t: int, plan: RoundPlan, waves: Waves, *, validates: bool) -> None:
+        """Run one round of the algorithm; the loop calls it and knows if validation follows."""
+        self._report.start()
+        tested = frozenset(self.evaluation.clients)
+        moments = self.evaluation.in_sessions if validates else ()
+        self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
+        with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
+            self.algorithm.round(self.fleet, t)
+        manually = any(not s.module.automatic_optimization for s in self.fleet.groups)
+        metrics = self.fleet.close_round()
+        self._report.trained(self.federated_trainer, metrics, manually=manually)
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self._report.end(self.federated_trainer, self.fleet)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise AssertionError("clients train in sessions; the root has no training step")
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self.evaluation.start()
+
+    @override
+    def validation_step(self, batch: int, batch_idx: int) -> None:
+        with NoEnd("an evaluation"):
+            self.evaluation.run(batch)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        metrics, reports = self.evaluation.finish(self.fleet.tests)
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self.evaluation.warn_outside_of_rounds(trained=bool(self._report.metrics))
+            self.log_dict(exact(metrics), sync_dist=True, rank_zero_only=True)
+            return
+        arrays = self.algorithm.evaluation_end(self.fleet)
+        self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
+
+    on_predict_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    @override
+    def on_test_epoch_start(self) -> None:
+        for module in {type(s.module): s.module for s in self.fleet.groups}.values():
+            if self.trainer.is_global_zero:
+                warn_of_missing_test_step(module)
+        self.evaluation.start()
+
+    @override
+    def on_predict_epoch_start(self) -> None:
+        with self._predicting() as hooks:
+            if hooks is not None:
+                hooks.start()
+
+    @override
+    def on_predict_epoch_end(self) -> None:
+        with self._predicting() as hooks:
+            if hooks is not None:
+                hooks.end()
+
+    @contextmanager
+    def _predicting(self) -> Iterator[StageHooks | None]:
+        """The hooks of the module that predicts, bound to its model; None on other ranks."""
+        fleet, client = self.fleet, self.predicts
+        owner = fleet.places.owner if fleet.stateful else {}
+        if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
+            yield None
+            return
+        rows = fleet.deployed(client)
+        with (
+            NoEnd("a prediction"),
+            rows.bound(rows.clients[0]) as module,
+            step_under_way(),
+        ):
+            yield StageHooks(module, "predict")
+            fleet.training.session_of(module).forget()
+
+    @override
+    def predict_step(self, batch: Any, *args: Any) -> Any:
+        """The outputs of the model that the client deploys, on its rank; None on the others."""
+        with self._predicting() as hooks:
+            if hooks is None:
+                return None
+            batch = hooks.transferred(batch, self.fleet.device)
+            module = hooks.module
+            if not is_overridden("predict_step", module):
+                # The module's own `forward`, without the labels.
+                hooks.step = lambda batch, _: module(
+                    batch[0] if isinstance(batch, list | tuple) else batch
+                )
+            return hooks.run(batch, *args)
+
+    @override
+    def on_train_end(self) -> None:
+        logger = self.federated_trainer.run_logger
+        if logger is not None:
+            export(self.fleet, logger.folder / "models", kinds=self.exports)
+            export_masks(self.fleet, logger.folder / "masks")
+            self.fleet.ranks.barrier()  # rank 0 makes the run's page from all ranks' files
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Properties that a checkpoint and the run that resumes from it must share."""
+        partition = self.federated_trainer.datamodule.partition_.digest
+        return federation_state.fingerprint(self.fleet, partition, self.state_dict())
+
+    def round_identity(self, lr: float | None) -> dict[str, Any]:
+        """Properties that a round's journal and the round that resumes from it must share."""
+        logger = self.federated_trainer.run_logger
+        config = None if logger is None else logger.place.config
+        return {"fingerprint": self.fingerprint(), "lr": lr, "config": config}
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[FINGERPRINT] = self.fingerprint()
+        checkpoint[METRICS] = self._report.metrics
+        checkpoint.update(federation_state.save(self.fleet))
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        federation_state.check_same(checkpoint[FINGERPRINT], self.fingerprint())
+        named = self.named_modules()
+        models = {f"{name}.floats" for name, part in named if isinstance(part, ServerModel)}
+        path = self.federated_trainer.ckpt_path
+        federation_state.check_values(checkpoint["state_dict"], self.state_dict(), models, path)
+        self._report.metrics = dict(checkpoint[METRICS])
+        federation_state.load(self.fleet, checkpoint)
+        logger = self.federated_trainer.run_logger
+        if logger is not None:
+            logger.place.resumed_from()
+
+
+def federation_of(trainer: L.Trainer) -> RoundModule:
+    """The root module of a run; a UserError if it is another."""
+    module = trainer.lightning_module
+    if not isinstance(module, RoundModule):
+        found = f"a {type(module).__name__}"
+        raise UserError("model", found, "pass a lightfed Federation to the FederatedTrainer")
+    return module
