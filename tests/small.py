@@ -23,9 +23,8 @@ from lightfed.data.partition.schemes import Partitioner
 from lightfed.devices.devices import Devices
 from lightfed.devices.policy import Policy
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.federation import Federation
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
@@ -35,6 +34,7 @@ from lightfed.local.session import Autocast, Runtime
 from lightfed.packs.packing import Packs, SideBySide
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.trainer import FederatedTrainer
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden"

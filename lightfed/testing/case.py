@@ -18,7 +18,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.dataset import Samples, Split
 from lightfed.data.partition.schemes import Dirichlet
 from lightfed.datasets.vision import Digits
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 
 CLIENTS = 7

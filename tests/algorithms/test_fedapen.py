@@ -14,7 +14,7 @@ from lightfed.algorithms.pfedmoe import mutual
 from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
 from lightfed.algorithms.pfedmoe.fml import FML
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
 from lightfed.networks.mlp import MLP

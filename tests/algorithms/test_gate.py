@@ -16,7 +16,7 @@ from lightfed.algorithms.pfedmoe.mixture import MixtureClient
 from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
 from lightfed.networks.mlp import MLP

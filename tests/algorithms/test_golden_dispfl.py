@@ -19,7 +19,7 @@ from lightfed.algorithms.peers.my2 import My2
 from lightfed.algorithms.peers.sparsity import active_counts, erk_densities
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan

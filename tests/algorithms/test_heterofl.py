@@ -17,7 +17,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.schemes import Iid
 from lightfed.datasets.vision import Digits
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.cnn import Conv
 from lightfed.utils.errors import UserError

@@ -18,7 +18,7 @@ from lightfed.algorithms.lora.fedexlora import FedExLoRA
 from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
 from lightfed.algorithms.lora.rankmean import RankMean
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.algorithms.low_rank import NAMES, RULES, Adapted

@@ -21,7 +21,7 @@ from lightfed.algorithms.pfedmoe.fedkd import FedKD
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
 from lightfed.networks.mlp import MLP

@@ -34,12 +34,12 @@ from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.peers.dpsgd import DPSGD
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.cifar_resnet import ResNet18GN
 from lightfed.runs import checkpoint
+from lightfed.trainer import FederatedTrainer
 
 WIDTH = 64  # of ResNet-18
 

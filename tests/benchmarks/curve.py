@@ -27,10 +27,10 @@ from workloads import LEVELS, SEED, WORKLOADS, Workload
 
 from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.cnn import Conv
+from lightfed.trainer import FederatedTrainer
 
 NEEDED = 0.75  # after 14 rounds a CPU has 0.83
 CURVE = replace(

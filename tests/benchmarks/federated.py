@@ -31,9 +31,9 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Partitioner
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer, Precision
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.trainer import FederatedTrainer, Precision
 
 ENDLESS = 1_000_000_000
 

@@ -23,7 +23,7 @@ import lightfed_kernels
 import torch
 
 import lightfed as lf
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.networks import MLP
 
 RUN_ROUND = Federation.run_round

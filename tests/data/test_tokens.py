@@ -15,7 +15,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.data.partition.schemes import Dirichlet, Partitioner
 from lightfed.datasets.hub import Hub
 from lightfed.datasets.text import tokenizer_of
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.data import kit, tables

@@ -25,9 +25,9 @@ from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import KINDS, Evaluation
-from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 from tests.engine.spy import data, evaluated, federation, lr_schedule, state_of, two_labels_each

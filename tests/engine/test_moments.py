@@ -26,12 +26,12 @@ from lightfed.algorithms.topology.topology import Full
 from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import RoundPlan
 from lightfed.networks.layers import Scaler
 from lightfed.networks.mlp import MLP
+from lightfed.trainer import FederatedTrainer
 from tests.engine.spy import data, evaluated, federation, two_labels_each
 from tests.small import fit, fleet_of, module_of, random_data, row_held, run_round, state_dict
 from tests.tiers import by_default

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.image_format import channels_first, suits_channels_last
 from lightfed.networks.cifar_resnet import ResNet18GN

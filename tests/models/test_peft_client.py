@@ -22,7 +22,7 @@ from lightfed.cli import command_line as cli
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.schemes import Iid
 from lightfed.data.torch_data import FromTorch
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError

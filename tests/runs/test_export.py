@@ -20,7 +20,7 @@ from lightfed import Algorithm, Fleet, ModelKind, Rows
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.cnn import Conv
 from lightfed.testing.digest import fit

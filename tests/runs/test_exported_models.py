@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.models.build import build_network
 from lightfed.networks.layers import Scaler
 from lightfed.testing.digest import fit

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.cli import command_line, federation_cli
 from lightfed.cli.usage import COMMANDS
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils import signals

@@ -3,10 +3,10 @@
 import torch
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.lab.results.text import holders
 from lightfed.local.client_group import group_names
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 
 

@@ -20,7 +20,7 @@ from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.schemes import Iid
 from lightfed.data.torch_data import FromTorch
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.testing.conformance import conformance
 from tests.small import fit

@@ -23,7 +23,7 @@ from lightfed.algorithms.pfedmoe.fedkd import FedKD
 from lightfed.algorithms.prototypes.fd import FD
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.rank_sessions import Training
 from lightfed.networks.mlp import MLP

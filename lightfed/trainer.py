@@ -19,11 +19,11 @@ from lightfed.distributed.slurm import check_variables
 from lightfed.distributed.step_environment import with_environment
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
-from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.federation import Federation, federation_of
 from lightfed.fits.hook_table import split
 from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
