@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
 from lightfed.cli.catalog import walked_once
-from lightfed.cli.config_files import check_arguments, check_empty_keys
+from lightfed.cli.config_files import beside_class_path, check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
@@ -101,7 +101,8 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
             try:
                 super().parse_arguments(parser, args)
             except (ArgumentError, UnicodeDecodeError) as error:
-                raise parser_error(str(error), words, _SECTIONS) from error
+                refused = beside_class_path(words) or parser_error(str(error), words, _SECTIONS)
+                raise refused from error
 
         @override
         def _parse_ckpt_path(self) -> None:
@@ -118,7 +119,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 options.trainer.update(Namespace(here))
             for section, owner in _SECTIONS.items():
                 check_arguments(options[section], owner, section)
-            check_empty_keys(words, _SECTIONS)
+            check_empty_keys(words, options)
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
 
