@@ -204,11 +204,12 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def plain(name: str, printed: str) -> str:
-    """What a command has printed, without the seconds that it took."""
+    """What a command has printed, without the seconds that it took, and the commit and the day."""
     if name == "sweep":
         return ""  # which run it has found finished depends on the strike
     if name == "compare":
         answer = json.loads(printed)
         assert answer["rows"].pop("seconds")
         return json.dumps(answer)
-    return re.sub(r"[\d.,]+ (ms|s|min|h)\b", "SECONDS", printed)
+    _, *lines = printed.splitlines()
+    return re.sub(r"[\d.,]+ (ms|s|min|h)\b", "SECONDS", "\n".join(lines))
