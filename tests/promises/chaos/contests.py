@@ -5,6 +5,7 @@ round of one of its runs, and a random part of a second. What its runs have trai
 """
 
 import csv
+import fcntl
 import json
 import os
 import random
@@ -149,6 +150,16 @@ def is_gone(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return True
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of a run."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
