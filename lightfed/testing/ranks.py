@@ -54,13 +54,13 @@ def in_new_process(function: Callable[..., int | None], *arguments: Any) -> None
     _FORKS.set_forkserver_preload(_IMPORTED)
     # The server has the variables, the paths and the output of the first call.
     place = (dict(os.environ), [*sys.path], _Output(1), _Output(2))
-    process = _FORKS.Process(target=_alone, args=(*place, lightfed.__file__, function, *arguments))
+    process = _FORKS.Process(target=call_alone, args=(*place, lightfed.__file__, function, *arguments))
     process.start()
     process.join()
     assert process.exitcode == 0, f"{function.__module__}: see the end of what it has printed"
 
 
-def _alone(
+def call_alone(
     environ: dict[str, str],
     path: list[str],
     output: int,

@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lightfed.testing.ranks import in_new_process
+import lightfed.cli.federation_cli  # noqa: F401  (the server of the tests has it, too)
+from lightfed.testing import ranks
+from tests import forked
 
 
 def report(place: Path) -> None:
@@ -21,8 +24,22 @@ def fail() -> int:
     return 3
 
 
+def leave() -> None:
+    sys.exit("it leaves")
+
+
+BOTH = pytest.mark.parametrize(
+    "in_new_process", [ranks.in_new_process, forked.in_new_process], ids=["package", "tests"]
+)
+InNewProcess = Callable[..., None]
+
+
+@BOTH
 def test_each_call_has_a_process_of_one_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    in_new_process: InNewProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     found = []
     for name in ("first", "second"):
@@ -38,6 +55,10 @@ def test_each_call_has_a_process_of_one_server(
     assert second == ["1", "True", "second"]
 
 
-def test_what_fails_in_it_fails_here() -> None:
-    with pytest.raises(AssertionError, match="test_new_processes"):
-        in_new_process(fail)
+@BOTH
+@pytest.mark.parametrize("function", [fail, leave])
+def test_what_fails_in_it_fails_here(
+    function: Callable[[], int | None], in_new_process: InNewProcess
+) -> None:
+    with pytest.raises(AssertionError, match="has printed"):
+        in_new_process(function)

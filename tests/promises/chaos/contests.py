@@ -221,6 +221,7 @@ def plain(name: str, printed: str) -> str:
     if name == "compare":
         answer = json.loads(printed)
         assert answer["rows"].pop("seconds")
+        answer.pop("commit")
         return json.dumps(answer)
     _, *lines = printed.splitlines()
     return re.sub(r"[\d.,]+ (ms|s|min|h)\b", "SECONDS", "\n".join(lines))
