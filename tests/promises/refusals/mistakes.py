@@ -185,7 +185,7 @@ UNKNOWN_KEYS = [
     edit("fit", {"trainer": {"max_epochs": 1}}, "mean trainer.max_epochs?", named="fit.trainer"),
     edit("model.clients.1.cuont", 3, "did you mean count?"),
     edit(f"{MODEL}.init_args.widht", 3, "known: hidden, input_shape"),
-    edit(f"{MODEL}.hidden", [3], "'hidden': [3]", named=MODEL),
+    edit(f"{MODEL}.hidden", [3], "no such key beside class_path; write it below init_args"),
     Case("model.algorithm.init_args.msk", "mask", words=["--model.algorithm.msk", "true"]),
     Case("model.clients.2.count", "2 items", words=["--model.clients.2.count", "3"]),
     Case("model.clients.1.model.init_args.hiden", "did you mean hidden?",
