@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-import lightfed
-from lightfed.testing.ranks import call_alone
+from lightfed.testing.ranks import PACKAGE, call_alone
 
 T = TypeVar("T")
 _LENGTH, _STATUS = struct.Struct("!Q"), struct.Struct("!i")
@@ -127,7 +126,7 @@ def _become(request: bytes, output: int, errors: int) -> NoReturn:
     try:
         folder, place, function, arguments = pickle.loads(request)
         os.chdir(folder)
-        call_alone(*place, output, errors, lightfed.__file__, function, *arguments)
+        call_alone(*place, output, errors, PACKAGE, function, *arguments)
     except SystemExit as left:
         status = left.code if isinstance(left.code, int) else int(left.code is not None)
         if isinstance(left.code, str):

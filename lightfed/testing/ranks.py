@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-import lightfed
-from lightfed.distributed.collectives import leave
+from lightfed.distributed import collectives
 
 # Beginnings of the names of launchers' variables.
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_RANK", "SLURM_")
 _SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
+PACKAGE = collectives.__file__  # of the lightfed that this process has imported
 _FORKS = get_context("forkserver")
 # What its server imports once, for all processes to come.
 _IMPORTED = ["lightfed.testing.worker", "lightfed.cli.federation_cli"]
@@ -54,7 +54,7 @@ def in_new_process(function: Callable[..., int | None], *arguments: Any) -> None
     _FORKS.set_forkserver_preload(_IMPORTED)
     # The server has the variables, the paths and the output of the first call.
     place = (dict(os.environ), [*sys.path], _Output(1), _Output(2))
-    process = _FORKS.Process(target=call_alone, args=(*place, lightfed.__file__, function, *arguments))
+    process = _FORKS.Process(target=call_alone, args=(*place, PACKAGE, function, *arguments))
     process.start()
     process.join()
     assert process.exitcode == 0, f"{function.__module__}: see the end of what it has printed"
@@ -76,7 +76,7 @@ def call_alone(
         path: Where modules are looked for.
         output: Descriptor for what is printed.
         errors: The same for errors.
-        package: File of the lightfed that the function is tested with.
+        package: A file of the lightfed that the caller has imported.
         function: What is called.
         *arguments: Its arguments.
     """
@@ -85,7 +85,7 @@ def call_alone(
     sys.path[:] = path
     os.dup2(output, 1)
     os.dup2(errors, 2)
-    assert lightfed.__file__ == package, f"{lightfed.__file__} was imported, and not {package}"
+    assert package == PACKAGE, f"{PACKAGE} was imported, and not {package}"
     signal.alarm(_SECONDS)
     torch.set_num_threads(1)
     for name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
@@ -128,7 +128,7 @@ def _end(work: Callable[[int], None], rank: int) -> None:
     status = 1
     try:
         work(rank)
-        leave()
+        collectives.leave()
         status = 0
     except Exception:
         traceback.print_exc()
