@@ -55,7 +55,8 @@ def result_of(work: Callable[[], T]) -> T:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status or not content:
         raise ChildProcessError(f"the child ended with status {status}")
-    return pickle.loads(content)  # type: ignore[no-any-return]
+    found: T = pickle.loads(content)
+    return found
 
 
 class Server:
