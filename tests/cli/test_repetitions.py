@@ -11,9 +11,9 @@ from typing import TextIO
 
 import pytest
 
-from lightfed.cli import sweep
 from lightfed.cli.command_line import main
 from lightfed.cli.wanted import Wanted
+from lightfed.lab import sweep
 from lightfed.testing.ranks import start_job, wait
 from tests.cli.test_sweep import check_here, results
 from tests.forked import in_new_process

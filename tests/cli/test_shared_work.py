@@ -13,8 +13,8 @@ import pytest
 from typing_extensions import override
 
 from lightfed.cli import run_locks
-from lightfed.cli.runner import run_all
 from lightfed.cli.wanted import Wanted
+from lightfed.lab.runner import run_all
 from tests.forked import forked
 from tests.promises.refusals.mistakes import edited
 

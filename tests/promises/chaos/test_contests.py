@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lightfed.cli.federation_cli
-import lightfed.report.page  # noqa: F401  (both before commands are forked)
+import lightfed.lab.report.page  # noqa: F401  (both before commands are forked)
 from tests.promises.chaos.contests import (
     COMMANDS,
     JOBS,
