@@ -20,6 +20,12 @@ for name in CATALOGUE:
         import_module(module.name)
 
 
+def subclasses(base: type) -> set[type]:
+    """All classes of the catalogue, and of what else is imported, that derive from a class."""
+    found: set[type] = {*base.__subclasses__()}
+    return found.union(*map(subclasses, found))
+
+
 def without_namesakes(paths: list[str]) -> list[str]:
     """The paths of classes, without others of the name of one of lightfed's.
 

@@ -3,7 +3,6 @@
 A process that has imported this module, and run nothing, can be forked for each of many runs.
 """
 
-import pkgutil
 import re
 import sys
 import warnings
@@ -15,8 +14,8 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_s
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
-from lightfed import algorithms
-from lightfed.cli.catalog import walked_once
+from lightfed.api.algorithm import Algorithm
+from lightfed.cli.catalog import subclasses, walked_once
 from lightfed.cli.config_files import beside_class_path, check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.rings import TRAINERS, trainer_of
@@ -81,7 +80,7 @@ def run_name(file: Path, method: str) -> str:
         file: The configuration.
         method: The class of its algorithm.
     """
-    known = {module.name for module in pkgutil.iter_modules(algorithms.__path__)}
+    known = {kind.__name__.lower() for kind in subclasses(Algorithm)}
     words = re.split(r"[^a-z0-9]+", file.stem.lower())
     names_a_method = any(word in known or word == method.lower() for word in words)
     if file.absolute().parent.name not in known or names_a_method:
