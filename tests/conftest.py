@@ -34,7 +34,10 @@ imports_begin()  # to the end of the collection: half a million objects are neve
 
 
 def pytest_collection_finish() -> None:
+    from tests import forked  # it imports lightfed, which reads what is set below
+
     imports_end()
+    forked.begin()
 
 
 # Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.

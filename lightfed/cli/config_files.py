@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from math import isfinite
+from os.path import isfile
+from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, get_args
@@ -16,11 +18,12 @@ from typing import Any, get_args
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 
-from lightfed.cli.errors import accepted, annotations, base_of, class_hint, files_of, list_in_files
+from lightfed.cli.errors import annotations, base_of, class_hint, files_of, list_in_files
 from lightfed.cli.yaml_words import misread
 from lightfed.utils.errors import UserError, require
 
 _ITEM = re.compile(r"--((?:\w+\.)+?\w+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)
+_OF_CLASSES = ("class_path", "init_args", "dict_kwargs")
 _LINKED = ("num_classes", "input_shape", "rate")  # of the run, if a network does not give them
 
 
@@ -91,20 +94,111 @@ def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
         item = item.setdefault(part, {})
 
 
-def check_empty_keys(words: Sequence[str], owners: Mapping[str, Any]) -> None:
-    """Reject unknown keys of files whose value is an empty mapping: the parser drops them.
+def check_empty_keys(words: Sequence[str], parsed: Namespace) -> None:
+    """Reject unknown keys that hold nothing, such as `{}`: the parser drops them without a word.
 
-    `owners` are the classes of the sections by name.
+    It refuses all others by itself.
+
+    Args:
+        words: The command line, with its files.
+        parsed: What the parser has made of it.
+
+    Raises:
+        UserError: Names the first such key.
     """
-    for path in files_of(words):
-        config: Any = yaml.safe_load(path.read_text("utf-8"))
-        sections = config if isinstance(config, dict) else {}
-        for section, given in sections.items():
-            require(given != {} or section in owners, str(section), "no such key", "see --help")
-            empty = [k for k, v in given.items() if v == {}] if isinstance(given, dict) else []
-            known = accepted(owners[section]) if empty and section in owners else {}
-            unknown = [name for name in empty if section in owners and name not in known]
-            require(not unknown, f"{section}.{''.join(unknown[:1])}", "no such key", "see --help")
+    for key, value in _written(words):
+        above = key.split(".") if key else []
+        for part in reversed(above):
+            value = {part: value}
+        for dropped in _dropped(value, parsed, ""):
+            raise UserError(dropped, "no such key", "leave it out, or see --help")
+
+
+def beside_class_path(words: Sequence[str]) -> UserError | None:
+    """The error of a key that stands beside a class_path, and not below its init_args.
+
+    The parser shows the whole value instead, or says that the class is none.
+    """
+    for key, value in _written(words):
+        for beside in _beside(value, f"{key}." if key else ""):
+            return UserError(beside, "no such key beside class_path", "write it below init_args")
+    return None
+
+
+def _beside(value: Any, above: str) -> Iterator[str]:
+    inner: Any = enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+        if "class_path" in value:
+            yield from (f"{above}{name}" for name in value if name not in _OF_CLASSES)
+    for name, below in inner:
+        yield from _beside(below, f"{above}{name}.")
+
+
+def _written(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The values that a command line and its files give, by their keys; a file's key is empty."""
+    rest = iter(words)
+    for word in rest:
+        if word != "-c" and not word.startswith("--"):
+            continue
+        key, equals, text = word.lstrip("-").partition("=")
+        if not equals:
+            text = next(rest, "")
+        if key in ("config", "c"):
+            key = ""
+            text = Path(text).read_text("utf-8") if isfile(text) else text
+        try:
+            yield key, yaml.safe_load(text)
+        except yaml.YAMLError:
+            continue  # a word that is no YAML holds no keys
+
+
+def _dropped(given: Any, parsed: Any, above: str) -> Iterator[str]:
+    """Keys of a value that hold nothing, and are not in what the parser has made of the value."""
+    if isinstance(given, Mapping) and isinstance(parsed, list | tuple):
+        # `--model.clients+={...}` adds one to those of the files.
+        yield from _dropped_by_all(given, parsed, above)
+        return
+    if isinstance(given, list) and isinstance(parsed, list | tuple):
+        for position, item in enumerate(given):
+            # Where several files give items, it may be any of them.
+            others = [parsed[position]] if len(parsed) == len(given) else parsed
+            yield from _dropped_by_all(item, others, f"{above}{position}.")
+        return
+    if not isinstance(given, Mapping) or not isinstance(parsed, Mapping | Namespace):
+        return
+
+    known = vars(parsed) if isinstance(parsed, Namespace) else parsed
+    is_class = "class_path" in known
+    if is_class and _class_name(given.get("class_path", "")) not in (
+        "",
+        _class_name(known["class_path"]),
+    ):
+        return  # another file, or a word, has another class in its place
+    if is_class and not any(name in given for name in _OF_CLASSES):
+        # `--data.partition.alpha` is an argument of the class.
+        known = vars(known.get("init_args") or Namespace())
+    for name, value in given.items():
+        plain = str(name).removesuffix("+")
+        if plain in known:
+            yield from _dropped(value, known[plain], f"{above}{plain}.")
+        elif _is_empty(value) and not (is_class and plain in _OF_CLASSES):
+            yield f"{above}{plain}"
+
+
+def _dropped_by_all(item: Any, others: Sequence[Any], above: str) -> list[str]:
+    """Keys of an item that none of the others has kept."""
+    dropped = [set(_dropped(item, other, above)) for other in others]
+    return sorted(set.intersection(*dropped)) if dropped else []
+
+
+def _class_name(path: Any) -> str:
+    return str(path).rpartition(".")[2]
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a mapping holds nothing, however deep."""
+    return isinstance(value, Mapping) and all(map(_is_empty, value.values()))
 
 
 class _HoldsItself(Exception):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pandas import DataFrame
 
-from lightfed.cli import sweep
+from lightfed.cli import run_locks, sweep
 from lightfed.cli.wanted import Wanted
 from lightfed.drawing.files import write_file
 from lightfed.report.comparison import common_metric
@@ -216,6 +216,9 @@ def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[
     status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr) if missing else 0
     if status and (all_of_them or status > 128):
         raise SystemExit(status)
+    for wanted in unique:
+        # One of a training that has outlived another command, and was not missing any more.
+        run_locks.clear(wanted)
     found = [read(f) if (f := wanted.finished()) is not None else None for wanted in runs]
     whole = None not in found or not all_of_them
     require(whole, "runs", "one has not reached its limits", "run the command again")

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightfed import algorithms
 from lightfed.cli.catalog import walked_once
-from lightfed.cli.config_files import check_arguments, check_empty_keys
+from lightfed.cli.config_files import beside_class_path, check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
@@ -124,7 +124,8 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
             try:
                 super().parse_arguments(parser, args)
             except (ArgumentError, UnicodeDecodeError) as error:
-                raise parser_error(str(error), words, _SECTIONS) from error
+                refused = beside_class_path(words) or parser_error(str(error), words, _SECTIONS)
+                raise refused from error
 
         @override
         def _parse_ckpt_path(self) -> None:
@@ -141,7 +142,7 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
                 options.trainer.update(Namespace(here))
             for section, owner in _SECTIONS.items():
                 check_arguments(options[section], owner, section)
-            check_empty_keys(words, _SECTIONS)
+            check_empty_keys(words, options)
             if options.trainer.name is None and options.config:
                 method = options.model.algorithm.class_path.rpartition(".")[2]
                 options.trainer.name = run_name(Path(str(options.config[-1])), method)

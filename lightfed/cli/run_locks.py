@@ -56,10 +56,12 @@ def wait(wanted: Wanted) -> int:
 
 def clear(wanted: Wanted) -> None:
     """Remove a lock that nobody has, and the folder with the last one."""
+    path = path_of(wanted)
+    if not path.exists():
+        return
     descriptor = take(wanted)
     if descriptor is None:
         return
-    path = path_of(wanted)
     path.unlink(missing_ok=True)  # while it is locked: who waits for it looks again
     os.close(descriptor)
     with suppress(OSError):  # it holds others

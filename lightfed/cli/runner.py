@@ -81,15 +81,21 @@ def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
         while ((left or elsewhere) and asked() is None) or running:
             while left and asked() is None and len(running) < jobs:
                 wanted = left.pop(0)
-                lock = None if wanted.finished() is not None else run_locks.take(wanted)
+                lock = None
+                # A finished run may still have a lock: of a training that is about to end, or
+                # that has outlived its command.
+                if wanted.finished() is None or run_locks.path_of(wanted).exists():
+                    lock = run_locks.take(wanted)
+                    if lock is None:
+                        elsewhere.append(wanted)
+                        continue
                 if wanted.finished() is not None:  # perhaps while the lock was taken
                     yield Outcome(wanted, 0, 0.0, "")
                     _drop(lock, wanted)
-                elif lock is None:
-                    elsewhere.append(wanted)
-                else:
-                    process, log = _start(wanted, lock)
-                    running[process] = wanted, log, time.monotonic()
+                    continue
+                assert lock is not None, "a run that is not finished is locked"
+                process, log = _start(wanted, lock)
+                running[process] = wanted, log, time.monotonic()
             wait([process.sentinel for process in running], _POLL if running else 0.0)
             if elsewhere and not left and len(running) < jobs:
                 ended = [wanted for wanted in elsewhere if not _is_elsewhere(wanted)]

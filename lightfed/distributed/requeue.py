@@ -72,6 +72,15 @@ def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> 
     return Outcome(True, f"{name} is requeued", kills=True)
 
 
+def is_running(job: Job, step: str, *, run: Run = subprocess.run) -> bool:
+    """Whether a step of a job runs now; False also where scontrol does not know.
+
+    `run` is as subprocess.run.
+    """
+    shown = _scontrol(run, "show", "step", "-o", f"{job.name}.{step}")
+    return shown.returncode == 0 and re.search(r"\bState=RUNNING\b", shown.stdout) is not None
+
+
 def _scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
     """What scontrol answers; a process of status -1, with the reason, if it does not."""
     command = ["scontrol", *words]

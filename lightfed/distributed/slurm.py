@@ -88,11 +88,13 @@ class Job:
     """A job, or one task of an array of jobs: 12, or 12_3 for task 3 of array 12, for scontrol.
 
     Several clusters may share a file system. `restarts` counts how often it has been requeued.
+    `step` is the number of this process's step; it is empty in the batch script itself.
     """
 
     name: str
     cluster: str
     restarts: int
+    step: str = ""
 
     @property
     def key(self) -> str:
@@ -108,7 +110,8 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     name = f"{array}_{task}" if array and task else number
     restarts = int(environ.get("SLURM_RESTART_COUNT", 0))
-    return Job(name, environ.get("SLURM_CLUSTER_NAME", ""), restarts)
+    step = environ.get("SLURM_STEP_ID", "")
+    return Job(name, environ.get("SLURM_CLUSTER_NAME", ""), restarts, step)
 
 
 def is_interactive(environ: Mapping[str, str]) -> bool:

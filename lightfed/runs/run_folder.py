@@ -32,6 +32,7 @@ class RunFolder:
     """`<save_dir>/<base>`, numbered if that exists: nothing is ever overwritten.
 
     In a SLURM job it is `<base>-<job>`, and the same job with the same configuration resumes in it.
+    Where two of its steps run at the same time, each has its own folder, also after a requeue.
     Elsewhere a run starts from scratch unless it is given a checkpoint.
 
     Args:
@@ -127,6 +128,8 @@ class RunFolder:
             number += 1
         self._created = True
         if self._job is not None:
+            # Another step of the job may be choosing its folder at this moment.
+            run_lock.take(folder, self._job)
             _write(folder, self._identity())
         return folder.name
 
@@ -164,8 +167,13 @@ class RunFolder:
         """
         if self.name is not None or self._job is None or (requeued and not self._job.restarts):
             return None
+        job = self._job
         own = [folder for folder in self._candidates() if self._is_own(folder)]
-        first = min(own, key=lambda folder: (len(folder.name), folder.name), default=None)
+        first = min(
+            own,
+            key=lambda f: (not run_lock.is_of_step(f, job), len(f.name), f.name),
+            default=None,
+        )
         if first is None:
             return None
         self._own = True
@@ -178,6 +186,9 @@ class RunFolder:
         the checkpoint holds what must agree.
         """
         candidates = self._candidates()
+        job = self._job
+        if trains and job is not None:
+            candidates = [f for f in candidates if not run_lock.is_in_use(f, job)]
         alike = [f for f in candidates if self._is_alike(read_record(f))]
         chosen = alike or ([] if trains else candidates)
         if chosen:
@@ -223,12 +234,13 @@ class RunFolder:
         return [folder for folder in alike if _last(folder).is_file()]
 
     def _is_own(self, folder: Path) -> bool:
-        """Whether this job created or resumed it, with this configuration."""
+        """Whether this job created or resumed it, with this configuration, and no step is in it."""
         recorded = read_record(folder)
         if self._job is None or recorded.get("job") != self._job.key:
             return False
         ours = recorded.get("name") == self.base and recorded.get("config") == self.config
-        return ours and (self.config is not None or folder not in _in_this_process)
+        free = self.config is not None or folder not in _in_this_process
+        return ours and free and not run_lock.is_in_use(folder, self._job)
 
     # The folder's record of its run.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from lightfed.distributed.requeue import is_running
 from lightfed.distributed.slurm import Job
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
@@ -39,9 +40,45 @@ def take(folder: Path, job: Job | None) -> None:
         raise _taken_over(folder, owner)
     owner = {"token": uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
     if job is not None:
-        owner |= {"job": job.key, "restarts": job.restarts}
+        owner |= {"job": job.key, "restarts": job.restarts, "step": job.step}
     write_atomically(folder / OWNER, lambda file: file.write(json.dumps(owner).encode()))
     _tokens[folder.resolve()] = str(owner["token"])
+
+
+def is_of_step(folder: Path, job: Job) -> bool:
+    """Whether a run folder was last written by the step of this number, in any start of a job."""
+    return _step_of(_owner(folder)) == job.step
+
+
+def is_in_use(folder: Path, job: Job) -> bool:
+    """Whether another process of this start of a job writes to a run folder now.
+
+    Two steps of a job run at the same time if its script starts them so. They have the same name
+    and configuration if the script gives them the same words.
+    """
+    owner = _owner(folder)
+    if owner.get("job") != job.key or owner.get("restarts", 0) != job.restarts:
+        return False
+    step = _step_of(owner)
+    if step == job.step != "":
+        return False  # an earlier command of this step, or its first rank
+    if owner["host"] == socket.gethostname():
+        return owner["pid"] != os.getpid() and _is_alive(owner["pid"])
+    return step != "" and is_running(job, step)
+
+
+def _step_of(owner: dict[str, Any]) -> str:
+    return str(owner.get("step", ""))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass  # it belongs to somebody else, or is no number of a process
+    return True
 
 
 def check(path: Path) -> None:

@@ -12,30 +12,80 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from lightfed.distributed.collectives import leave
+from lightfed.distributed import collectives
 
 # Beginnings of the names of launchers' variables.
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_RANK", "SLURM_")
 _SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
+PACKAGE = collectives.__file__  # of the lightfed that this process has imported
+_FORKS = get_context("forkserver")
+# What its server imports once, for all processes to come.
+_IMPORTED = ["lightfed.testing.worker", "lightfed.cli.federation_cli"]
+
+
+class _Output:
+    """A descriptor of this process that another one gets, too."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @override
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+        return _descriptor_of, (DupFd(self._descriptor),)
+
+
+def _descriptor_of(copy: Any) -> int:
+    descriptor: int = copy.detach()
+    return descriptor
 
 
 def in_new_process(function: Callable[..., int | None], *arguments: Any) -> None:
     """Call a function in a new process, which can fork ranks; an AssertionError if it failed.
 
-    It is pickled with its arguments. What it prints appears where this process prints.
+    It is pickled with its arguments. What it prints appears where this process prints. Only the
+    first call waits for imports: the process is forked from a server that has done nothing else.
     """
-    process = get_context("spawn").Process(target=_alone, args=(function, *arguments))
+    _FORKS.set_forkserver_preload(_IMPORTED)
+    # The server has the variables, the paths and the output of the first call.
+    place = (dict(os.environ), [*sys.path], _Output(1), _Output(2))
+    process = _FORKS.Process(target=call_alone, args=(*place, PACKAGE, function, *arguments))
     process.start()
     process.join()
     assert process.exitcode == 0, f"{function.__module__}: see the end of what it has printed"
 
 
-def _alone(function: Callable[..., int | None], *arguments: Any) -> None:
-    """Call a function without other threads, and without the variables of a launcher of ranks."""
+def call_alone(
+    environ: dict[str, str],
+    path: list[str],
+    output: int,
+    errors: int,
+    package: str,
+    function: Callable[..., int | None],
+    *arguments: Any,
+) -> None:
+    """Call a function without other threads, and without the variables of a launcher of ranks.
+
+    Args:
+        environ: Variables, for all others.
+        path: Where modules are looked for.
+        output: Descriptor for what is printed.
+        errors: The same for errors.
+        package: A file of the lightfed that the caller has imported.
+        function: What is called.
+        *arguments: Its arguments.
+    """
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:] = path
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    assert package == PACKAGE, f"{PACKAGE} was imported, and not {package}"
     signal.alarm(_SECONDS)
     torch.set_num_threads(1)
     for name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
@@ -78,7 +128,7 @@ def _end(work: Callable[[int], None], rank: int) -> None:
     status = 1
     try:
         work(rank)
-        leave()
+        collectives.leave()
         status = 0
     except Exception:
         traceback.print_exc()

@@ -14,8 +14,9 @@ import pytest
 from lightfed.cli import sweep
 from lightfed.cli.command_line import main
 from lightfed.cli.wanted import Wanted
-from lightfed.testing.ranks import in_new_process, start_job, wait
+from lightfed.testing.ranks import start_job, wait
 from tests.cli.test_sweep import check_here, results
+from tests.forked import in_new_process
 from tests.promises.refusals.mistakes import edited
 
 CONV = {"class_path": "Conv", "init_args": {"hidden": [4]}}

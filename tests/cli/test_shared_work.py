@@ -6,15 +6,34 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as L
 import pytest
+from typing_extensions import override
 
 from lightfed.cli import run_locks
 from lightfed.cli.runner import run_all
 from lightfed.cli.wanted import Wanted
+from tests.forked import forked
 from tests.promises.refusals.mistakes import edited
 
 SECONDS = 120.0
+OPEN = Path("open")  # in the folder of the runs; lets a held one go on
+
+
+class Held(L.Callback):
+    """Holds a run in its second round until a file is there, so that it is under way meanwhile."""
+
+    hears = "rounds"
+
+    @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            until(OPEN.exists)
+
+
+HELD = f"--trainer.callbacks={__name__}.Held"
 
 
 @pytest.fixture
@@ -27,19 +46,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def wanted(seed: int, *more: str) -> Wanted:
     return Wanted.of(["fit", "--config", "run.yaml", f"--model.seed={seed}", *more])
-
-
-def forked(work: Callable[[], object]) -> int:
-    """The process of a child that does something; its status is 0 unless that raises."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return pid
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -71,22 +77,37 @@ def test_two_sweeps_at_once_train_every_run_once(folder: Path) -> None:
     assert not (folder / "runs" / run_locks.FOLDER).exists()
 
 
+def test_a_lock_that_a_finished_run_has_left_is_removed(folder: Path) -> None:
+    """Of a training that has outlived its command."""
+    run = wanted(0, "--trainer.max_epochs=1")
+    assert [outcome.status for outcome in run_all([run])] == [0]
+    lock = run_locks.take(run)
+    assert lock is not None
+    pid = forked(lambda: time.sleep(1.0))  # it is about to end, and has the lock still
+    os.close(lock)
+    assert [outcome.status for outcome in run_all([run])] == [0]
+    os.waitpid(pid, 0)
+    assert not (folder / "runs" / run_locks.FOLDER).exists()
+
+
 def test_a_sweep_that_is_killed_leaves_no_duplicate_behind(folder: Path) -> None:
     """Its child trains on; the next sweep waits for it."""
-    runs = [wanted(0, "--trainer.max_epochs=200")]
+    runs = [wanted(0, HELD)]
     first = folder / "runs" / "run" / "checkpoints" / "last.ckpt"
     sweep = forked(lambda: list(run_all(runs)))
     until(first.is_file)
     os.kill(sweep, signal.SIGKILL)
     os.waitpid(sweep, 0)
     assert run_locks.take(runs[0]) is None, "the training has the lock"
+    pid = forked(lambda: (time.sleep(1.0), OPEN.touch()))
     (outcome,) = run_all(runs)
+    os.waitpid(pid, 0)
     assert (outcome.status, outcome.seconds) == (0, 0.0), "another process trained it"
     assert seeds_in(folder) == [0]
 
 
 def test_a_run_that_is_killed_with_its_sweep_is_trained_by_the_next(folder: Path) -> None:
-    runs = [wanted(0, "--trainer.max_epochs=200")]
+    runs = [wanted(0, HELD)]
 
     def sweep() -> None:
         os.setsid()
@@ -97,6 +118,7 @@ def test_a_run_that_is_killed_with_its_sweep_is_trained_by_the_next(folder: Path
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     until(lambda: not _is_taken(runs[0]))
+    OPEN.touch()
     (outcome,) = run_all(runs)
     assert outcome.status == 0
     assert seeds_in(folder) == [0], "it goes on in its folder"

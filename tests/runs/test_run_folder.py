@@ -1,8 +1,10 @@
 """Which folder a run gets: numbered anywhere, the job's own under SLURM, never a stranger's."""
 
 import errno
+import json
 import logging
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.cli.command_line import main
+from lightfed.distributed import requeue
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
+from lightfed.runs import run_lock
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.record import read_record
@@ -110,6 +114,95 @@ def test_runs_of_a_job_are_told_apart_by_configuration_or_those_of_a_script_by_o
             logger = start(tmp_path, config=config)
             assert (logger.folder.name, logger.place.resumed) == (name, restarts == 1)
             saved(logger)
+
+
+def step(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    *,
+    restarts: int = 0,
+    last: bool = False,
+) -> RunLogger:
+    """Start the run as a step of job 12, with or without `--ckpt_path last`."""
+    job(monkeypatch, 12, restarts=restarts)
+    monkeypatch.setenv("SLURM_STEP_ID", str(number))
+    logger = RunLogger(str(folder), "run")
+    logger.place.config = "c"
+    if logger.place.resume_job() is None and last:
+        logger.place.resume_newest(trains=True)
+    logger.place.claim(Ranks(CPU))
+    logger.place.own()
+    logger.start({}, finished_rounds=0)
+    saved(logger)
+    return logger
+
+
+def belongs_to(folder: Path, **owner: Any) -> None:
+    """Let a folder be written by another process than this one."""
+    path = folder / run_lock.OWNER
+    path.write_text(json.dumps(json.loads(path.read_text()) | owner))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_two_steps_of_a_job_have_a_folder_each(
+    last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the same time; each finds its own again when the job is requeued, in any order."""
+    step(tmp_path, monkeypatch, 0)
+    belongs_to(tmp_path / "run-12", pid=os.getppid())
+    second = step(tmp_path, monkeypatch, 1, last=last)
+    assert (second.folder.name, second.place.resumed) == ("run-12-2", False)
+    for number, name in ((1, "run-12-2"), (0, "run-12")):
+        again = step(tmp_path, monkeypatch, number, restarts=1)
+        assert (again.folder.name, again.place.resumed) == (name, True)
+
+
+def test_a_step_does_not_take_the_folder_that_another_has_just_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(monkeypatch, 12)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    start(tmp_path)  # it has no checkpoint yet
+    belongs_to(tmp_path / "run-12", pid=os.getppid())
+    monkeypatch.setenv("SLURM_STEP_ID", "1")
+    assert start(tmp_path).folder.name == "run-12-2"
+
+
+def test_a_step_goes_on_with_the_run_of_one_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shell of salloc, where a step that was stopped is started again."""
+    step(tmp_path, monkeypatch, 0)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    belongs_to(tmp_path / "run-12", pid=gone.pid)
+    second = step(tmp_path, monkeypatch, 1)
+    assert (second.folder.name, second.place.resumed) == ("run-12", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("StepId=12.0 UserId=0 State=RUNNING Name=x", "run-12-2"),
+        ("StepId=12.0 State=COMPLETED", "run-12"),
+        ("", "run-12"),
+    ],
+)
+def test_a_step_of_another_node_is_asked_for(
+    answer: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step(tmp_path, monkeypatch, 0)
+    belongs_to(tmp_path / "run-12", host="another")
+    asked: list[str] = []
+
+    def scontrol(run: Any, *words: str) -> "subprocess.CompletedProcess[str]":
+        asked.append(" ".join(words))
+        return subprocess.CompletedProcess(words, 0 if answer else 1, answer, "")
+
+    monkeypatch.setattr(requeue, "_scontrol", scontrol)
+    assert step(tmp_path, monkeypatch, 1).folder.name == name
+    assert set(asked) == {"show step -o 12.0"}
 
 
 def test_where_a_job_started_from_counts_until_it_is_requeued(

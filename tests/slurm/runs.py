@@ -46,7 +46,7 @@ class Workspace:
         """`sbatch FLAGS slurm/SCRIPT.sbatch WORDS`, a CPU a task and half an hour."""
         job = self.cluster.submit(
             *("--cpus-per-task=1", "--time=30", *flags, f"slurm/{script}.sbatch", *words),
-            cwd=self.root, PYTHONPATH=_modules(),
+            cwd=self.root, PYTHONPATH=modules(),
         )  # fmt: skip
         return Run(self, job)
 
@@ -55,7 +55,7 @@ class Workspace:
         program = str(self.root / ".venv" / "bin" / "lightfed")
         settings = {"SBATCH_TIMELIMIT": "30", "SBATCH_CPUS_PER_TASK": "1"}
         return self.cluster.command(
-            program, *words, cwd=self.root, PYTHONPATH=_modules(), **settings
+            program, *words, cwd=self.root, PYTHONPATH=modules(), **settings
         )
 
     def array(self, said: str) -> "Run":
@@ -138,7 +138,7 @@ class Run:
         return {**tables, "weights": weights, "exported": exported}
 
 
-def _modules() -> str:
+def modules() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

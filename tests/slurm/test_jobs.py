@@ -2,14 +2,26 @@
 
 import os
 import re
+import shlex
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from tests.slurm.cluster import Cluster, until
+from tests.slurm.cluster import Cluster, Job, until
 from tests.slurm.gate import ROUND
-from tests.slurm.runs import FIT, GATED, ONE_NODE, TWO_NODES, Run, Workspace, assert_same_bits
+from tests.slurm.runs import (
+    FIT,
+    GATED,
+    ONE_NODE,
+    TWO_NODES,
+    Run,
+    Workspace,
+    assert_same_bits,
+    modules,
+)
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -146,6 +158,63 @@ def test_a_comparison_is_submitted_and_then_shown(workspace: Workspace) -> None:
     table = workspace.lightfed(*words)
     assert "global accuracy" in table
     assert "Submitted" not in workspace.lightfed(*words, "--slurm")
+
+
+class StepOf(Run):
+    """The run of a step of a job, in the folder that it says."""
+
+    def __init__(self, workspace: Workspace, job: Job, folder: str) -> None:
+        super().__init__(workspace, job)
+        self._folder = folder
+
+    @property
+    @override
+    def folder(self) -> Path:
+        return self.workspace.root / "runs" / self._folder
+
+
+TWO_STEPS = """\
+echo $SLURM_JOB_ID > job
+srun --ntasks=2 --overlap --mpi=none --kill-on-bad-exit=1 {words} 2> first &
+srun --ntasks=2 --overlap --mpi=none --kill-on-bad-exit=1 {words} 2> second &
+wait %1; one=$?
+wait %2; exit $((one + $?))
+"""
+
+
+def test_two_steps_of_a_shell_have_a_folder_each(
+    cluster: Cluster, workspace: Workspace, undisturbed: Run
+) -> None:
+    """They run at the same time, in a job that has the name of a shell, and of the same words."""
+    words = [".venv/bin/lightfed", *GATED, "--trainer.devices=2", "--trainer.name=steps"]
+    (workspace.root / "two.sh").write_text(TWO_STEPS.format(words=shlex.join(words)))
+    allocation = ["salloc", *ONE_NODE, "--cpus-per-task=1", "--time=30", "bash", "two.sh"]
+    with subprocess.Popen(
+        allocation, env=cluster.environment | {"PYTHONPATH": modules()}, cwd=workspace.root,
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as shell:  # fmt: skip
+
+        def said() -> str:
+            texts = [workspace.root / name for name in ("first", "second")]
+            return "".join(path.read_text() for path in texts if path.exists())
+
+        def both_at_the_gate() -> bool:
+            assert shell.poll() is None, said()
+            rounds = [*(workspace.root / "gate").glob(f"{number()}-rounds")]
+            return bool(rounds) and rounds[0].read_text().count(f"0 {ROUND}\n") == 2
+
+        def number() -> str:
+            path = workspace.root / "job"
+            return path.read_text().strip() if path.exists() else "none"
+
+        until(both_at_the_gate, "both steps are in their third round", seconds=300)
+        job = Job(cluster, number())
+        Run(workspace, job).open_gate()
+        assert shell.wait(300) == 0, said()
+    names = [f"steps-{job.number}", f"steps-{job.number}-2"]
+    assert sorted(path.name for path in (workspace.root / "runs").glob("steps*")) == names
+    for name in names:
+        assert_same_bits(StepOf(workspace, job, name), undisturbed)
 
 
 def test_a_dead_rank_ends_the_job(workspace: Workspace) -> None:

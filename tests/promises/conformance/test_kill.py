@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.testing.ranks import in_new_process
+from tests.forked import in_new_process
 from tests.promises.conformance.killer import ROUNDS, main
 
 

@@ -22,8 +22,9 @@ from lightfed.distributed.steps import refuse_in_step, step_under_way
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import agreement
-from lightfed.testing.ranks import in_new_process, start_job, wait
+from lightfed.testing.ranks import start_job, wait
 from lightfed.utils.errors import UserError
+from tests.forked import in_new_process
 from tests.small import fit, random_data
 
 RANKS = 2

@@ -19,8 +19,9 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.mlp import MLP
 from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import fit
-from lightfed.testing.ranks import in_new_process, start_job, wait
+from lightfed.testing.ranks import start_job, wait
 from lightfed.topology.topology import TimeVarying
+from tests.forked import in_new_process
 
 RANKS, ROUNDS = 2, 3
 mlp = partial(MLP, hidden=(8,))

@@ -185,7 +185,7 @@ UNKNOWN_KEYS = [
     edit("fit", {"trainer": {"max_epochs": 1}}, "mean trainer.max_epochs?", named="fit.trainer"),
     edit("model.clients.1.cuont", 3, "did you mean count?"),
     edit(f"{MODEL}.init_args.widht", 3, "known: hidden, input_shape"),
-    edit(f"{MODEL}.hidden", [3], "'hidden': [3]", named=MODEL),
+    edit(f"{MODEL}.hidden", [3], "no such key beside class_path; write it below init_args"),
     Case("model.algorithm.init_args.msk", "mask", words=["--model.algorithm.msk", "true"]),
     Case("model.clients.2.count", "2 items", words=["--model.clients.2.count", "3"]),
     Case("model.clients.1.model.init_args.hiden", "did you mean hidden?",
@@ -551,9 +551,41 @@ class Lazy(torch.nn.Module):
         return self.layer(x.flatten(1))
 
 
+# Unknown keys that hold nothing: the parser drops them without a word.
+NOTHING = (
+    "nothing",
+    "trainer.nothing",
+    "data.nothing",
+    "model.clients.0.nothing",
+    "model.clients.1.model.init_args.nothing",
+    "model.optimizer.init_args.nothing",
+    "data.partition.init_args.nothing",
+)
+GROUP = '{"count": 1, "level": "a", "model": {"class_path": "Conv"}, "nothing": {}}'
+IN_WORDS = {
+    "model.nothing": ['--model={"nothing": {}}'],
+    "model.clients.0.nothing": ["--model.clients.0.nothing={}"],
+    "model.clients.nothing": [f"--model.clients+={GROUP}"],
+    "model.algorithm.nothing": ["--model.algorithm.nothing={}"],
+    "data.partition.init_args.nothing": ["--data.partition.init_args.nothing={}"],
+    "data.nothing": ["--config", '{"data": {"nothing": {}}}'],
+}
+BESIDE = ("model.clients.0.model", "model.optimizer", "data.partition")
+STOPS = of_class("EarlyStopping", monitor="global/loss")
+
 # The answers of a list of a thousand wrong inputs that were no line, or did not name the key.
 MALFORMED = [
-    *(edit(key, {}, "no such key") for key in ("nothing", "trainer.nothing", "data.nothing")),
+    *(edit(key, value, "no such key") for key in NOTHING for value in ({}, {"x": {"y": {}}})),
+    *(Case(key, "no such key", words=words) for key, words in IN_WORDS.items()),
+    *(edit(f"{key}.nothing", 1, "no such key beside class_path") for key in BESIDE),
+    Case(
+        "trainer.callbacks.0.nothing", "beside class_path",
+        {"trainer.callbacks": [STOPS | {"nothing": {}}]},
+    ),
+    Case(
+        "trainer.callbacks.0.init_args.nothing", "no such key",
+        {"trainer.callbacks": [of_class("EarlyStopping", monitor="global/loss", nothing={})]},
+    ),
     edit("trainer.max_time", "", "''; write days"),
     Case("data.batch_size", "[1,", words=["--data.batch_size=[1,"]),
     Case("model.clients.0.count", "no YAML", words=["--model.clients.0.count", "[1,"]),

@@ -16,7 +16,7 @@ import torch
 
 import lightfed.cli.federation_cli  # noqa: F401  (before ranks are forked)
 from lightfed.cli.command_line import USAGE_ERROR, main
-from lightfed.testing.ranks import in_new_process
+from tests.forked import in_new_process
 from tests.promises.ranks import faults
 from tests.promises.refusals.mistakes import PARTITION, Case, edit
 
