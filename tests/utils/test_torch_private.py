@@ -34,7 +34,9 @@ def private_functions() -> Iterator[str]:
     """All `torch._name` of the package."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch._"):
+            if not isinstance(node, ast.Attribute) or ast.unparse(node.value) != "torch":
+                continue
+            if node.attr.startswith("_") and not node.attr.startswith("__"):
                 yield node.attr
 
 
