@@ -3,7 +3,6 @@
 To Lightning these ranks look externally launched.
 """
 
-import gc
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from lightfed.distributed.collectives import leave
+from lightfed.utils.process import freeze
 
 # Beginnings of the names of launchers' variables.
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_RANK", "SLURM_")
@@ -56,7 +56,7 @@ def kept_port() -> socket.socket:
 
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
     """Fork the ranks of a job, each of which calls `work`; the new process group."""
-    gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
+    freeze()  # the ranks then neither scan imported objects nor copy their pages
     group = 0
     with kept_port() as keeper:  # the ranks inherit it
         port = str(keeper.getsockname()[1])

@@ -1,5 +1,6 @@
 """The beginning and the end of a process, and what it prints that is not of a run."""
 
+import atexit
 import gc
 import logging
 import os
@@ -39,8 +40,18 @@ def imports_begin() -> None:
 def imports_end() -> None:
     """Collect garbage from now on, but never look at what has been imported."""
     if not gc.isenabled():
-        gc.freeze()
+        freeze()
         gc.enable()
+
+
+def freeze() -> None:
+    """Never look at what there is now when collecting garbage, until the process ends.
+
+    Its end collects all: bindings of nanobind, such as Triton's, list as leaked what stays.
+    """
+    gc.freeze()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)
 
 
 def drop_output(text: str = "") -> OSError | None:
