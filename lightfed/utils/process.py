@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from lightfed.utils.errors import UserError
 
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
+_TRITON = "triton._C.libtriton"
 _RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")  # variables that number a process
 
 
@@ -45,13 +46,23 @@ def imports_end() -> None:
 
 
 def freeze() -> None:
-    """Never look at what there is now when collecting garbage, until the process ends.
+    """Never look at what there is now when collecting garbage.
 
-    Its end collects all: bindings of nanobind, such as Triton's, list as leaked what stays.
+    What stays to the end of the process is not collected, which would take seconds. Bindings made
+    by nanobind list that as leaked; where there are some, it is collected after all.
     """
     gc.freeze()
-    atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)
+    if _lists_leaks():
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)
+
+
+def _lists_leaks() -> bool:
+    """Whether Triton has been imported, and its bindings are those of nanobind, as from 3.9 on."""
+    bindings = sys.modules.get(_TRITON)
+    if bindings is None:
+        return False
+    return any(type(value).__module__ == "nanobind" for value in vars(bindings).values())
 
 
 def drop_output(text: str = "") -> OSError | None:
