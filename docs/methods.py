@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 import lightfed
-from lightfed.algorithms.shared.adapter_rule import AdapterRule
+from lightfed.algorithms.depth.networks import DepthConv
+from lightfed.algorithms.lora.adapter_rule import AdapterRule
+from lightfed.algorithms.width.ordered_dropout import OrderedDropout
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import client_group
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Hooks
-from lightfed.local.packing import _hooks_allow, unknown
 from lightfed.local.penalties import Pull
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.depth import DepthConv
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.ordered_dropout import OrderedDropout
+from lightfed.networks.cnn import Conv
+from lightfed.networks.mlp import MLP
+from lightfed.packs.packing import _hooks_allow, unknown
 from lightfed.state.server_model import ServerModel
 from lightfed.testing.case import digits
 from lightfed.utils.errors import UserError

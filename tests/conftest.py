@@ -111,7 +111,7 @@ def _no_pack_raises(request: pytest.FixtureRequest) -> Iterator[None]:
     a test would tell.
     """
     fallbacks = _Fallbacks()
-    logger = logging.getLogger("lightfed.local.pack_runner")
+    logger = logging.getLogger("lightfed.packs.runner")
     logger.addHandler(fallbacks)
     try:
         yield

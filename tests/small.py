@@ -18,23 +18,23 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Partitioner
+from lightfed.devices.devices import Devices
+from lightfed.devices.policy import Policy
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.federation import Federation
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup, GroupState, Packing
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
-from lightfed.local.packing import Packs, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session import Autocast, Runtime
+from lightfed.packs.packing import Packs, SideBySide
 from lightfed.runs.run_logger import RunLogger
-from lightfed.simulation.devices import Devices
-from lightfed.simulation.policy import Policy
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.trainer import FederatedTrainer
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden"

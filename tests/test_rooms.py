@@ -160,7 +160,7 @@ def test_every_room_has_its_sign_and_three_to_sixteen_files() -> None:
 
 def test_pages_read_files_of_runs_and_nothing_of_the_engine() -> None:
     known = {*PAGES, "utils"}
-    latency = {"lightfed.studies.latency"}  # computes, and reads nothing
+    latency = {"lightfed.lab.studies.latency"}  # computes, and reads nothing
     for source in graph().keys() - latency:
         if source.split(".")[1:2] and source.split(".")[1] in PAGES:
             others = {t for t in graph()[source] if t.split(".")[1] not in known}

@@ -17,12 +17,12 @@ import lightning.pytorch as L
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.algorithms.interpolated import Interpolated
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.models.client_module import ClientModule
-from lightfed.models.composites.interpolated import Interpolated
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Part

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.one_model import OneModel
+from lightfed.algorithms.one_model import OneModel
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet, Weights
+from lightfed.devices.clock import VirtualClock, check_waits
+from lightfed.devices.delays import Exponential
+from lightfed.devices.devices import Devices
 from lightfed.local.hooks import SessionContext
-from lightfed.simulation.clock import VirtualClock, check_waits
-from lightfed.simulation.delays import Exponential
-from lightfed.simulation.devices import Devices
 from lightfed.utils.bounds import Count, Momentum, Positive, Weight
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.one_model import OneModel
+from lightfed.algorithms.one_model import OneModel
 from lightfed.api.fleet import Fleet
 from lightfed.local.penalties import LinearTerm
 from lightfed.utils.bounds import Positive

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.shared.one_model import OneModel
+from lightfed.algorithms.one_model import OneModel
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.utils.bounds import Momentum, Positive

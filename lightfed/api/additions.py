@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lightfed.devices.device_clock import DeviceClock
+from lightfed.devices.devices import Devices
+from lightfed.devices.policy import Policy
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import Hooks, LocalPenalty
 from lightfed.models.personal import personal_tensors
-from lightfed.simulation.device_clock import DeviceClock
-from lightfed.simulation.devices import Devices
-from lightfed.simulation.policy import Policy
 from lightfed.state.costs import Ledger
 from lightfed.utils.errors import require
 

@@ -20,15 +20,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightfed.aggregation.coverage import Coverages, Parts
-from lightfed.aggregation.gossip import Exchange, Over
-from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.aggregation.server_optimizers import ServerStep
 from lightfed.aggregation.weights import whole
+from lightfed.algorithms.flexifed.group_mean import GroupMeans, SharedTensors
+from lightfed.algorithms.peers.gossip import Exchange, Over
 from lightfed.api.additions import check_additions, clock_of, personal_of
 from lightfed.api.client_rows import ClientRows, pickled
 from lightfed.api.failures import Outcomes, check
 from lightfed.api.places import Places, participants
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.devices.device_clock import DeviceClock
+from lightfed.devices.devices import Devices
+from lightfed.devices.policy import Policy
 from lightfed.distributed.collectives import Ranks
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup, GroupState, Packing, group_names
@@ -37,9 +40,6 @@ from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
 from lightfed.local.rank_sessions import Training, Waves
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.build import DataSpec
-from lightfed.simulation.device_clock import DeviceClock
-from lightfed.simulation.devices import Devices
-from lightfed.simulation.policy import Policy
 from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.frozen_base import FrozenBase

@@ -26,13 +26,13 @@ USAGE_ERROR = UserError.status
 
 # Commands without Lightning's parser, and their modules.
 _WITHOUT_A_TRAINER = {
-    "report": "lightfed.report.command",
+    "report": "lightfed.lab.report.command",
     "configs": "lightfed.cli.shipped",
-    "control": "lightfed.studies.control",
-    "latency": "lightfed.studies.latency",
-    "sweep": "lightfed.cli.sweep",
-    "compare": "lightfed.cli.compare",
-    "study": "lightfed.cli.study",
+    "control": "lightfed.algorithms.width.control",
+    "latency": "lightfed.lab.studies.latency",
+    "sweep": "lightfed.lab.sweep",
+    "compare": "lightfed.lab.compare",
+    "study": "lightfed.lab.study",
     "slurm": "lightfed.cli.shipped",
 }
 
@@ -102,9 +102,9 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 
 
 def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "LightningCLI":
+    from lightfed.algorithms.width.control import with_configurations
     from lightfed.cli.config_files import check_files, with_items
     from lightfed.cli.shipped import with_paths
-    from lightfed.studies.control import with_configurations
 
     try:
         words = with_paths(arguments)

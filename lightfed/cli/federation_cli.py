@@ -18,8 +18,8 @@ from lightfed.cli.config_files import check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
-from lightfed.previews.trainer import PreviewTrainer
+from lightfed.federation import Federation
+from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import digest, identity
 from lightfed.utils.process import silence

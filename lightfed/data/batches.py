@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Transform
-from lightfed.data.datasets.transforms import Functions, transformed
+from lightfed.data.dataset import Dataset, Samples, Transform
+from lightfed.data.transforms import Functions, transformed
 from lightfed.utils.memory import free_memory
 
 Batch = tuple[Tensor, Tensor]

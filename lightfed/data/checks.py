@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Transform
+from lightfed.data.dataset import Dataset, Samples, Transform
 from lightfed.utils.errors import UserError
 
 _PART = 4096  # samples looked at together; they may be mapped from a file

@@ -25,10 +25,10 @@ from lightfed.data.batches import (
     resident,
 )
 from lightfed.data.checks import loaded
-from lightfed.data.datasets.dataset import Dataset, Task
-from lightfed.data.datasets.torch_data import FromTorch
+from lightfed.data.dataset import Dataset, Task
 from lightfed.data.digests import Contents
 from lightfed.data.partition import draw
+from lightfed.data.torch_data import FromTorch
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lightfed.data.datasets.dataset import Samples
+from lightfed.data.dataset import Samples
 from lightfed.utils.keys import flat, key_of
 
 _ENDS = 64  # samples at each end of a split that are part of a digest

@@ -9,7 +9,7 @@ The kinds, each with its own name:
     finetuned   the server's model after a session, on the client's test split
 
 A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
-several clients at once (`lightfed.engine.row_tests`). The global test set has the
+several clients at once (`lightfed.packs.row_tests`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
@@ -25,12 +25,12 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.placement import split
-from lightfed.engine.row_tests import Piece, RowTests, at_once
+from lightfed.lab.results.text import lower_is_better
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.client_module import reported
 from lightfed.models.evaluating import is_whole
-from lightfed.results.text import lower_is_better
+from lightfed.packs.row_tests import Piece, RowTests, at_once
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators

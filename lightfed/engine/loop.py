@@ -14,9 +14,9 @@ from typing import Any
 import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.engine.federation import federation_of
 from lightfed.engine.round_report import RoundMessages
 from lightfed.engine.run_trainer import RunTrainer
+from lightfed.federation import federation_of
 from lightfed.local.finished import Suspended
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.rank_sessions import Pending, RunClient

@@ -18,7 +18,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
 from lightfed.engine.session_setup import scheduled_settings, step_schedule
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.results.run import Run, read
+from lightfed.lab.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import NAME, LastCheckpoint
@@ -260,7 +260,10 @@ class RunTrainer(Recorded, L.Trainer):
         try:
             logger.place.finish(self.current_epoch, self.limits)
             if page:
-                from lightfed.report.page import build, print_summary  # pandas takes half a second
+                from lightfed.lab.report.page import (  # pandas takes half a second
+                    build,
+                    print_summary,
+                )
 
                 build(logger.folder)
                 print_summary(logger.folder)

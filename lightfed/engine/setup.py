@@ -23,12 +23,12 @@ from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.fits.hook_table import check_datamodule, vars_of
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import GroupState, Packing, ignore
-from lightfed.local.packing import Packs
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.evaluating import is_evaluated
 from lightfed.models.image_format import channels_first, guarded, suits_channels_last
 from lightfed.models.trials import on_trial
+from lightfed.packs.packing import Packs
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import LastCheckpoint
 from lightfed.utils.errors import UserError, require

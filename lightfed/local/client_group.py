@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightfed.devices.devices import Device
 from lightfed.fits.hook_table import MODULE_HOOKS, HookTable, check_module, table_of
 from lightfed.fits.session_trainer import SessionHost, SessionTrainer
 from lightfed.local.logbook import batch_size
@@ -26,11 +27,10 @@ from lightfed.models.client_module import (
     NetworkClient,
     Regressor,
 )
-from lightfed.models.composites.split import evaluating
 from lightfed.models.own_network import OwnNames
+from lightfed.models.split import evaluating
 from lightfed.models.tensors import check_buffer, check_memory, check_trained, expand_buffers
 from lightfed.models.trials import on_trial
-from lightfed.simulation.devices import Device
 from lightfed.state.costs import forward_flops, passes
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
@@ -41,7 +41,7 @@ from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import derive_seed, seeded
 
 _NO_HOST = SessionHost()
-_OURS = "lightfed.models.networks."
+_OURS = "lightfed.networks."
 
 
 @dataclass

@@ -15,10 +15,10 @@ from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
-from lightfed.local.pack_session import LaneReport
 from lightfed.local.session import LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.models.client_module import reported
+from lightfed.packs.session import LaneReport
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Moment, Row, Rows
 from lightfed.utils.errors import UserError, reason, require, tracebacks

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.devices.devices import Devices
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
-from lightfed.simulation.devices import Devices
 from lightfed.state.client_state import Kept, KeptStates
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.algorithms.contrastive import Contrastive
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.client_module import ClientModule
-from lightfed.models.composites.contrastive import Contrastive
-from lightfed.models.composites.split import split
+from lightfed.models.split import split
 from lightfed.utils.bounds import Count, Positive, Weight
 from lightfed.utils.errors import require
 

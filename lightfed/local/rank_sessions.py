@@ -12,8 +12,6 @@ from lightfed.local.finished import Suspended, finished, put_in_place
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.optimizer import Stepper, Steps
-from lightfed.local.pack_runner import PackReport, PackRunner
-from lightfed.local.pack_session import LaneReport, PackSession
 from lightfed.local.session import (
     Autocast,
     LocalSession,
@@ -21,7 +19,9 @@ from lightfed.local.session import (
     Report,
     Runtime,
 )
-from lightfed.local.stacked_optimizer import StackedOptimizer
+from lightfed.packs.runner import PackReport, PackRunner
+from lightfed.packs.session import LaneReport, PackSession
+from lightfed.packs.stacked_optimizer import StackedOptimizer
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError

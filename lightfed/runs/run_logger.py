@@ -16,12 +16,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.datasets.cache import cache_folder
 from lightfed.distributed.slurm import job_of
 from lightfed.runs import run_lock
 from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.cache import cache_folder
 from lightfed.utils.errors import FULL, DiskError, UserError, repair, require, tracebacks
 from lightfed.utils.keys import COLUMNS
 from lightfed.utils.stopwatch import Part

@@ -16,7 +16,7 @@ import torch
 from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
 
-from lightfed.models.composites.split import evaluating
+from lightfed.models.split import evaluating
 from lightfed.models.trials import on_trial
 
 Clients = int | Sequence[int]

@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Samples, Split
-from lightfed.data.datasets.vision import Digits
+from lightfed.data.dataset import Samples, Split
 from lightfed.data.partition.schemes import Dirichlet
-from lightfed.engine.federation import Federation
+from lightfed.datasets.vision import Digits
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 
 CLIENTS = 7

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.client_state import by_client
 from lightfed.testing.case import ROUNDS, Case
+from lightfed.trainer import FederatedTrainer
 
 OF_THE_MACHINE = ("seconds", "wire_bytes")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout, pack_mask, unpack_mask
 from torch import Tensor
 
-from lightfed.aggregation import gossip
-from lightfed.aggregation.gossip import Exchange, Over
+from lightfed.algorithms.peers import gossip
+from lightfed.algorithms.peers.gossip import Exchange, Over
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 from tests.distributed.threads import on_ranks

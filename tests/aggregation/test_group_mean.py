@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
+from lightfed.algorithms.flexifed.group_mean import GroupMeans, SharedTensors
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 from tests.distributed.threads import on_ranks

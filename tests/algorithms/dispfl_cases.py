@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.topology.topology import Topology
 from lightfed.api.fleet import Fleet
 from lightfed.data.batches import Plan
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.topology.topology import Topology
 from tests.small import GOLDEN, data_of, fleet_of
 
 CLIENTS = 5

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from lightfed.algorithms.shared.hierarchy import Phase
+from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import Line, fleet_of, random_data
 
 SIZES = [10, 6, 12, 7, 8, 11]  # no batch of 4 is a single sample

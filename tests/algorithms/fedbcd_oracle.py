@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.algorithms.shared.hierarchy import Phase
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup

@@ -9,7 +9,7 @@ from torch.optim import SGD
 from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.small import fleet_of, random_data, run_round

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
 from lightfed.engine.session_setup import client_stepper
 from lightfed.fits.hook_table import HookTable
 from lightfed.local.optimizer import Clipping, Proximal, make_stepper

@@ -10,24 +10,24 @@ from torch import Tensor
 from torch.optim import SGD, Adam
 from typing_extensions import override
 
-from lightfed.algorithms.fd import FD
-from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.fedproto import FedProto
-from lightfed.algorithms.fml import FML
-from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.pfedmoe import low_rank as svd
+from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.pfedmoe.fml import FML
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
+from lightfed.algorithms.prototypes.fd import FD
+from lightfed.algorithms.prototypes.fedproto import FedProto
+from lightfed.algorithms.prototypes.prototype import Inference
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Clipping
-from lightfed.models.composites import low_rank as svd
-from lightfed.models.composites.prototype import Inference
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 

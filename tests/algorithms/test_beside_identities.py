@@ -11,19 +11,19 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.fedproto import FedProto
-from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.algorithms.shared.personal_shared import PersonalShared
+from lightfed.algorithms.pfedmoe import mutual
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.pfedmoe.mixture import FixedGate, MixtureClient
+from lightfed.algorithms.pfedmoe.personal_shared import PersonalShared
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
+from lightfed.algorithms.prototypes.fedproto import FedProto
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.build import DataSpec, blank
-from lightfed.models.composites import mutual
-from lightfed.models.composites.mixture import FixedGate, MixtureClient
-from lightfed.models.composites.split import split
-from lightfed.models.networks.mlp import MLP
+from lightfed.models.split import split
+from lightfed.networks.mlp import MLP
 from tests.models.client_cases import drawn
 from tests.small import fleet_of, module_of, random_data, run_round
 

@@ -8,15 +8,15 @@ import torch
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.algorithms.shared.hierarchy import Phase
 from lightfed.api.fleet import Fleet
+from lightfed.devices.delays import Constant
+from lightfed.devices.devices import Devices
 from lightfed.local.client_group import ClientGroup
-from lightfed.simulation.delays import Constant
-from lightfed.simulation.devices import Devices
 from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet
 from tests.small import Line, data_of, fleet_of, run_round
 

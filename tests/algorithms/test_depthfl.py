@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightfed.algorithms.depthfl import DepthFL
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthConv, DepthNet
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.depth import DepthConv, DepthNet
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.small import fleet_of, module_of, random_data, run_round

@@ -12,20 +12,20 @@ from lightfed_kernels import popcount, unpack_mask
 from torch import Tensor
 from torch.optim import SGD, Adam
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
-from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.peers.my2 import My2
+from lightfed.algorithms.peers.sparsity import active_counts, erk_densities
+from lightfed.algorithms.topology.topology import Adjacency, Full, Ring, TimeVarying
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.state.client_state import by_client
 from lightfed.testing.case import CLIENTS, NormNet, digits
-from lightfed.topology.topology import Adjacency, Full, Ring, TimeVarying
 from lightfed.utils.errors import UserError
 from tests.algorithms.dispfl_cases import Starts
 from tests.small import data_of, fleet_of, random_data, run_round

@@ -10,7 +10,7 @@ from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.small import fleet_of, random_data, run_round

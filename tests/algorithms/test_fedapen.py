@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from lightfed.algorithms.fedapen import FedAPEN
-from lightfed.algorithms.fml import FML
+from lightfed.algorithms.pfedmoe import mutual
+from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
+from lightfed.algorithms.pfedmoe.fml import FML
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
-from lightfed.models.composites import mutual
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.state.costs import Ledger
 from tests.models.client_cases import descend
 from tests.small import fit, fleet_of, random_data, run_round

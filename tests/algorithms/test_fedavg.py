@@ -14,7 +14,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import (
     Line,
     data_of,

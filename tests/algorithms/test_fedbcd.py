@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
 from lightfed.algorithms.standalone import Standalone
 from lightfed.local.client_group import ClientGroup
 from tests.algorithms.fedbcd_clouds import Normed, fleet, rows, servers, spread

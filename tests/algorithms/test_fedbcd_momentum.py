@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.fedbcd import DECAY, FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.hierarchy import Phase
+from lightfed.algorithms.fedbcd.fedbcd import DECAY, FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.api.fleet import Fleet
+from lightfed.lab.previews.dry_run import PlannedRanks
 from lightfed.local.client_group import ClientGroup
-from lightfed.previews.dry_run import PlannedRanks
 from lightfed.state.client_state import by_client
 from lightfed.utils.errors import UserError
 from tests.algorithms.dispfl_cases import row_of

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.simulation.delays import Exponential
-from lightfed.simulation.devices import Devices
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
+from lightfed.devices.delays import Exponential
+from lightfed.devices.devices import Devices
 from tests.algorithms.fedbcd_oracle import Local, Oracle, federation
 from tests.small import run_round
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import SIZES, fleet, mlp, rows, servers, spread
 from tests.small import fleet_of, random_data, run_round

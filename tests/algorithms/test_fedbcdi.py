@@ -8,9 +8,9 @@ import torch
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.algorithms.shared.hierarchy import Phase
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup

@@ -13,7 +13,7 @@ from lightfed.algorithms.fedbn import FedBN
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close
 from tests.algorithms.test_fedrep import follow, released

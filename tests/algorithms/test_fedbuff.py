@@ -8,11 +8,11 @@ from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbuff import FedBuff
+from lightfed.devices.clock import VirtualClock
+from lightfed.devices.delays import Constant
+from lightfed.devices.devices import Devices
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
-from lightfed.simulation.clock import VirtualClock
-from lightfed.simulation.delays import Constant
-from lightfed.simulation.devices import Devices
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.small import fleet_of, random_data, run_round

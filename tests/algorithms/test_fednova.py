@@ -16,7 +16,7 @@ from lightfed.algorithms.fednova import FedNova
 from lightfed.api.algorithm import Algorithm
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.small import fleet_of, random_data, run_round

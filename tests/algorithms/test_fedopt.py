@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from lightfed.aggregation.server_optimizers import FedAdagrad, FedAdam, FedYogi
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.flexlora import FlexLoRA
+from lightfed.algorithms.lora.flexlora import FlexLoRA
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.local.client_group import ClientGroup
-from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close
 from tests.small import fleet_of, random_data, run_round

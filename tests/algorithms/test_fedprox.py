@@ -16,7 +16,7 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import GOLDEN, Line, data_of, fleet_of, random_data, run_round
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.fedrolex import FedRolex
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.width.fedrolex import FedRolex
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.transformer import Transformer
+from lightfed.networks.mlp import MLP
+from lightfed.networks.transformer import Transformer
 from lightfed.state.rows import Row
 from lightfed.utils.counts import rounded_up
 from tests.algorithms.dispfl_cases import Replayed

@@ -11,11 +11,11 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fjord import FjORD
+from lightfed.algorithms.width.fjord import FjORD
+from lightfed.algorithms.width.ordered_dropout import OrderedDropout
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.ordered_dropout import OrderedDropout
+from lightfed.networks.mlp import MLP
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Net, Recorded, close, settings_of

@@ -14,15 +14,15 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.flexifed import (
+from lightfed.algorithms.flexifed.prefix_trie import Trie
+from lightfed.algorithms.flexifed.signature import Layer
+from lightfed.algorithms.flexifed.strategies import (
     BasicCommon,
     ClusteredCommon,
     ClusteredFL,
     FlexiFed,
     MaxCommon,
 )
-from lightfed.algorithms.shared.prefix_trie import Trie
-from lightfed.algorithms.shared.signature import Layer
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet

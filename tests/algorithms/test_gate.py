@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.fml import FML
-from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.pfedmoe.fml import FML
+from lightfed.algorithms.pfedmoe.mixture import MixtureClient
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
-from lightfed.models.composites.mixture import MixtureClient
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, random_data
 

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.fd import FD
-from lightfed.algorithms.fedapen import FedAPEN
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.fedproto import FedProto
-from lightfed.algorithms.fml import FML
+from lightfed.algorithms.class_means import ClassMeans
 from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.pfedmoe.fml import FML
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
+from lightfed.algorithms.prototypes.fd import FD
+from lightfed.algorithms.prototypes.fedproto import FedProto
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
-from lightfed.models.composites.class_means import ClassMeans
-from lightfed.models.composites.split import SplitNetwork
+from lightfed.models.split import SplitNetwork
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from tests.algorithms.dispfl_cases import in_order

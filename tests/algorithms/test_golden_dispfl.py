@@ -13,17 +13,17 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
-from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.peers.my2 import My2
+from lightfed.algorithms.peers.sparsity import active_counts, erk_densities
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Work
-from lightfed.topology.topology import Ring
 from tests.algorithms.dispfl_cases import (
     CLIENTS,
     Net,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from typing_extensions import override
 
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.hierarchy import Phase
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.api.fleet import Fleet
 from tests.algorithms.dispfl_cases import row_of
 from tests.algorithms.fedbcd_cases import (

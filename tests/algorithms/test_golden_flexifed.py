@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 from typing_extensions import override
 
-from lightfed.algorithms.flexifed import (
+from lightfed.algorithms.flexifed.strategies import (
     BasicCommon,
     ClusteredCommon,
     ClusteredFL,

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import SGD
 
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.local.client_group import ClientGroup, GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.resnet import PreActResNet
+from lightfed.networks.cnn import Conv
+from lightfed.networks.resnet import PreActResNet
 from tests.small import GOLDEN, data_of, fleet_of
 
 

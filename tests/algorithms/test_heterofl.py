@@ -12,14 +12,14 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.vision import Digits
 from lightfed.data.partition.schemes import Iid
-from lightfed.engine.federation import Federation
+from lightfed.datasets.vision import Digits
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cnn import Conv
+from lightfed.networks.cnn import Conv
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, module_of, run_round
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.build import Task
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.resnet import PreActResNet
-from lightfed.models.networks.transformer import Transformer
+from lightfed.networks.cnn import Conv
+from lightfed.networks.resnet import PreActResNet
+from lightfed.networks.transformer import Transformer
 from tests.small import Given, Tensors, fleet_of
 
 CLASSES = 5

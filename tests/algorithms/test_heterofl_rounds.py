@@ -12,13 +12,13 @@ from lightfed_kernels import Layout
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.resnet import PreActResNet
-from lightfed.models.networks.transformer import Transformer
+from lightfed.networks.cnn import Conv
+from lightfed.networks.resnet import PreActResNet
+from lightfed.networks.transformer import Transformer
 from lightfed.state.rows import Row
 from tests.algorithms.dispfl_cases import Replayed
 from tests.local.packs import Windows

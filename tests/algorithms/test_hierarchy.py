@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.algorithms.shared.hierarchy import Hierarchy
-from lightfed.simulation.delays import Constant, Exponential, Uniform
+from lightfed.algorithms.fedbcd.hierarchy import Hierarchy
+from lightfed.devices.delays import Constant, Exponential, Uniform
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 

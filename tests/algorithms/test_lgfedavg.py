@@ -13,9 +13,9 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from tests.small import (

@@ -12,13 +12,13 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
-from lightfed.aggregation.adapters import adapters_of
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedexlora import FedExLoRA
-from lightfed.algorithms.flexlora import FlexLoRA
-from lightfed.algorithms.flora import FLoRA
-from lightfed.algorithms.rankmean import RankMean
-from lightfed.engine.federation import Federation
+from lightfed.algorithms.lora.adapters import adapters_of
+from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.flexlora import FlexLoRA
+from lightfed.algorithms.lora.flora import FLoRA
+from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.algorithms.low_rank import NAMES, RULES, Adapted

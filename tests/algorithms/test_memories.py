@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.depthfl import DepthFL
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthConv
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.api.fleet import Fleet
+from lightfed.devices.delays import LogNormal
+from lightfed.devices.devices import Devices
+from lightfed.devices.policy import Policy
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import LinearTerm
-from lightfed.models.networks.depth import DepthConv
-from lightfed.models.networks.mlp import MLP
-from lightfed.simulation.delays import LogNormal
-from lightfed.simulation.devices import Devices
-from lightfed.simulation.policy import Policy
+from lightfed.networks.mlp import MLP
 from tests.local.packs import images
 from tests.small import fleet_of, random_data, run_round
 

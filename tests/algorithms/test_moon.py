@@ -15,7 +15,7 @@ from lightfed.algorithms.moon import MOON
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.penalties import Contrast
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
 from tests.small import Line, fleet_of, random_data, run_round

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.vgg import make_layers
 
-from lightfed.algorithms.shared.prefix_trie import Node, Trie
-from lightfed.algorithms.shared.signature import Layer, layers_of
+from lightfed.algorithms.flexifed.prefix_trie import Node, Trie
+from lightfed.algorithms.flexifed.signature import Layer, layers_of
+from lightfed.lab.previews.layer_groups import groups_table, trie_table
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.charcnn import CharCNN
-from lightfed.models.networks.cifar_resnet import CIFARResNet
-from lightfed.models.networks.vdcnn import VDCNN
-from lightfed.models.networks.vgg import VGG
-from lightfed.previews.layer_groups import groups_table, trie_table
+from lightfed.networks.charcnn import CharCNN
+from lightfed.networks.cifar_resnet import CIFARResNet
+from lightfed.networks.vdcnn import VDCNN
+from lightfed.networks.vgg import VGG
 from tests.small import GOLDEN
 
 FAMILIES: dict[str, Any] = json.loads((GOLDEN / "flexifed/families.json").read_text())

@@ -12,7 +12,7 @@ from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close
 from tests.small import fleet_of, random_data, run_round

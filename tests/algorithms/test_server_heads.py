@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from lightfed.algorithms.fedgh import FedGH
-from lightfed.algorithms.fedmrl import FedMRL
-from lightfed.algorithms.fedproto import FedProto
-from lightfed.algorithms.fedtgp import FedTGP, adaptive_margin
+from lightfed.algorithms.class_means import ClassMeans
+from lightfed.algorithms.pfedmoe.fedmrl import FedMRL
+from lightfed.algorithms.prototypes.fedgh import FedGH
+from lightfed.algorithms.prototypes.fedproto import FedProto
+from lightfed.algorithms.prototypes.fedtgp import FedTGP, adaptive_margin
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.composites.class_means import ClassMeans
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 from tests.small import data_of, fleet_of, run_round

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 from typing_extensions import override
 
-from lightfed.algorithms.shared.signature import Layer, layers_of
+from lightfed.algorithms.flexifed.signature import Layer, layers_of
 from lightfed.utils.errors import UserError
 
 IMAGES = torch.zeros(2, 3, 8, 8)

@@ -10,9 +10,9 @@ from torch.optim import SGD
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import Line, data_of, fit, fleet_of, random_data, row_held, run_round
 
 SIZES = [5, 7, 4]

@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.flexifed import MaxCommon
-from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.flexifed.strategies import MaxCommon
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
-from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import Ring
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.local.test_abandoned import breaks
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round

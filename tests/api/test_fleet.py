@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.distributed.threads import on_ranks
 from tests.small import CPU, Line, data_of, fleet_of, random_data, run_round

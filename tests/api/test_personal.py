@@ -10,28 +10,28 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from lightfed.aggregation.server_optimizers import FedAdam
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.ditto import Ditto
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedbn import FedBN
 from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.fedrolex import FedRolex
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.algorithms.qffl import QFFL
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.fedrolex import FedRolex
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.cnn import Conv
+from lightfed.networks.mlp import MLP
 from lightfed.testing.case import digits
-from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from tests.small import fleet_of, has_global_model, random_data, row_held, run_round
 

@@ -22,7 +22,7 @@ from workloads import (
     Workload,
 )
 
-from lightfed.algorithms.shared.sparsity import random_mask
+from lightfed.algorithms.peers.sparsity import random_mask
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.rng import derive_seed
 

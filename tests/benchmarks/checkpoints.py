@@ -30,16 +30,16 @@ from federated import Pool, Windows
 from figures import machine
 from workloads import SEED, WORKLOADS
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cifar_resnet import ResNet18GN
+from lightfed.networks.cifar_resnet import ResNet18GN
 from lightfed.runs import checkpoint
-from lightfed.topology.topology import Ring
+from lightfed.trainer import FederatedTrainer
 
 WIDTH = 64  # of ResNet-18
 

@@ -25,12 +25,12 @@ from federated import Pool, Windows
 from figures import machine
 from workloads import LEVELS, SEED, WORKLOADS, Workload
 
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cnn import Conv
+from lightfed.networks.cnn import Conv
+from lightfed.trainer import FederatedTrainer
 
 NEEDED = 0.75  # after 14 rounds a CPU has 0.83
 CURVE = replace(

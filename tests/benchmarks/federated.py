@@ -23,17 +23,17 @@ from workloads import (
     Workload,
 )
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.topology.topology import TimeVarying
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Partitioner
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer, Precision
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.topology.topology import TimeVarying
+from lightfed.trainer import FederatedTrainer, Precision
 
 ENDLESS = 1_000_000_000
 

@@ -43,9 +43,9 @@ def side(clients: int, store: str, rounds: int, saves: bool) -> None:
     from lightfed.algorithms.fedavg import FedAvg
     from lightfed.algorithms.lgfedavg import LGFedAvg
     from lightfed.data.datamodule import FederatedDataModule
-    from lightfed.engine.federation import Federation
-    from lightfed.engine.trainer import FederatedTrainer
+    from lightfed.federation import Federation
     from lightfed.local.client_group import ClientGroup
+    from lightfed.trainer import FederatedTrainer
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")

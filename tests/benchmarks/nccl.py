@@ -28,17 +28,17 @@ from figures import machine
 from models import apart
 from torch import Tensor
 
-from lightfed.aggregation import group_mean
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.flexifed import group_mean
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.topology.topology import TimeVarying
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.cnn import Conv
+from lightfed.networks.mlp import MLP
 from lightfed.testing.case import Case
 from lightfed.testing.digest import digest, fit
-from lightfed.topology.topology import TimeVarying
 from lightfed.utils.errors import reason
 
 NONE = "none"

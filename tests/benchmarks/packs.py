@@ -4,7 +4,7 @@
     python tests/benchmarks/packs.py --memory [--clients 20]
 
 CPU time of a round without a Trainer, one torch thread, both ways in turns. The ratio is of one
-turn. The rules of `lightfed.local.packing` come from this table. With `--memory`, the growth
+turn. The rules of `lightfed.packs.packing` come from this table. With `--memory`, the growth
 of the process's peak memory in a round, one process each, and the estimate behind pack_memory.
 """
 
@@ -26,8 +26,8 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.packing import client_bytes
-from lightfed.models import MLP, Conv, SimpleCNN
+from lightfed.networks import MLP, Conv, SimpleCNN
+from lightfed.packs.packing import client_bytes
 from tests.small import data_of, fleet_of, run_round
 
 BATCH, SAMPLES = 32, 96

@@ -23,8 +23,8 @@ import lightfed_kernels
 import torch
 
 import lightfed as lf
-from lightfed.engine.federation import Federation
-from lightfed.models import MLP
+from lightfed.federation import Federation
+from lightfed.networks import MLP
 
 RUN_ROUND = Federation.run_round
 OWN = tuple(f"{Path(package.__file__).parent}/" for package in (lf, lightfed_kernels))

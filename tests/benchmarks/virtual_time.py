@@ -11,10 +11,10 @@ from time import process_time
 
 import numpy as np
 
-from lightfed.simulation.delays import Exponential, LogNormal
-from lightfed.simulation.device_clock import DeviceClock
-from lightfed.simulation.devices import Bernoulli, Devices
-from lightfed.simulation.policy import Policy
+from lightfed.devices.delays import Exponential, LogNormal
+from lightfed.devices.device_clock import DeviceClock
+from lightfed.devices.devices import Bernoulli, Devices
+from lightfed.devices.policy import Policy
 from lightfed.state.costs import Ledger
 
 SIZES = {"W1": (100, 10), "W5": (10_000, 100)}

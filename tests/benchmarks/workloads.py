@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightfed.algorithms.fedavg import drop_statistics
+from lightfed.algorithms.topology.topology import TimeVarying, round_senders
 from lightfed.api.places import participants
-from lightfed.models.networks.cifar_resnet import ResNet18GN
-from lightfed.models.networks.cnn import Conv, SimpleCNN
-from lightfed.models.networks.lenet import LeNet
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.resnet import PreActResNet
-from lightfed.models.networks.transformer import Transformer
-from lightfed.topology.topology import TimeVarying, round_senders
+from lightfed.networks.cifar_resnet import ResNet18GN
+from lightfed.networks.cnn import Conv, SimpleCNN
+from lightfed.networks.lenet import LeNet
+from lightfed.networks.mlp import MLP
+from lightfed.networks.resnet import PreActResNet
+from lightfed.networks.transformer import Transformer
 from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 2024

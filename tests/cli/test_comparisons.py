@@ -9,13 +9,13 @@ from typing import Any, TextIO
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.cli import compare, contest, study, sweep
 from lightfed.cli.command_line import main
-from lightfed.cli.contest import Grid, Method, check_terms
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
-from lightfed.results.groups import Group
-from lightfed.results.run import read
+from lightfed.lab import compare, contest, study, sweep
+from lightfed.lab.contest import Grid, Method, check_terms
+from lightfed.lab.results.groups import Group
+from lightfed.lab.results.run import read
 from lightfed.utils.errors import UserError
 from tests.cli.test_sweep import check_here
 from tests.promises.refusals.mistakes import edited

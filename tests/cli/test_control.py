@@ -9,9 +9,9 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightfed.algorithms.width.control import DATA, FIELDS, configuration, with_configurations
+from lightfed.algorithms.width.control import main as control
 from lightfed.cli import command_line as cli
-from lightfed.studies.control import DATA, FIELDS, configuration, with_configurations
-from lightfed.studies.control import main as control
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import LEVELS
 from tests.small import GOLDEN

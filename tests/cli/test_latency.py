@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightfed.cli.command_line import main
-from lightfed.simulation.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
-from lightfed.studies.latency import Cloud
+from lightfed.devices.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
+from lightfed.lab.studies.latency import Cloud
 from lightfed.utils.rng import numpy_generator
 from tests.small import GOLDEN
 

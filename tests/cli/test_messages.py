@@ -15,8 +15,8 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
 from lightfed.cli.errors import WORDS, accepted, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
-from lightfed.previews.trainer import PreviewTrainer
+from lightfed.federation import Federation
+from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.utils.errors import UserError
 
 SECTIONS = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}

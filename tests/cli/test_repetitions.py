@@ -11,9 +11,9 @@ from typing import TextIO
 
 import pytest
 
-from lightfed.cli import sweep
 from lightfed.cli.command_line import main
 from lightfed.cli.wanted import Wanted
+from lightfed.lab import sweep
 from lightfed.testing.ranks import in_new_process, start_job, wait
 from tests.cli.test_sweep import check_here, results
 from tests.promises.refusals.mistakes import edited

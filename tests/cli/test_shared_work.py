@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lightfed.cli import run_locks
-from lightfed.cli.runner import run_all
 from lightfed.cli.wanted import Wanted
+from lightfed.lab.runner import run_all
 from tests.promises.refusals.mistakes import edited
 
 SECONDS = 120.0

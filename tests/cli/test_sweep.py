@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from lightfed.cli import sweep
 from lightfed.cli.command_line import main
-from lightfed.cli.runner import Outcome
 from lightfed.cli.wanted import LOGS, Wanted
+from lightfed.lab import sweep
+from lightfed.lab.runner import Outcome
 from lightfed.utils.errors import UserError
 from tests.promises.refusals.mistakes import edited
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lightfed.cli import study
 from lightfed.cli.catalog import without_namesakes
 from lightfed.cli.command_line import main, prepared
 from lightfed.cli.errors import class_error
+from lightfed.lab import study
 from lightfed.runs.run_folder import RunFolder
 from tests.cli.test_comparisons import STUDY
 from tests.promises.refusals.mistakes import edited
@@ -52,7 +52,7 @@ def test_the_scripts_for_slurm_can_be_copied(
 
 
 def test_a_short_name_is_that_of_lightfeds_own_class() -> None:
-    paths = ["torchvision.ops.misc.MLP", "lightfed.models.networks.mlp.MLP", "other.Net"]
+    paths = ["torchvision.ops.misc.MLP", "lightfed.networks.mlp.MLP", "other.Net"]
     assert without_namesakes(paths) == paths[1:]
 
 

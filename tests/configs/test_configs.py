@@ -16,8 +16,8 @@ from torch import nn
 from lightfed.cli import command_line as cli
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.federation_cli import as_written
-from lightfed.report.page import commands
-from lightfed.results.run import read
+from lightfed.lab.report.page import commands
+from lightfed.lab.results.run import read
 from lightfed.utils.keys import digest, identity
 from tests.configs.test_sweeps import parser
 from tests.data.tiny import (
@@ -82,7 +82,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "FedBuff": {"buffer": 5},
     "Diversity": {"samples": 30},
     "ResNet18GN": {"width": 8, "groups": 4},
-    "lightfed.models.VGG": {"width": 0.125, "hidden": 16},
+    "lightfed.networks.VGG": {"width": 0.125, "hidden": 16},
     "CIFARResNet": {"width": 0.25},
     "MoECNN": {"width": 0.2},
     "CharCNN": {"width": 0.0625, "hidden": 16},
@@ -245,7 +245,7 @@ def at_hand(
     """The data of all configurations are there, and runs go to the folder of the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
-    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+    monkeypatch.setattr("lightfed.datasets.text.source_folders", lambda: sources)
 
 
 @pytest.mark.matrix

@@ -49,7 +49,7 @@ def test_a_configuration_of_every_method_is_planned(
     needs(config)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
-    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+    monkeypatch.setattr("lightfed.datasets.text.source_folders", lambda: sources)
     words = [*small(config, files, tmp_path), "--world-size=2"]
     if method in SIBLINGS:
         words.append(f"--model.algorithm={method}")

@@ -11,8 +11,8 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
+from lightfed.algorithms.width.control import PREFIX, with_configurations
 from lightfed.cli import command_line as cli
-from lightfed.studies.control import PREFIX, with_configurations
 from lightfed.utils.keys import LEVELS
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Dataset
+from lightfed.data.dataset import Dataset
 from lightfed.data.partition.schemes import Iid, Partitioner
 from lightfed.utils.errors import UserError
 from tests.small import CPU

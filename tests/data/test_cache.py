@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightfed.data.datasets.cache import cache_folder, cached
+from lightfed.utils.cache import cache_folder, cached
 
 
 class Maker:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Iid
 from lightfed.utils.errors import UserError
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.data.datasets.cifar_batches import batch_of
-from lightfed.data.datasets.vision import CIFAR10
+from lightfed.datasets.cifar_batches import batch_of
+from lightfed.datasets.vision import CIFAR10
 from lightfed.utils.errors import UserError
 
 called: list[str] = []

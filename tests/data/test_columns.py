@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Dirichlet, Natural, Shards
+from lightfed.data.torch_data import FromTorch
 from lightfed.utils.errors import UserError
 from tests.data.kit import INIT, prepared
 

@@ -9,10 +9,10 @@ from torch.utils.data import TensorDataset
 
 from lightfed.data.batches import Batch
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.datasets.torch_data import FromTorch
-from lightfed.data.datasets.vision import CIFAR10
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Classes, Diversity, Iid, Partitioner
+from lightfed.data.torch_data import FromTorch
+from lightfed.datasets.vision import CIFAR10
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.data.kit import prepared

@@ -10,10 +10,10 @@ from torch.utils.data import Dataset as TorchDataset
 from typing_extensions import override
 
 import lightfed as lf
-from lightfed.data.datasets.dataset import Dataset, Samples, Split
+from lightfed.data.dataset import Dataset, Samples, Split
 from lightfed.data.digests import digests
-from lightfed.results.groups import grouped
-from lightfed.results.run import read
+from lightfed.lab.results.groups import grouped
+from lightfed.lab.results.run import read
 from lightfed.utils.recorded import arguments
 from tests.small import CPU, SGD_HALF, fit
 

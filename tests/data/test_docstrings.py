@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.datasets import text as module
-from lightfed.data.datasets.text import Docstrings, docstrings, encode, source_folders
+from lightfed.datasets import text as module
+from lightfed.datasets.text import Docstrings, docstrings, encode, source_folders
 from lightfed.utils.errors import UserError
 from tests.data import tables
 from tests.data.kit import refused

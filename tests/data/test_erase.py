@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightfed.data.batches import ResidentSplit, draw_rectangles
-from lightfed.data.datasets.dataset import Samples, Transform
+from lightfed.data.dataset import Samples, Transform
 
 CPU = torch.device("cpu")
 PLAIN = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lightfed.data.datasets.dataset import Transform, moments
-from lightfed.data.datasets.hub import Hub
+from lightfed.data.dataset import Transform, moments
 from lightfed.data.partition.schemes import Natural
+from lightfed.datasets.hub import Hub
 from lightfed.utils.errors import UserError
 from tests.data import kit, tables
 from tests.data.kit import prepared

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.data.datasets.language import Prose, Text, WikiText2
-from lightfed.data.datasets.text import NextCharacter, encode
 from lightfed.data.partition.schemes import Dirichlet, Natural
+from lightfed.datasets.language import Prose, Text, WikiText2
+from lightfed.datasets.text import NextCharacter, encode
 from tests.data import tiny
 from tests.data.kit import prepared, refused
 
@@ -112,7 +112,7 @@ def test_windows_of_characters_of_two_texts_have_one_alphabet(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sources = tiny.documented(tmp_path / "sources")
-    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+    monkeypatch.setattr("lightfed.datasets.text.source_folders", lambda: sources)
     made = {f"t{i:02}": f"Topic {i:02} is\n\nlong." for i in range(30)}
     monkeypatch.setattr("pydoc_data.topics.topics", made)
     prose, docstrings = (NextCharacter(text, window=8) for text in ("prose", "docstrings"))

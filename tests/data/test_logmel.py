@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from lightfed.data.datasets.speech import RATE, SHAPE, log_mel
+from lightfed.datasets.speech import RATE, SHAPE, log_mel
 
 
 def hz_of_mel(mel: np.ndarray) -> np.ndarray:

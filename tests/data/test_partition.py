@@ -9,7 +9,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.digests import Contents
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
 from lightfed.data.partition.schemes import (

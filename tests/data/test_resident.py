@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightfed.data.batches import Batch, LastBatch, ResidentSplit, _fits
-from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import Samples, Transform
+from lightfed.data.dataset import Samples, Transform
+from lightfed.utils.cache import cached
 
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))

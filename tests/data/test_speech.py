@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.io import wavfile
 
-from lightfed.data.datasets import speech
-from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.speech import NORMALISE, RATE, SpeechCommands, Tones
+from lightfed.data.dataset import Samples
+from lightfed.datasets import speech
+from lightfed.datasets.speech import NORMALISE, RATE, SpeechCommands, Tones
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.data.kit import refused

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.datasets.text import ALPHABET, AGNews, encode
-from lightfed.models.networks.charcnn import LETTERS
+from lightfed.datasets.text import ALPHABET, AGNews, encode
+from lightfed.networks.charcnn import LETTERS
 from tests.data import tiny
 from tests.data.kit import prepared, refused
 

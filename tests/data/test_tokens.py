@@ -12,10 +12,10 @@ import torch
 from torch.optim import Adam
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.data.datasets.hub import Hub
-from lightfed.data.datasets.text import tokenizer_of
 from lightfed.data.partition.schemes import Dirichlet, Partitioner
-from lightfed.engine.federation import Federation
+from lightfed.datasets.hub import Hub
+from lightfed.datasets.text import tokenizer_of
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.data import kit, tables

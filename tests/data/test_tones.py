@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.speech import NORMALISE, SHAPE, Tones
+from lightfed.data.dataset import Samples
+from lightfed.datasets.speech import NORMALISE, SHAPE, Tones
 from tests.data.kit import refused
 
 

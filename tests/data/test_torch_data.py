@@ -21,10 +21,10 @@ from torchvision.transforms import v2
 
 from lightfed.data.batches import ResidentConverted, resident
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Samples, Transform, moments
-from lightfed.data.datasets.torch_data import FromTorch
-from lightfed.data.datasets.transforms import Functions, transformed
+from lightfed.data.dataset import Samples, Transform, moments
 from lightfed.data.partition.schemes import Dirichlet, Iid, Natural
+from lightfed.data.torch_data import FromTorch
+from lightfed.data.transforms import Functions, transformed
 from tests.data import kit
 from tests.data.kit import prepared
 from tests.small import CPU

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightfed.data.datasets.dataset import Dataset, Transform
-from lightfed.data.datasets.hub import CINIC10
-from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from lightfed.data.dataset import Dataset, Transform
+from lightfed.datasets.hub import CINIC10
+from lightfed.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.data.kit import refused

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.data.datasets.language import Vocabulary, fold
+from lightfed.datasets.language import Vocabulary, fold
 from lightfed.utils.errors import UserError
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.io import wavfile
 
-from lightfed.data.datasets.speech import RATE, Tones
-from lightfed.data.datasets.text import Docstrings
+from lightfed.datasets.speech import RATE, Tones
+from lightfed.datasets.text import Docstrings
 from lightfed.utils.rng import derive_seed, numpy_generator
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -185,7 +185,7 @@ def ag_news(
 def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
     """ROOT/PACKAGE/a.py for each class of `Docstrings`, with this many documented functions.
 
-    Returned is what `lightfed.data.datasets.text.source_folders` would find.
+    Returned is what `lightfed.datasets.text.source_folders` would find.
     """
     folders = {name: [root / name] for name in Docstrings.classes}
     for name, (folder,) in folders.items():

@@ -7,15 +7,15 @@ import pytest
 import torch
 from typing_extensions import override
 
-from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.session import Report
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.stopwatch import Stopwatch
 from tests.small import CPU, fleet_of, random_data, run_round
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightfed.cli.shipped import ROOT
-from lightfed.cli.study import STUDIES, digest, read_study
+from lightfed.lab.study import STUDIES, digest, read_study
 
 TOP = Path(__file__).parents[2]
 PAGES = {page.stem: page for page in sorted((TOP / "docs/studies").glob("*.md"))}
@@ -43,7 +43,7 @@ def test_the_readme_has_the_table_of_its_study() -> None:
 
 
 def test_a_digest_is_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightfed.cli.study.STUDIES", tmp_path)
+    monkeypatch.setattr("lightfed.lab.study.STUDIES", tmp_path)
     contents = {"a": "{x: 1, y: [2]}", "b": "# a comment\ny:\n- 2\nx: 1\n", "c": "{x: 1, y: [3]}"}
     for name, content in contents.items():
         (tmp_path / f"{name}.yaml").write_text(content)

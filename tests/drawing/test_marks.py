@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.drawing import marks
-from lightfed.drawing.files import TABLES, picture, table_text
-from lightfed.drawing.marks import THEME, Axis, Chart, Figure, coloured, metric_axis
+from lightfed.lab.drawing import marks
+from lightfed.lab.drawing.files import TABLES, picture, table_text
+from lightfed.lab.drawing.marks import THEME, Axis, Chart, Figure, coloured, metric_axis
 
 METHODS = ("FedAvg", "<script>alert(1)</script>", "a.b[c] $x$ 50 %")
 TABLE = pd.DataFrame(

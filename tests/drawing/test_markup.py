@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lightfed.drawing.marks import Figure
-from lightfed.drawing.markup import content, digest, document, library
+from lightfed.lab.drawing.marks import Figure
+from lightfed.lab.drawing.markup import content, digest, document, library
 from tests.drawing.test_marks import CHARTS, FIGURE, METHODS
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)

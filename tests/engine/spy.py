@@ -14,12 +14,12 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import Evaluation
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.client_module import ClientModule
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.state.client_state import by_client
+from lightfed.trainer import FederatedTrainer
 from tests.small import data_of, random_data, server_row
 
 SIZES = (6, 9, 3, 5)

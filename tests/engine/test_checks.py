@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightfed.engine.checks import check_devices
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.small import CPU
 

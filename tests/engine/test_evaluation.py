@@ -15,20 +15,20 @@ from torchmetrics.classification import MulticlassF1Score
 from torchmetrics.functional.classification import multiclass_f1_score
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import Evaluation, client_metrics
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Report, weighted_means
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.runs.environment import environment
-from lightfed.topology.topology import Ring
 from tests.engine.spy import Noisy, evaluated
 from tests.small import data_of, fit, fleet_of, module_of, random_data
 

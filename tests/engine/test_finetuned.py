@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.peers.dpsgd import DPSGD
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import KINDS, Evaluation
-from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import Ring
+from lightfed.networks.mlp import MLP
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 from tests.engine.spy import data, evaluated, federation, lr_schedule, state_of, two_labels_each

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.engine.fitting import FastestFit, fitted
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.width.heterofl import HeteroFL
+from lightfed.devices.delays import Uniform
+from lightfed.devices.devices import Device, Devices
+from lightfed.devices.fitting import FastestFit, fitted
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
-from lightfed.models.networks.mlp import MLP
-from lightfed.simulation.delays import Uniform
-from lightfed.simulation.devices import Device, Devices
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import CPU, fleet_of, random_data, run_round
 

@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
-from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.runs.run_logger import RunLogger
-from lightfed.topology.topology import Ring
 from tests.engine.spy import Spy, data, federation, state_of
 from tests.small import fit
 

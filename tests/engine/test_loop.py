@@ -11,13 +11,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
 from lightfed.api.fleet import Fleet
-from lightfed.engine.federation import Federation
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.runs.checkpoint import load
+from lightfed.trainer import FederatedTrainer
 from tests.engine.spy import SIZES, Spy, data, federation
 from tests.small import fit
 

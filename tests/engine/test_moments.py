@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.dpsgd import DPSGD
-from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.flexifed import ClusteredFL
-from lightfed.algorithms.fml import FML
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
+from lightfed.algorithms.flexifed.strategies import ClusteredFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
+from lightfed.algorithms.pfedmoe.fml import FML
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Full
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import RoundPlan
-from lightfed.models.networks.layers import Scaler
-from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import Full
+from lightfed.networks.layers import Scaler
+from lightfed.networks.mlp import MLP
+from lightfed.trainer import FederatedTrainer
 from tests.engine.spy import data, evaluated, federation, two_labels_each
 from tests.small import fit, fleet_of, module_of, random_data, row_held, run_round, state_dict
 from tests.tiers import by_default

@@ -14,10 +14,10 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.engine.federation import Federation
 from lightfed.engine.progress import RoundProgressBar
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import fit, random_data
 
 NUMBER = r"([\d.e+-]+)"

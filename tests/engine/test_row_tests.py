@@ -12,22 +12,22 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import blocks
-from lightfed.engine import row_tests
 from lightfed.engine.evaluation import Evaluation
 from lightfed.local.client_group import ClientGroup, Packing
 from lightfed.local.session import LocalSession, Report
-from lightfed.models import MLP, Conv
 from lightfed.models.client_module import ClientModule
-from lightfed.topology.topology import Ring
+from lightfed.networks import MLP, Conv
+from lightfed.packs import row_tests
 from tests.engine.spy import evaluated
 from tests.local.packs import SIZES, conv, images, mlp
 from tests.pretend import DEVICE, pretended_device

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, Muon
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from tests.small import fit, random_data, server_row
 

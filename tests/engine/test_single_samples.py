@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
-from lightfed.engine.federation import Federation
+from lightfed.data.torch_data import FromTorch
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.small import Given, fit

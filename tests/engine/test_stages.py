@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import evaluating
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.small import fit, quiet, random_data
 

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.peers.my2 import My2
+from lightfed.algorithms.topology.topology import Full, Ring, TimeVarying
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.evaluation import client_metrics
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
-from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import Full, Ring, TimeVarying
+from lightfed.networks.mlp import MLP
 from tests.engine.spy import Counting, data, federation
 from tests.small import fit, fleet_of, random_data, run_round
 

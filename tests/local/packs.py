@@ -8,41 +8,41 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from typing_extensions import override
 
-from lightfed.algorithms.depthfl import DepthFL
-from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthConv
 from lightfed.algorithms.ditto import Ditto
-from lightfed.algorithms.fd import FD
-from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.feddyn import FedDyn
-from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fednova import FedNova
-from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
-from lightfed.algorithms.fml import FML
-from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.peers.my2 import My2
 from lightfed.algorithms.pfedme import PFedMe
-from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.pfedmoe.fml import FML
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
+from lightfed.algorithms.prototypes.fd import FD
+from lightfed.algorithms.prototypes.fedproto import FedProto
 from lightfed.algorithms.scaffold import SCAFFOLD
-from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Task
+from lightfed.data.dataset import Task
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import RoundPlan
-from lightfed.models import MLP, CIFARResNet, Conv
 from lightfed.models.client_module import ClientModule
-from lightfed.models.networks.depth import DepthConv
-from lightfed.models.networks.transformer import Transformer
-from lightfed.topology.topology import Ring
+from lightfed.networks import MLP, CIFARResNet, Conv
+from lightfed.networks.transformer import Transformer
 from tests.small import Given, Tensors, data_of, fleet_of, random_data, run_round
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one

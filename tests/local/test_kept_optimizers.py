@@ -12,19 +12,19 @@ from typing_extensions import override
 
 from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.algorithms.fednova import FedNova
-from lightfed.algorithms.fedrolex import FedRolex
-from lightfed.algorithms.flexlora import FlexLoRA
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.scaffold import SCAFFOLD
-from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.width.fedrolex import FedRolex
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import Pull
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.local.optimizers import Counting, Lookahead, Warm
 from tests.local.test_abandoned import breaks

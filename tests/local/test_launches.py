@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.local import stacked
-from lightfed.models import Conv, LeNet, PreActResNet, SimpleCNN
+from lightfed.networks import Conv, LeNet, PreActResNet, SimpleCNN
+from lightfed.packs import stacked
 from tests.local.packs import CLIENTS, fleet
 from tests.small import run_round
 

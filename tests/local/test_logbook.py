@@ -13,7 +13,7 @@ from torchmetrics.wrappers import Running
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.logbook import LogBook
 from lightfed.local.session import LocalSession, Runtime

@@ -14,12 +14,12 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.distributed.placement import blocks, cut
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
-from lightfed.local.packing import client_bytes
-from lightfed.models import MLP
 from lightfed.models.build import blank
+from lightfed.networks import MLP
+from lightfed.packs.packing import client_bytes
 from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
 from tests.local.packs import CASES, CLIENTS, SIZES, after, fleet, images, mlp, parts_of, vectors

@@ -9,35 +9,35 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
-from lightfed.algorithms.depthfl import DepthFL
-from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthConv
 from lightfed.algorithms.ditto import Ditto
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.feddyn import FedDyn
-from lightfed.algorithms.fedexlora import FedExLoRA
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.fedrolex import FedRolex
-from lightfed.algorithms.flexlora import FlexLoRA
-from lightfed.algorithms.flora import FLoRA
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.algorithms.hetlora import HetLoRA
+from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.flexlora import FlexLoRA
+from lightfed.algorithms.lora.flora import FLoRA
+from lightfed.algorithms.lora.hetlora import HetLoRA
+from lightfed.algorithms.lora.rankmean import RankMean
 from lightfed.algorithms.moon import MOON
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
-from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.algorithms.rankmean import RankMean
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.peers.my2 import My2
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.algorithms.scaffold import SCAFFOLD
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.fedrolex import FedRolex
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import Contrast, LinearTerm, Pull
-from lightfed.models.networks.depth import DepthConv
-from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import Ring
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.low_rank import NAMES, Adapted
 from tests.small import fleet_of, random_data, run_round

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
 from lightfed.engine.session_setup import runtime_of, template
 from lightfed.utils.errors import UserError
 from tests.local.steps import assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch

@@ -18,12 +18,12 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.rng import derive_seed, torch_generator
 from tests.small import fit, random_data, row_held, state_dict

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.models.composites.split import SplitNetwork
+from lightfed.models.split import SplitNetwork
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

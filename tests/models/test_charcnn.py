@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.models.networks.charcnn import CharCNN
+from lightfed.networks.charcnn import CharCNN
 from lightfed.state.rows import LiveModule, ModelLayout
 
 

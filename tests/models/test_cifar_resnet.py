@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from lightfed.models.networks.cifar_resnet import (
+from lightfed.networks.cifar_resnet import (
     CIFARResNet,
     PadShortcut,
     ResidualBlock,

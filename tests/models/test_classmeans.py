@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from lightfed.models.composites.class_means import ClassMeans, ClassSums, mean_of_clients
+from lightfed.algorithms.class_means import ClassMeans, ClassSums, mean_of_clients
 from tests.models.client_cases import random
 from tests.small import GOLDEN
 

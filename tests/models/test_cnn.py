@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightfed.models.networks.cnn import Conv, make_norm
-from lightfed.models.networks.layers import Scaler
+from lightfed.networks.cnn import Conv, make_norm
+from lightfed.networks.layers import Scaler
 from tests.models.client_cases import random, shapes
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.composites.low_rank import compress
-from lightfed.models.composites.mutual import FML, FedAPEN, FedKD
+from lightfed.algorithms.pfedmoe.low_rank import compress
+from lightfed.algorithms.pfedmoe.mutual import FML, FedAPEN, FedKD
 from tests.models.client_cases import descend, network
 from tests.small import GOLDEN
 

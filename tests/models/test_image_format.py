@@ -13,13 +13,13 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.image_format import channels_first, suits_channels_last
-from lightfed.models.networks.cifar_resnet import ResNet18GN
-from lightfed.models.networks.cnn import Conv, SimpleCNN
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.vgg import VGG
+from lightfed.networks.cifar_resnet import ResNet18GN
+from lightfed.networks.cnn import Conv, SimpleCNN
+from lightfed.networks.mlp import MLP
+from lightfed.networks.vgg import VGG
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import random
 from tests.small import data_of, fit

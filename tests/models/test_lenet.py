@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.models.networks.lenet import LeNet, MoECNN, Variant
+from lightfed.networks.lenet import LeNet, MoECNN, Variant
 from lightfed.state.rows import ModelLayout
 from tests.models.client_cases import random
 from tests.small import GOLDEN

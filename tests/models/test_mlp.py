@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.torchvision import Torchvision
+from lightfed.networks.mlp import MLP
+from lightfed.networks.torchvision import Torchvision
 from lightfed.utils.errors import UserError
 
 

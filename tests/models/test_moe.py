@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient, SwitchNorm1d
+from lightfed.algorithms.pfedmoe.mixture import FixedGate, Gate, MixtureClient, SwitchNorm1d
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import descend, network, random, values
 from tests.small import GOLDEN

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.algorithms.fml import FML as FMLAlgorithm
-from lightfed.models.composites.mutual import FML, FedAPEN, FedKD, Form
-from lightfed.models.networks.mlp import MLP
+from lightfed.algorithms.pfedmoe.fml import FML as FMLAlgorithm
+from lightfed.algorithms.pfedmoe.mutual import FML, FedAPEN, FedKD, Form
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import drawn, gradients, labels, network, random
 

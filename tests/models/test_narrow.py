@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightfed.models import MLP, Conv, SimpleCNN
-from lightfed.models.networks.resnet import PreActResNet
+from lightfed.networks import MLP, Conv, SimpleCNN
+from lightfed.networks.resnet import PreActResNet
 from tests.models.client_cases import random
 
 NETWORKS = [

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import lightfed as lf
+from lightfed.algorithms.lora.peft_client import PeftClient
 from lightfed.cli import command_line as cli
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
-from lightfed.engine.federation import Federation
+from lightfed.data.torch_data import FromTorch
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.peft_client import PeftClient
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
 from tests.data.tiny import documented
@@ -279,7 +279,7 @@ def test_the_commands_and_the_code_of_the_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sources = documented(tmp_path / "sources")
-    monkeypatch.setattr("lightfed.data.datasets.text.source_folders", lambda: sources)
+    monkeypatch.setattr("lightfed.datasets.text.source_folders", lambda: sources)
     page = (Path(__file__).parents[2] / "docs" / "lora.md").read_text()
     (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     fits = [line for line in commands.splitlines() if line.startswith("lightfed fit")]

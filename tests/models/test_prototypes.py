@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightfed.models.composites.class_means import ClassMeans
-from lightfed.models.composites.prototype import FDClient, FedProtoClient, Inference, Target
+from lightfed.algorithms.class_means import ClassMeans
+from lightfed.algorithms.prototypes.prototype import FDClient, FedProtoClient, Inference, Target
 from tests.models.client_cases import descend, gradients, labels, network, random
 
 X, Y = random(8, 7, seed=3), labels(8, 4)

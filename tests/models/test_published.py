@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from lightfed.models import VGG, CIFARResNet, Conv, LeNet, ResNet18GN, Transformer
-from lightfed.models.networks.charcnn import CharCNN
-from lightfed.models.networks.resnet import PreActResNet
-from lightfed.models.networks.vdcnn import VDCNN
+from lightfed.networks import VGG, CIFARResNet, Conv, LeNet, ResNet18GN, Transformer
+from lightfed.networks.charcnn import CharCNN
+from lightfed.networks.resnet import PreActResNet
+from lightfed.networks.vdcnn import VDCNN
 from lightfed.state.rows import ModelLayout
 from tests.small import GOLDEN
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.models.networks.resnet import PreActBlock, PreActResNet
+from lightfed.networks.resnet import PreActBlock, PreActResNet
 from tests.models.client_cases import random
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models import MLP, VGG, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
-from lightfed.models.composites.split import feature_dim, split
-from lightfed.models.networks.charcnn import CharCNN
-from lightfed.models.networks.resnet import PreActResNet
+from lightfed.models.split import feature_dim, split
+from lightfed.networks import MLP, VGG, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
+from lightfed.networks.charcnn import CharCNN
+from lightfed.networks.resnet import PreActResNet
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import random, values
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lightfed.models.composites.low_rank import compress, energy_of_round, kept_rank
+from lightfed.algorithms.pfedmoe.low_rank import compress, energy_of_round, kept_rank
 from tests.models.client_cases import random
 from tests.small import GOLDEN
 

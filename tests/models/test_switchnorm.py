@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lightfed.models.composites.mixture import SwitchNorm1d
+from lightfed.algorithms.pfedmoe.mixture import SwitchNorm1d
 from tests.models.client_cases import random
 from tests.small import GOLDEN
 

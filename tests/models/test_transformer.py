@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.networks.transformer import Transformer
+from lightfed.networks.transformer import Transformer
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import shapes
 from tests.small import GOLDEN

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.data.datasets.text import ALPHABET, encode
-from lightfed.models.networks.vdcnn import VDCNN, ConvBlock
+from lightfed.datasets.text import ALPHABET, encode
+from lightfed.networks.vdcnn import VDCNN, ConvBlock
 
 
 def small(layers: int = 9, **settings: float) -> VDCNN:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torchvision.models.vgg import cfgs, make_layers
 
-from lightfed.models.networks.vgg import VGG, Depth
+from lightfed.networks.vgg import VGG, Depth
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import random
 

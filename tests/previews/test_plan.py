@@ -9,19 +9,17 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 from lightfed.aggregation.server_optimizers import FedAdam
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.algorithms.fedrep import FedRep
+from lightfed.algorithms.peers.dpsgd import DPSGD
 from lightfed.algorithms.scaffold import SCAFFOLD
-from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.algorithm import Algorithm
-from lightfed.local.client_group import ClientGroup
-from lightfed.local.local_work import LocalWork
-from lightfed.models.networks.mlp import MLP
-from lightfed.previews.dry_run import DryFleet, PlannedRanks
-from lightfed.previews.plan import (
+from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
+from lightfed.lab.previews.plan import (
     memory,
     plan_text,
     rank_rows,
@@ -29,8 +27,10 @@ from lightfed.previews.plan import (
     speedup,
     state_slots,
 )
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import LocalWork
+from lightfed.networks.mlp import MLP
 from lightfed.state.costs import Ledger
-from lightfed.topology.topology import Ring
 from tests.promises.conformance.cases import CASES, Case
 from tests.small import CPU, SGD_HALF, fleet_of, random_data, run_round
 

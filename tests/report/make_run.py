@@ -11,7 +11,7 @@ import pandas as pd
 import yaml  # type: ignore[import-untyped]
 from safetensors.numpy import save_file
 
-from lightfed.drawing.marks import Chart, Figure
+from lightfed.lab.drawing.marks import Chart, Figure
 from lightfed.utils.keys import experiment, flat
 
 METRICS = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.results.run import Run, read
+from lightfed.lab.results.run import Run, read
 from tests.report.make_run import write_run
 
 DEPTHS = (11, 13, 16, 19)

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from lightfed.cli.command_line import main as lightfed
-from lightfed.drawing import files
-from lightfed.drawing.summary import new_console, print_line, print_table
-from lightfed.report.command import main
-from lightfed.results.run import MOST_COLUMNS, MOST_GROUPS, read
+from lightfed.lab.drawing import files
+from lightfed.lab.drawing.summary import new_console, print_line, print_table
+from lightfed.lab.report.command import main
+from lightfed.lab.results.run import MOST_COLUMNS, MOST_GROUPS, read
 from lightfed.utils.errors import UserError
 from lightfed.utils.plain_text import all_plain, plain
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run

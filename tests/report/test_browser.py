@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightfed.report.comparison import compare
-from lightfed.report.page import build
+from lightfed.lab.report.comparison import compare
+from lightfed.lab.report.page import build
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 pytestmark = pytest.mark.browser

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.drawing.marks import Figure
-from lightfed.report.tables import comparison_table
-from lightfed.results.groups import cost_to, grouped, reached_by_all, singles
-from lightfed.results.run import TIME, Run, read
-from lightfed.studies.fedbcd import figures, servers_figure
+from lightfed.lab.drawing.marks import Figure
+from lightfed.lab.report.tables import comparison_table
+from lightfed.lab.results.groups import cost_to, grouped, reached_by_all, singles
+from lightfed.lab.results.run import TIME, Run, read
+from lightfed.lab.studies.fedbcd import figures, servers_figure
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
 OPTIONS = {"servers": 10, "active": 3, "wait": None, "mu": 0.0, "gamma": 1.0}

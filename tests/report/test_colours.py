@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from lightfed.report.figures import comparison_figures
-from lightfed.results.groups import grouped, singles
-from lightfed.studies.figures import study_figures
+from lightfed.lab.report.figures import comparison_figures
+from lightfed.lab.results.groups import grouped, singles
+from lightfed.lab.studies.figures import study_figures
 from tests.report.test_clouds import _study
 from tests.report.test_pfedmoe import method_run
 

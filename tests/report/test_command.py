@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lightfed.report.command import main
-from lightfed.report.comparison import compare
+from lightfed.lab.report.command import main
+from lightfed.lab.report.comparison import compare
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
 
@@ -90,7 +90,7 @@ def test_a_wrong_command_line_is_one_line_too(
 def test_a_report_needs_no_torch_and_no_global_pyplot(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     program = (
-        "import sys; from lightfed.report.command import main; "
+        "import sys; from lightfed.lab.report.command import main; "
         "slow = [m for m in sys.modules if m.startswith('matplotlib')]; main(sys.argv[1:]); "
         "print(slow, [m for m in ('torch', 'matplotlib.pyplot', 'lightning') if m in sys.modules])"
     )

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightfed.report.comparison import common_metric, compare
-from lightfed.report.figures import comparison_figures
-from lightfed.report.tables import comparison_table
-from lightfed.results.groups import grouped, singles
-from lightfed.results.paired import t_half_width
-from lightfed.results.run import read
+from lightfed.lab.report.comparison import common_metric, compare
+from lightfed.lab.report.figures import comparison_figures
+from lightfed.lab.report.tables import comparison_table
+from lightfed.lab.results.groups import grouped, singles
+from lightfed.lab.results.paired import t_half_width
+from lightfed.lab.results.run import read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import (
     CLIENTS,

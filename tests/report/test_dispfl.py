@@ -13,8 +13,8 @@ from lightfed_kernels import pack_mask, popcount
 from pandas import DataFrame
 from safetensors.numpy import load_file
 
-from lightfed.results.run import Run, read
-from lightfed.studies.dispfl import figures, mask_distances, similarity_figure
+from lightfed.lab.results.run import Run, read
+from lightfed.lab.studies.dispfl import figures, mask_distances, similarity_figure
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, by_title, drawn, write_masks, write_run
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from lightfed.drawing.marks import Figure
-from lightfed.report.comparison import compare
-from lightfed.results.run import Run
-from lightfed.studies.figures import study_figures
-from lightfed.studies.flexifed import _protocols, figures
+from lightfed.lab.drawing.marks import Figure
+from lightfed.lab.report.comparison import compare
+from lightfed.lab.results.run import Run
+from lightfed.lab.studies.figures import study_figures
+from lightfed.lab.studies.flexifed import _protocols, figures
 from lightfed.utils.errors import UserError
 from tests.report.make_run import by_title, drawn
 from tests.report.make_study import strategy_run

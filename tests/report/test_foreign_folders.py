@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lightfed.cli.command_line import main as lightfed
-from lightfed.report import page
-from lightfed.report.command import main
-from lightfed.results.run import read
+from lightfed.lab.report import page
+from lightfed.lab.report.command import main
+from lightfed.lab.results.run import read
 from lightfed.runs import run_lock
 from lightfed.utils import record
 from lightfed.utils.errors import UserError

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.drawing.marks import Figure
-from lightfed.results.run import Run, read
-from lightfed.studies.heterofl import figures
+from lightfed.lab.drawing.marks import Figure
+from lightfed.lab.results.run import Run, read
+from lightfed.lab.studies.heterofl import figures
 from tests.report.make_run import drawn, write_run
 
 SIZES = {"a": 1000, "b": 400, "c": 100, "d": 30, "e": 10}
@@ -31,7 +31,7 @@ def _run(
     """A run of so many clients per level, as the command line writes its files."""
     weights = [1.0] * len(clients) if assignment == "dynamic" else None
     arguments = {"assignment": assignment, "level_weights": weights}
-    model = {"class_path": "lightfed.models.Conv", "init_args": {"norm": norm, "rate": 1.0}}
+    model = {"class_path": "lightfed.networks.Conv", "init_args": {"norm": norm, "rate": 1.0}}
     config = {
         "model": {
             "algorithm": {"class_path": algorithm, "init_args": arguments},

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.report.command import main
-from lightfed.report.page import build
+from lightfed.lab.report.command import main
+from lightfed.lab.report.page import build
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.results.groups import Group, each_seed_once
-from lightfed.results.paired import Difference
-from lightfed.results.run import Run, read
-from lightfed.results.text import goal_text, seeds_text
+from lightfed.lab.results.groups import Group, each_seed_once
+from lightfed.lab.results.paired import Difference
+from lightfed.lab.results.run import Run, read
+from lightfed.lab.results.text import goal_text, seeds_text
 from tests.report.make_run import ENVIRONMENT, write_run
 
 COLUMN = "personal/accuracy"

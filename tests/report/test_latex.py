@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.report.command import main
+from lightfed.lab.report.command import main
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 HARSH = r"[*] a_1 50 % & $x$ #{~^\} <|>"

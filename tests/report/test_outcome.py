@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.report.tables import client_group_table, key_figures
-from lightfed.results.run import Run, primary_metric, read, totals, traffic, worst_tenth
-from lightfed.results.text import bytes_text, flops_text, metric_text, seconds_text
+from lightfed.lab.report.tables import client_group_table, key_figures
+from lightfed.lab.results.run import Run, primary_metric, read, totals, traffic, worst_tenth
+from lightfed.lab.results.text import bytes_text, flops_text, metric_text, seconds_text
 from tests.report.make_run import CLIENTS, EVALUATIONS, METRICS, rows_of, write_run
 
 NAN = math.nan

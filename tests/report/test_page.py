@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightfed.drawing.markup import library
-from lightfed.report.page import build
+from lightfed.lab.drawing.markup import library
+from lightfed.lab.report.page import build
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, METRICS, append, write_run
 from tests.report.read_page import ReadPage

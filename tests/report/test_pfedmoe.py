@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.drawing.marks import MOST_CELLS
-from lightfed.results.run import Run, read
-from lightfed.studies.figures import figures_of_run, study_figures
-from lightfed.studies.pfedmoe import MEAN, METHODS, figures, gates_figure
-from lightfed.studies.shared import protocols
+from lightfed.lab.drawing.marks import MOST_CELLS
+from lightfed.lab.results.run import Run, read
+from lightfed.lab.studies.figures import figures_of_run, study_figures
+from lightfed.lab.studies.pfedmoe import MEAN, METHODS, figures, gates_figure
+from lightfed.lab.studies.shared import protocols
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, recorded, write_gates, write_run
 
@@ -50,7 +50,7 @@ def method_run(
         "model": {
             "algorithm": {"class_path": f"lightfed.algorithms.{algorithm}", "init_args": {"a": 1}},
             "clients": [
-                {"count": 2, "name": algorithm, "model": {"class_path": "lightfed.models.MoECNN"}}
+                {"count": 2, "name": algorithm, "model": {"class_path": "lightfed.networks.MoECNN"}}
             ],
             "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}},
             "seed": seed,

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightfed.report.page import build
-from lightfed.results.run import base_name, read
+from lightfed.lab.report.page import build
+from lightfed.lab.results.run import base_name, read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.report.figures import (
+from lightfed.lab.report.figures import (
     clients,
     course,
     partition,
     run_figures,
 )
-from lightfed.results.run import Run, read
+from lightfed.lab.results.run import Run, read
 from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, by_title, drawn, write_run
 
 

@@ -1,6 +1,6 @@
 """The settings of an experiment, and in which of them experiments differ."""
 
-from lightfed.results.groups import options, told_apart
+from lightfed.lab.results.groups import options, told_apart
 
 
 def test_options_that_would_share_a_name_have_longer_ones() -> None:

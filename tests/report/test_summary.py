@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.report.page import build, print_summary
+from lightfed.lab.report.page import build, print_summary
 from tests.report.make_run import ENVIRONMENT, write_run
 
 

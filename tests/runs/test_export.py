@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed import Algorithm, Fleet, ModelKind, Rows
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cnn import Conv
+from lightfed.networks.cnn import Conv
 from lightfed.testing.digest import fit
 from lightfed.utils.errors import DiskError, UserError
 from tests.promises.conformance.cases import CASES, CLIENTS, Case

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.models.build import build_network
-from lightfed.models.networks.layers import Scaler
+from lightfed.networks.layers import Scaler
 from lightfed.testing.digest import fit
 from tests.promises.conformance.cases import CASES, CLIENTS
 from tests.tiers import by_default

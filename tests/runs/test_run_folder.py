@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.cli.command_line import main
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs.run_logger import RunLogger
@@ -232,7 +232,7 @@ def test_the_same_command_in_a_job_finds_the_run_finished_and_a_longer_one_goes_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("build", "print_summary"):  # takes seconds
-        monkeypatch.setattr(f"lightfed.report.page.{name}", lambda folder: None)
+        monkeypatch.setattr(f"lightfed.lab.report.page.{name}", lambda folder: None)
     (tmp_path / "a.yaml").write_text(edited({"trainer.max_epochs": 1}))
     words = ["fit", "--config", "a.yaml"]
     for restarts, extra, said in (

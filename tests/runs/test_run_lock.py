@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs import run_lock as fence

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import lightfed as lf
-from lightfed.report.comparison import provisos
-from lightfed.report.tables import headline
-from lightfed.results.run import read
+from lightfed.lab.report.comparison import provisos
+from lightfed.lab.report.tables import headline
+from lightfed.lab.results.run import read
 from lightfed.runs.run_logger import RunLogger
 from tests.small import quiet
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from lightfed.simulation.delays import (
+from lightfed.devices.delays import (
     Constant,
     Delay,
     Exponential,

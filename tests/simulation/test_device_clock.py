@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from torch.optim import SGD
 
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.algorithms.fedbuff import FedBuff
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.peers.dpsgd import DPSGD
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.devices.delays import Constant, Exponential
+from lightfed.devices.devices import Device, Devices
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
-from lightfed.simulation.delays import Constant, Exponential
-from lightfed.simulation.devices import Device, Devices
-from lightfed.topology.topology import Ring
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, fleet_of, random_data, run_round
 

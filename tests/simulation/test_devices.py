@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.simulation.delays import Constant, LogNormal, Zipf
-from lightfed.simulation.devices import Bernoulli, Device, Devices, OnOff, Presence
+from lightfed.devices.delays import Constant, LogNormal, Zipf
+from lightfed.devices.devices import Bernoulli, Device, Devices, OnOff, Presence
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.fednova import FedNova
-from lightfed.algorithms.fedrolex import FedRolex
-from lightfed.algorithms.flexifed import MaxCommon
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.flexifed.strategies import MaxCommon
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
 from lightfed.algorithms.scaffold import SCAFFOLD
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.fedrolex import FedRolex
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.devices.devices import Bernoulli, Device, Devices
+from lightfed.devices.policy import Policy
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
-from lightfed.simulation.devices import Bernoulli, Device, Devices
-from lightfed.simulation.policy import Policy
-from lightfed.topology.topology import Ring
+from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 

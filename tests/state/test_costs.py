@@ -10,16 +10,16 @@ from lightfed_kernels.masks import pack_mask
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.my1 import My1
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.cnn import Conv
+from lightfed.networks.mlp import MLP
 from lightfed.state.costs import MaskedFlops, forward_flops, weight_uses
-from lightfed.topology.topology import Ring
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 
 FLOAT, INTEGER = 4, 8  # bytes

@@ -10,13 +10,13 @@ from torch.optim import SGD, Adam
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.cnn import Conv
+from lightfed.networks.cnn import Conv
 from lightfed.state.server_model import ServerModel
 from tests.small import data_of, fleet_of, row_held, run_round
 

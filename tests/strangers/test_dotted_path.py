@@ -11,7 +11,7 @@ import yaml
 import lightfed
 from lightfed.cli.command_line import main
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from tests.small import fleet_of, random_data, run_round
 from tests.strangers import ditto, fedrolex
 

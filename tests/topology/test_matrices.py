@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.topology.matrices import read_mixing
-from lightfed.topology.topology import Adjacency, round_senders
+from lightfed.algorithms.topology.matrices import read_mixing
+from lightfed.algorithms.topology.topology import Adjacency, round_senders
 from lightfed.utils.errors import UserError
 
 GRAPH = "model.algorithm.init_args.topology.init_args.matrix"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.topology.topology import (
+from lightfed.algorithms.topology.topology import (
     Full,
     NetworkX,
     Ring,

@@ -6,9 +6,9 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.layers import scaled
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.cnn import Conv
+from lightfed.networks.layers import scaled
+from lightfed.networks.mlp import MLP
 from lightfed.utils.counts import rounded_down, rounded_up
 
 

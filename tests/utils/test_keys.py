@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import lightfed as lf
-from lightfed.results.groups import grouped
-from lightfed.results.run import read
+from lightfed.lab.results.groups import grouped
+from lightfed.lab.results.run import read
 from lightfed.utils.keys import COLUMNS, KEYS, column_of, digest, experiment, flat, identity, key_of
 from tests.data.test_digests import Drawn, Net
 from tests.small import SGD_HALF, fit

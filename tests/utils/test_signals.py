@@ -16,9 +16,9 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.cli import command_line, federation_cli
 from lightfed.cli.usage import COMMANDS
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
+from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.local.client_group import ClientGroup
-from lightfed.previews.trainer import PreviewTrainer
 from lightfed.utils import signals
 from tests.promises.refusals.mistakes import edited
 from tests.small import SGD_HALF, Line, fit, random_data

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightfed.data.datasets.dataset import Dataset, Samples
+from lightfed.data.dataset import Dataset, Samples
 from lightfed.data.partition.schemes import Partitioner
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import require

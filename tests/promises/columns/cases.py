@@ -12,8 +12,8 @@ from torchmetrics.classification import MulticlassF1Score
 from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Dirichlet, Quantity
+from lightfed.data.torch_data import FromTorch
 from lightfed.testing.case import CLIENTS
 
 WORDS, TAGS, LONGEST = 12, 3, 9

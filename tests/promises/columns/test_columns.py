@@ -16,7 +16,7 @@ from typing_extensions import override
 
 import lightfed as lf
 from lightfed.cli.command_line import USAGE_ERROR, main
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.utils.errors import UserError
 from tests.promises.columns.cases import LONGEST, TAGS, Tagger, line, measured, points, tagged
 from tests.small import fit, fleet_of

@@ -15,66 +15,66 @@ from typing_extensions import override
 
 from lightfed.aggregation.server_optimizers import FedAdam, FedYogi
 from lightfed.algorithms.apfl import APFL
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
-from lightfed.algorithms.depthfl import DepthFL
-from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthConv
 from lightfed.algorithms.ditto import Ditto
-from lightfed.algorithms.dpsgd import DPSGD
-from lightfed.algorithms.fd import FD
-from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd.fedbcdi import FedBCDI
 from lightfed.algorithms.fedbn import FedBN
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.feddyn import FedDyn
-from lightfed.algorithms.fedexlora import FedExLoRA
-from lightfed.algorithms.fedgh import FedGH
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.fedmrl import FedMRL
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedper import FedPer
-from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
-from lightfed.algorithms.fedrolex import FedRolex
-from lightfed.algorithms.fedsalora import FedSALoRA
-from lightfed.algorithms.fedtgp import FedTGP
-from lightfed.algorithms.ffalora import FFALoRA
-from lightfed.algorithms.fjord import FjORD
-from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
-from lightfed.algorithms.flexlora import FlexLoRA
-from lightfed.algorithms.flora import FLoRA
-from lightfed.algorithms.fml import FML
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.algorithms.hetlora import HetLoRA
+from lightfed.algorithms.flexifed.strategies import ClusteredCommon, MaxCommon
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.fedsalora import FedSALoRA
+from lightfed.algorithms.lora.ffalora import FFALoRA
+from lightfed.algorithms.lora.flexlora import FlexLoRA
+from lightfed.algorithms.lora.flora import FLoRA
+from lightfed.algorithms.lora.hetlora import HetLoRA
+from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.zeropadded import ZeroPadded
 from lightfed.algorithms.moon import MOON
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.peers.my2 import My2
 from lightfed.algorithms.pfedme import PFedMe
-from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.pfedmoe.fedmrl import FedMRL
+from lightfed.algorithms.pfedmoe.fml import FML
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
+from lightfed.algorithms.prototypes.fd import FD
+from lightfed.algorithms.prototypes.fedgh import FedGH
+from lightfed.algorithms.prototypes.fedproto import FedProto
+from lightfed.algorithms.prototypes.fedtgp import FedTGP
 from lightfed.algorithms.qffl import QFFL
-from lightfed.algorithms.rankmean import RankMean
 from lightfed.algorithms.scaffold import SCAFFOLD
-from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
-from lightfed.algorithms.zeropadded import ZeroPadded
+from lightfed.algorithms.topology.topology import Ring, TimeVarying
+from lightfed.algorithms.width.fedrolex import FedRolex
+from lightfed.algorithms.width.fjord import FjORD
+from lightfed.algorithms.width.heterofl import HeteroFL
+from lightfed.algorithms.width.ordered_dropout import OrderedDropout
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.language import Prose
 from lightfed.data.partition.schemes import Natural
+from lightfed.datasets.language import Prose
+from lightfed.devices.delays import Exponential, LogNormal
+from lightfed.devices.devices import Bernoulli, Devices, OnOff
+from lightfed.devices.policy import Policy
 from lightfed.local.penalties import Contrast, Pull
-from lightfed.models.networks.cnn import Conv
-from lightfed.models.networks.depth import DepthConv
-from lightfed.models.networks.mlp import MLP
-from lightfed.models.networks.resnet import PreActResNet
-from lightfed.models.networks.transformer import Transformer
-from lightfed.models.ordered_dropout import OrderedDropout
-from lightfed.simulation.delays import Exponential, LogNormal
-from lightfed.simulation.devices import Bernoulli, Devices, OnOff
-from lightfed.simulation.policy import Policy
+from lightfed.networks.cnn import Conv
+from lightfed.networks.mlp import MLP
+from lightfed.networks.resnet import PreActResNet
+from lightfed.networks.transformer import Transformer
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
-from lightfed.topology.topology import Ring, TimeVarying
 from tests.algorithms.low_rank import NAMES, Adapted
 from tests.promises.columns.cases import Tagger, tagged
 from tests.promises.conformance.hooked import Averaged, Falling, Gan

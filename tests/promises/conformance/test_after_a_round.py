@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightfed.previews.trainer import PreviewTrainer
+from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.testing.digest import fit
 from lightfed.utils.errors import UserError
 from tests.promises.conformance.cases import CASES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.local.packing import SideBySide
+from lightfed.packs.packing import SideBySide
 from lightfed.testing.case import Case
 from lightfed.testing.conformance import Digests, check, digests_of
 from lightfed.testing.worker import Plan

@@ -12,17 +12,17 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
-from lightfed.engine.federation import Federation
+from lightfed.data.torch_data import FromTorch
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.testing.conformance import conformance
-from lightfed.topology.topology import Ring
 from tests.small import fit
 
 peft = pytest.importorskip("peft", reason="needs the extra hf")

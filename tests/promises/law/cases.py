@@ -11,12 +11,14 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import lightfed as lf
+from lightfed.algorithms.depth.networks import DepthConv
+from lightfed.algorithms.width.ordered_dropout import OrderedDropout
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
+from lightfed.data.torch_data import FromTorch
 from lightfed.local.client_group import ClientGroup
-from lightfed.models import (
+from lightfed.networks import (
     MLP,
     VDCNN,
     VGG,
@@ -31,8 +33,6 @@ from lightfed.models import (
     Torchvision,
     Transformer,
 )
-from lightfed.models.networks.depth import DepthConv
-from lightfed.models.ordered_dropout import OrderedDropout
 from tests.algorithms.low_rank import NAMES
 from tests.local.packs import Windows
 from tests.promises.conformance.cases import AdapterNet

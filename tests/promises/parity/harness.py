@@ -17,13 +17,13 @@ from torch.utils.data import TensorDataset
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition.schemes import Iid
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.data.torch_data import FromTorch
+from lightfed.federation import Federation
 from lightfed.fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import SessionPlans
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import derive_seed
 from tests.small import quiet, row_held

@@ -11,20 +11,20 @@ from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback
 from torch.optim import SGD, Adam
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd.aspg import ASPG
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedrep import FedRep
+from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.scaffold import SCAFFOLD
-from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.algorithms.topology.topology import TimeVarying
 from lightfed.fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS, acts_on_steps
 from lightfed.fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import Phase, RoundPlan
 from lightfed.local.penalties import LinearTerm, Pull
-from lightfed.topology.topology import TimeVarying
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.promises.parity.cases import CASES, EMA, GAN, Data, Manual, Net, Shrinks
 from tests.promises.parity.harness import Case, ours

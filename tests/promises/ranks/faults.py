@@ -21,7 +21,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed import watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import fit
 from lightfed.testing.ranks import kept_port

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed.steps import refuse_in_step, step_under_way
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import agreement
 from lightfed.testing.ranks import in_new_process, start_job, wait

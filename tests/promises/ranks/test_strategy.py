@@ -16,8 +16,8 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer import FederatedTrainer
 from lightfed.testing.ranks import kept_port
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 
 

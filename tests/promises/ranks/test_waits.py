@@ -13,14 +13,14 @@ import pytest
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.topology.topology import TimeVarying
 from lightfed.distributed.collectives import Ranks
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import fit
 from lightfed.testing.ranks import in_new_process, start_job, wait
-from lightfed.topology.topology import TimeVarying
 
 RANKS, ROUNDS = 2, 3
 mlp = partial(MLP, hidden=(8,))

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from lightfed import Algorithm, Fleet
-from lightfed.data.datasets.dataset import Dataset
+from lightfed.data.dataset import Dataset
 from lightfed.data.partition.schemes import Partitioner
 from tests.promises.refusals import own_code
 
@@ -418,7 +418,7 @@ CHECKPOINTS = [
          command="test"),
 ]  # fmt: skip
 
-SMALL = of_class("lightfed.models.MLP", hidden=[5])
+SMALL = of_class("lightfed.networks.MLP", hidden=[5])
 SHARED = "model.algorithm.init_args.shared"
 
 
@@ -566,8 +566,8 @@ MALFORMED = [
            named=f"model.devices.delay.init_args.{list(arguments)[-1]}")
       for name, arguments in DELAYS.items()),
     Case("model.clients.0.model.init_args.hidden", "",
-         one_group(of_class("lightfed.models.PreActResNet", hidden=[]))
-         | {"model.clients": [{"count": 2, "model": of_class("lightfed.models.PreActResNet",
+         one_group(of_class("lightfed.networks.PreActResNet", hidden=[]))
+         | {"model.clients": [{"count": 2, "model": of_class("lightfed.networks.PreActResNet",
                                                              hidden=[])}]}),
     Case("model.clients.0.model", "is lazy", one_group(SHAPELESS)),
     method("DisPFL", "model.algorithm.init_args.density", "an empty list", density=[]),

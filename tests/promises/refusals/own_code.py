@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from lightfed import Fleet
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.datasets.transforms import Functions
-from lightfed.data.datasets.vision import Digits
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.schemes import Iid
+from lightfed.data.transforms import Functions
+from lightfed.datasets.vision import Digits
 
 
 class Raises(Digits):

@@ -10,10 +10,10 @@ import pytest
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.cli import sweep
 from lightfed.cli.command_line import main
-from lightfed.cli.runner import run_all
 from lightfed.cli.wanted import Wanted
+from lightfed.lab import sweep
+from lightfed.lab.runner import run_all
 from tests.promises.refusals.mistakes import edited, of_class, one_group
 from tests.promises.refusals.own_code import Net
 

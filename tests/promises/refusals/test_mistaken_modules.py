@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.small import SGD_HALF, Line, fit, fleet_of, random_data
 

@@ -16,7 +16,7 @@ from lightfed.distributed.slurm import (
     port_of,
 )
 from lightfed.distributed.step_environment import StepEnvironment, with_environment
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.promises.refusals.mistakes import edited
 

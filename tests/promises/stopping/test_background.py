@@ -16,10 +16,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import CLIENTS, Writing, load
 from lightfed.state.client_state import by_client
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
 from tests.engine.spy import Spy, data, federation, state_of

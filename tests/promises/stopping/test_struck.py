@@ -14,9 +14,9 @@ import pytest
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.engine.trainer import FederatedTrainer
-from lightfed.report import page
+from lightfed.lab.report import page
 from lightfed.runs.run_folder import RunFolder
+from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import DiskError, UserError
 from tests.engine.spy import data, federation
 from tests.small import fit

@@ -14,23 +14,23 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.peers.my1 import My1
+from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.prototypes.fd import FD
+from lightfed.algorithms.topology.topology import Ring
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.federation import Federation
+from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.rank_sessions import Training
-from lightfed.models.networks.mlp import MLP
+from lightfed.networks.mlp import MLP
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.client_state import by_client
-from lightfed.topology.topology import Ring
 from tests.engine.spy import lr_schedule
 from tests.small import CPU, fit, random_data
 from tests.tiers import by_default

@@ -1,0 +1,1 @@
+"""Servers below a cloud that train blocks of a model: FedBCD, FedBCD-I, CloudFedAvg."""

@@ -1,0 +1,1 @@
+"""Low-rank adapters of unlike rank: eight rules and the client that has them."""

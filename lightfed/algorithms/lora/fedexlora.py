@@ -1,0 +1,30 @@
+"""FedEx-LoRA: the mean of the factors, and what it lacks to the mean of the products in the base.
+
+Singhal, Ponkshe, Vepakomma: FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning
+of Foundation Models. ACL 2025. https://arxiv.org/abs/2410.09432
+
+Deviations: clients are weighted by samples and may have unlike ranks; the paper has uniform weights
+and one rank. A client of lower rank starts from the new W and its own ranks: it lacks the others,
+which the residual has taken into account. The released code adds the residual transposed, which is
+right for GPT-2 only.
+"""
+
+from typing_extensions import override
+
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.algorithms.lora.products import Product
+
+
+class FedExLoRA(AdapterRule):
+    """W + D A = W_old + sum_k p_k s_k B_k A_k: the server's model is exact."""
+
+    changes_base = True
+    no_memory = "the base changes, and what a client remembers is without it"
+    no_server_step = "its step would be one of dense weights"
+
+    @override
+    def merge_layer(self, sent: Sent) -> Merged:
+        A, D = sent.averaged(sent.p, by_rank=True)  # the mean by rank
+        mean = Product(D, A)
+        residual = sent.mean - mean  # E = M - D A;  W <- W + E
+        return Merged(mean, A, D, base=residual.dense)

@@ -1,0 +1,34 @@
+"""FFA-LoRA: the factor A is frozen at its common start, so that the mean of B is exact.
+
+Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR 2024.
+https://arxiv.org/abs/2403.12313
+
+Deviation: clients of unlike rank, which the paper does not have. Their B are padded with zeros: as
+A is common, sum_k p_k s_k B_k A[:r_k] = D A. A rank that few clients own shrinks by their share.
+"""
+
+import lightning.pytorch as L
+from typing_extensions import override
+
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.algorithms.lora.adapters import adapters_of
+from lightfed.algorithms.lora.products import Product
+from lightfed.models.build import DataSpec
+
+
+class FFALoRA(AdapterRule):
+    """Clients train B only, and only B is sent."""
+
+    up = down = "B"
+
+    @override
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        super().prepare_module(module, data)
+        for own in adapters_of(module, self.names):
+            module.get_parameter(own.a).requires_grad_(False)
+
+    @override
+    def merge_layer(self, sent: Sent) -> Merged:
+        # D = sum_k p_k s_k pad(B_k)
+        _, D = sent.averaged(sent.p)
+        return Merged(Product(D[:, : sent.top], sent.start[: sent.top]), D=D)

@@ -1,0 +1,171 @@
+"""Checks that adding an adapter's update to its layer's weight gives the same model.
+
+It does not where the weight is also read without the adapter: by a second name of the layer, by
+`x @ layer.weight`, as the logits of an embedding. Nor does it where the adapter computes something
+else than the layer does, as that of a dilated convolution.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightfed.algorithms.lora.adapters import Adapter
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local.client_group import GroupState, ignore
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import seeded, torch_generator
+
+_SAMPLES = 8
+# The size of the updates that are tried, relative to the weights that they are added to.
+_UPDATE = 0.1
+# What the other trained tensors move by: a head that starts at 0 would hide every difference.
+_NOISE = 0.02
+# A difference that is no rounding: a share of what the updates change, and of the loss itself.
+_WRONG = 1e-3
+_ROUNDING = 64
+
+
+@contextmanager
+def _ieee_products() -> Iterator[None]:
+    """Products of float32 on a GPU without TF32, whose rounding would look like a difference.
+
+    torch has two sets of switches, and refuses to compute where they contradict each other. The
+    older ones set both.
+    """
+    cudnn: Any = torch.backends.cudnn
+    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    newer = [backend.fp32_precision for backend in backends]
+    try:
+        older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # only the newer ones have been used
+        older = None
+
+    def set_newer(values: Sequence[str]) -> None:
+        for backend, value in zip(backends, values, strict=True):
+            backend.fp32_precision = value
+
+    def set_older(products: str, tf32: bool) -> None:
+        torch.set_float32_matmul_precision(products)
+        cudnn.allow_tf32 = tf32
+
+    try:
+        if older is None:
+            set_newer(["ieee"] * len(backends))
+        else:
+            set_older("highest", False)
+        yield
+    finally:
+        if older is not None:
+            set_older(*older)
+        set_newer(newer)
+
+
+class MergeCheck:
+    """One batch through a group's module, with adapters and with their updates in the weights.
+
+    The updates are drawn, so that the check needs no training. The module has its values again
+    afterwards.
+
+    Args:
+        state: The group.
+        adapters: Of its module; all have a base.
+        data: With training samples, on the device.
+    """
+
+    def __init__(
+        self, state: GroupState, adapters: Sequence[Adapter], data: FederatedDataModule
+    ) -> None:
+        self._state = state
+        self._adapters = adapters
+        self._trainer = data.trainer
+        self._batch = data.train_batch(0, _SAMPLES)
+        self._row = state.borrow(state.initial)
+        state.bind(self._row)
+        generator = torch_generator(0, "merge check")
+
+        # Drawn on the host, so that the check is the same on every device.
+        noise = torch.randn(state.layout.parameter_size, generator=generator) * _NOISE
+        self._row.floats[: len(noise)] += noise.to(self._row.floats.device)
+
+        trained = state.layout.floats.views(self._row.floats)
+        tensors: dict[str, Tensor] = {**trained, **state.live.frozen}
+        self._weights = [own.weight(tensors).detach() for own in adapters]
+        self._factors = [own.factors(tensors) for own in adapters]
+        self._originals = [weight.clone() for weight in self._weights]
+        self._drawn = [torch.randn(B.shape, generator=generator) for _, B in self._factors]
+        types = [weight.dtype for weight in self._weights]
+        self._rounding = _ROUNDING * max(torch.finfo(kind).eps for kind in types)
+
+    def run(self, method: str) -> None:
+        """Compare; a UserError names the first layer that differs.
+
+        What the module's step raises is raised.
+        """
+        module = self._state.module
+        module.trainer = self._trainer  # a step may ask it
+        vars(module).update(log=ignore, log_dict=ignore)
+        module.eval()
+        try:
+            with torch.no_grad(), _ieee_products():
+                every = range(len(self._adapters))
+                if self._equal(every):
+                    return
+                alone = [i for i in every if not self._equal([i])] or [0]
+        finally:
+            del module.log, module.log_dict
+            module.trainer = None
+            module.train()
+            self._state.live.unbind()
+            self._state.live.restore()
+        layer = self._adapters[alone[0]].layer
+        found = (
+            f"{layer} is another model with its update in the weight, where {method} adds it, than "
+            "with its adapter"
+        )
+        fix = (
+            "the weight may be read in a second place, or the adapter lack an option of its layer: "
+            "do not adapt it, or choose a rule that leaves the base, such as RankMean"
+        )
+        raise UserError("model.clients", found, fix)
+
+    def _equal(self, layers: Collection[int]) -> bool:
+        """Whether the updates of these layers are the same in the adapters and in the weights."""
+        updates = [self._update(i) if i in layers else None for i in range(len(self._adapters))]
+        plain = self._loss()
+        for (_, B), update in zip(self._factors, updates, strict=True):
+            if update is not None:
+                B.copy_(update)
+        adapted = self._loss()
+
+        for weight, own, (A, B), update in zip(
+            self._weights, self._adapters, self._factors, updates, strict=True
+        ):
+            if update is not None:
+                weight.add_((own.scale * (B @ A)).to(weight.dtype))
+                B.zero_()
+        merged = self._loss()
+
+        for weight, original in zip(self._weights, self._originals, strict=True):
+            weight.copy_(original)
+        difference = abs(merged - adapted)
+        limit = _WRONG * abs(adapted - plain) + self._rounding * max(abs(adapted), abs(plain))
+        return not difference > limit  # a loss that is no number shows nothing
+
+    def _update(self, i: int) -> Tensor:
+        """(out, r) a B whose update is small beside the weight; B is 0 afterwards."""
+        A, B = self._factors[i]
+        B.zero_()
+        drawn = self._drawn[i].to(B.device, B.dtype)
+        size = self._adapters[i].scale * float((drawn @ A).norm())
+        weight = float(self._originals[i].norm()) or 1.0
+        return drawn * (_UPDATE * weight / max(size, 1e-12))
+
+    def _loss(self) -> float:
+        device = self._row.floats.device
+        with seeded(0, device):
+            output: Any = self._state.module.training_step(self._batch, 0)
+        loss = output["loss"] if isinstance(output, dict) else output
+        return 0.0 if loss is None else float(loss)

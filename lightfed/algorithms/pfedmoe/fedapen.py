@@ -1,0 +1,107 @@
+"""FedAPEN: an ensemble of a private and a shared network, with weights learned by each client.
+
+Qin, Deng, Zhao, Yan: FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
+Statistical Heterogeneity. KDD 2023. https://doi.org/10.1145/3580305.3599344
+
+Both networks learn from the labels, from each other and from their ensemble. The shared one is sent
+and averaged without weights. A participant receives the shared network and learns its share, the
+private network's weight in the ensemble, on samples that it never trains on. Then it trains with
+that share. Evaluation uses the ensemble with the client's current shared network, the one that it
+has trained.
+
+The released code learns the share after the aggregation (`learn: aggregated`), trains with it in
+the next session, and tests with the new shared network. That costs one more download for a
+participant that skips the next round, since its copy is then outdated.
+
+Deviation: the share is learned from logits that are computed once instead of in every pass. The
+result is the same, because the networks do not change.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from lightfed.algorithms.pfedmoe import mutual
+from lightfed.algorithms.pfedmoe.personal_shared import NetworkFactory, PersonalShared
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.models.build import DataSpec
+from lightfed.models.client_module import ClientModule
+from lightfed.utils.bounds import Fraction, Number, Weight
+
+_SHARE = "net.share"
+
+
+class FedAPEN(PersonalShared):
+    """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
+
+    holds = "the ensemble of its private network and the shared one"
+    # (clients,) bool: clients that have downloaded the server's current shared network
+    current: torch.Tensor
+
+    def __init__(
+        self,
+        shared: NetworkFactory,
+        hold_out: Fraction = 0.05,
+        share_lr: Weight = 1e-3,
+        passes: Number = 10,
+        weights: Weights = "uniform",
+        learn: Literal["received", "aggregated"] = "received",
+    ) -> None:
+        """The ensemble.
+
+        Args:
+            shared: s, the network that is sent.
+            hold_out: Share of a client's training samples, at least one, that it uses to learn
+                lambda instead of training.
+            share_lr: Learning rate of lambda.
+            passes: Passes over the hold-out per round; 0 keeps lambda at one half.
+            weights: Of the participants in the mean: uniform, or by samples.
+            learn: A participant learns lambda with the shared network that it receives, before it
+                trains, or, as in the released code, with the aggregated one, which it downloads for
+                that.
+        """
+        super().__init__(shared, weights)
+        self.hold_out, self.share_lr, self.passes, self.learn = hold_out, share_lr, passes, learn
+        if learn == "aggregated":
+            self.moments = ("aggregated",)  # the shared network is back before the round is over
+
+    @override
+    def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
+        return mutual.FedAPEN(private, shared)
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        self.register_buffer("current", torch.zeros(fed.clients, dtype=torch.bool))
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)
+        current = self.current.tolist()
+        fed.send(self.model, [k for k in clients if not current[k]])  # s_k <- s
+        if self.learn == "received":
+            self._learn(fed, clients)
+        fed.train(clients, t)  # with the last lambda
+        fed.merge(clients, into=self.model, weights=self.weights)  # s <- mean of s_k
+        if self.learn == "aggregated":
+            fed.send(self.model, clients)
+            self.current.fill_(False)
+            self.current[clients] = True
+            self._learn(fed, clients)
+
+    def _learn(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """Learning for adaptability, with the client's shared network."""
+        for client in clients:
+            forward = fed.state(client).flops * fed.data.num_held_out(client)
+            fed.ledger.computed(client, forward if self.passes else 0.0)
+        for client in fed.mine(clients):
+            module = fed.bind(client)
+            assert isinstance(module, ClientModule)
+            assert isinstance(module.net, mutual.FedAPEN)
+            batches = fed.data.held_out_batches(client)
+            module.net.learn_share(batches, lr=self.share_lr, passes=self.passes)
+            row = fed.row(client).floats  # the module's, unless that is a copy on the device
+            fed.state(client).layout.floats.views(row)[_SHARE].copy_(module.net.share)

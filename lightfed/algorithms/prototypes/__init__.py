@@ -1,0 +1,1 @@
+"""Clients that exchange class means: FD, FedProto, FedTGP, FedGH."""

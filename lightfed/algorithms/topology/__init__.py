@@ -1,0 +1,1 @@
+"""Graphs of peers and clouds, and their mixing matrices."""

@@ -1,0 +1,1 @@
+"""Clients that hold slices of a wide model: HeteroFL, FedRolex, FjORD."""

@@ -1,0 +1,90 @@
+"""FedRolex: narrow clients train a window of the global model that moves from round to round.
+
+Alam, Liu, Yan, Zhang: FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
+Extraction. NeurIPS 2022. https://arxiv.org/abs/2212.01548
+
+    S_m = {(q - step t) mod K : q = 0 .. ceil(r_m K) - 1}   units of client m in a layer of width K
+    theta[e] <- mean of theta_m[e] over the clients with e in S_m
+
+The window moves backwards, as in the released code; in the paper it moves forwards. Local training
+and evaluation are HeteroFL's. A client deploys its window of round 0.
+
+Deviations: the released server weights biases, norms and classifiers by how often they have been
+covered so far, which depends on the order of the clients; here all tensors have the paper's mean.
+Random units are the same in layers of one width. Overlapping windows are left out.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.width.heterofl import HeteroFL
+from lightfed.algorithms.width.slices import check_masked
+from lightfed.api.fleet import Fleet
+from lightfed.utils.rng import torch_generator
+
+
+class FedRolex(HeteroFL):
+    """HeteroFL with rolling instead of leading slices."""
+
+    no_server_step = "its slices move, and the state of an optimiser would not"
+    no_kept_optimizer = "slices move, and momentum would not"
+    no_memory = "slices move, and what a client remembers would not"
+    no_personal = "slices move, and a client's own units would not"
+
+    def __init__(
+        self, step: int = 1, window: Literal["roll", "random"] = "roll", **heterofl: Any
+    ) -> None:
+        """Set how the window moves.
+
+        Args:
+            step: Units by which it moves back in a round; -1 is forwards, as in the paper, and 0 is
+                HeteroFL.
+            window: Rolls, the same for all clients of a round; or each has random units.
+            **heterofl: See HeteroFL.
+        """
+        super().__init__(**heterofl)
+        self.step, self.window = step, window
+        if window == "random":
+            self.no_policy = "the server takes its clients' random units one after the other"
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        if self.window == "random":
+            self._random_round(fed, t)
+            return
+        with fed.reordered(self.model, lambda width: torch.arange(width).roll(self.step * t)):
+            super().round(fed, t)
+
+    def _random_round(self, fed: Fleet, t: int) -> None:
+        """A round in which every client has units of its own."""
+        clients = fed.participants(t)
+        if self.assignment == "dynamic":
+            fed.assign({m: self.draw_level(fed, m, t) for m in clients})
+        orders = {m: partial(self.units, fed, m, t) for m in clients}
+        fed.send(self.model, clients)  # its size; the units follow
+        fed.deliver(mine := fed.mine(clients))
+        for m in mine:
+            with fed.reordered(self.model, orders[m]):
+                fed.load(self.model, m)
+        fed.train(clients, t)
+        for state in fed.groups:
+            check_masked(state.module)
+        part, theta = fed.new_model(), self.model.floats
+        total, weight = (torch.zeros_like(theta, dtype=torch.float64) for _ in range(2))
+        for m in clients:
+            part.floats.fill_(torch.nan)
+            with fed.reordered(part, orders[m]):
+                fed.merge([m], into=part)  # theta_m, at its units
+            n = fed.data.num_samples(m) if self.weights == "samples" else 1
+            total += n * part.floats.nan_to_num()
+            weight += n * ~part.floats.isnan()
+        theta.copy_(torch.where(weight > 0, total / weight, theta))
+
+    def units(self, fed: Fleet, client: int, t: int, width: int) -> Tensor:
+        """(width,) the units of a layer in random order; the client has the first ones."""
+        generator = torch_generator(fed.seed, f"units of {width}", t, client)
+        return torch.randperm(width, generator=generator)

@@ -1,0 +1,1 @@
+"""The catalogue of data sets, each read into compact tensors once."""

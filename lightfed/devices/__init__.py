@@ -1,0 +1,1 @@
+"""Virtual time: devices, delays, availability, what the server waits for, the clocks."""

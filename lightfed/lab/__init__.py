@@ -1,0 +1,1 @@
+"""Many runs: reading results, drawing, pages, comparisons, studies, sweeps, previews."""

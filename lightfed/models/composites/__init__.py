@@ -1,1 +1,0 @@
-"""Clients of several networks: mixtures of experts, mutual learning, prototypes, body and head."""

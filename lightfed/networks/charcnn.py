@@ -1,0 +1,82 @@
+"""Convolutions over characters, in FlexiFed's four depths."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.networks.layers import scaled
+
+LETTERS = 70
+"""Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it has none."""
+
+
+class CharCNN(nn.Module):
+    """CharCNN-3 to -6: three to six convolutions over one-hot characters, then three linear layers.
+
+    The layers are a frozen one-hot embedding, whose row 0 (padding) is zero; conv7-BN-ReLU-pool3
+    twice; conv3-BN-ReLU, `layers - 3` times; conv3-ReLU-pool3; linear-ReLU-dropout twice; linear.
+    With four classes and 1,014 characters there are 11,279,470, 11,214,702, 11,149,934 and
+    11,347,310 parameters, including 4,970 of the embedding, which are not trained.
+
+    The family goes back to Zhang et al. 2015. There, and in FlexiFed's published reproduction,
+    weights are drawn from N(0, 0.05). The first logits then have a magnitude of 15, and FlexiFed's
+    learning rate of 0.01 kills all units below the classifier. So initial values here are PyTorch's
+    defaults.
+
+    Args:
+        layers: number of convolutions.
+        num_classes: C.
+        input_shape: (characters,).
+        width: channels of a convolution, as a multiple of 256.
+        hidden: units of both hidden linear layers.
+        dropout: probability.
+    """
+
+    def __init__(
+        self,
+        layers: Literal[3, 4, 5, 6] = 3,
+        num_classes: int = 4,
+        input_shape: Sequence[int] = (1014,),
+        *,
+        width: float = 1.0,
+        hidden: int = 1024,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        (channels,) = scaled([256], width)
+        (length,) = input_shape
+        positions = (((length - 6) // 3 - 6) // 3 - 2 * (layers - 2)) // 3  # after all poolings
+        one_hot = torch.eye(LETTERS + 1)[:, 1:].contiguous()
+        self.embedding = nn.Embedding.from_pretrained(one_hot, freeze=True, padding_idx=0)
+        self.features = nn.Sequential(
+            *_conv(LETTERS, channels, 7, norm=True, pool=True),
+            *_conv(channels, channels, 7, norm=True, pool=True),
+        )
+        for _ in range(layers - 3):
+            self.features.extend(_conv(channels, channels, 3, norm=True, pool=False))
+        self.features.extend(_conv(channels, channels, 3, norm=False, pool=True))
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            *_hidden(channels * positions, hidden, dropout),
+            *_hidden(hidden, hidden, dropout),
+            nn.Linear(hidden, num_classes),
+        )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, characters) of any type, 0..70 -> (B, C) logits."""
+        return self.classifier(self.features(self.embedding(x.long()).transpose(1, 2)))
+
+
+def _conv(inputs: int, outputs: int, kernel: int, *, norm: bool, pool: bool) -> list[nn.Module]:
+    parts: list[nn.Module] = [nn.Conv1d(inputs, outputs, kernel)]
+    parts += [nn.BatchNorm1d(outputs)] if norm else []
+    parts += [nn.ReLU(inplace=True)]
+    return [*parts, nn.MaxPool1d(3)] if pool else parts
+
+
+def _hidden(inputs: int, units: int, dropout: float) -> list[nn.Module]:
+    return [nn.Linear(inputs, units), nn.ReLU(inplace=True), nn.Dropout(dropout)]

@@ -1,0 +1,166 @@
+"""HeteroFL's masked language model."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.data.batches import sent
+from lightfed.networks.layers import Scaler
+from lightfed.utils.counts import rounded_up
+from lightfed.utils.errors import require
+
+
+class Transformer(nn.Module):
+    """Token and position embeddings, post-LN encoder layers, and a decoder of two linear layers.
+
+    It masks its own input, in training and in evaluation: every forward pass replaces each position
+    by the mask token with probability `mask_rate`. Diao et al. 2021, released code; 19,263,486
+    parameters on WikiText-2 (33,278 tokens, windows of 64) at rate 1. In that code all encoder
+    layers start with the same weights; here every layer draws its own.
+
+    A narrow model has as many heads as the full one, each with fewer channels.
+
+    Args:
+        num_classes: V, tokens of the vocabulary.
+        input_shape: (T,), the longest window.
+        embedding: D, channels of a token at rate 1.
+        heads: of the attention.
+        hidden: units of the feed-forward layers at rate 1.
+        layers: number of encoder layers.
+        dropout: after the embedding, the attention, and both feed-forward layers.
+        mask_rate: probability that a position is masked.
+        rate: width ratio; also what the Scalers divide by in training.
+
+    Attributes:
+        masked: (B, T) bool, the positions that the last forward pass in evaluation masked.
+        label_rows: parameters whose rows are tokens, besides the last layer's.
+
+    Raises:
+        UserError: the samples are not windows of tokens, or the rate does not give whole heads.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 33278,
+        input_shape: Sequence[int] = (64,),
+        *,
+        embedding: int = 256,
+        heads: int = 8,
+        hidden: int = 512,
+        layers: int = 4,
+        dropout: float = 0.2,
+        mask_rate: float = 0.15,
+        rate: float = 1.0,
+    ) -> None:
+        super().__init__()
+        found, fix = f"samples of shape {tuple(input_shape)}", "use data with windows of tokens"
+        require(len(input_shape) == 1, "input_shape", found, fix)
+        width = rounded_up(embedding * rate)
+        found = f"{heads}, which do not divide {width} channels (rate {rate:g})"
+        require(width % heads == 0, "heads", found, "use a divisor, or another embedding")
+        self.mask_token = num_classes  # row V of the embedding
+        self.mask_rate = mask_rate
+        self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
+        self.label_rows = ("token.weight",)
+        self.position = nn.Embedding(input_shape[0], width)
+        self.token = nn.Embedding(num_classes + 1, width)
+        self.scaler = Scaler(rate)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        units = rounded_up(hidden * rate)
+        encoders = (EncoderLayer(width, heads, units, dropout, rate) for _ in range(layers))
+        self.layers = nn.Sequential(*encoders)
+        self.decoder = nn.Sequential(
+            nn.Linear(width, width),
+            Scaler(rate),
+            nn.GELU(),
+            nn.LayerNorm(width),
+            nn.Linear(width, num_classes),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) int64 tokens -> (B, T, V) logits."""
+        # Drawn on the CPU, so that every device masks the same positions. The CPU's default
+        # generator is seeded for every session and every evaluated batch.
+        drawn = torch.rand_like(tokens, dtype=torch.float32, device="cpu")
+        masked = sent(drawn < self.mask_rate, tokens.device)
+        if not self.training:
+            self.masked = masked
+        kept = tokens.masked_fill(masked, self.mask_token)
+        # The Scaler of the sum is the sum of both embeddings' Scalers.
+        embedded = self.scaler(self.token(kept) + self.position.weight[: kept.shape[1]])
+        return self.decoder(self.layers(self.dropout(self.norm(embedded))))
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then two linear layers with GELU; each added to its input and normalised.
+
+    `width` is the local D, `hidden` the units between the linear layers. `dropout` is that of the
+    attention's output, the hidden units and the output. The Scalers divide by `rate`.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float, rate: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, rate)
+        self.norm1 = nn.LayerNorm(width)
+        self.linear1 = nn.Linear(width, hidden)
+        self.linear2 = nn.Linear(hidden, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.scaler = Scaler(rate)
+        self.dropout = nn.Dropout(dropout)
+        for linear in (self.linear1, self.linear2):
+            nn.init.normal_(linear.weight, std=0.02)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        x = self.norm1(x + self.dropout(self.attention(x)))
+        hidden = self.dropout(F.gelu(self.scaler(self.linear1(x))))
+        return self.norm2(x + self.dropout(self.scaler(self.linear2(hidden))))
+
+
+class Attention(nn.Module):
+    """Self-attention over all positions, with a Scaler after each linear layer.
+
+    The linear layers are separate, because a narrow client owns the leading channels of every head.
+    `width`, the local D, is a multiple of the H heads. The Scaler divides by `rate`.
+
+    Attributes:
+        slice_groups: by parameter, the number of groups in each dimension; narrow models take the
+            leading part of every group.
+    """
+
+    def __init__(self, width: int, heads: int, rate: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.o = nn.Linear(width, width)
+        self.scaler = Scaler(rate)
+        self.slice_groups: Mapping[str, tuple[int, ...]] = {
+            **{f"{name}.weight": (heads, 1) for name in "qkv"},
+            **{f"{name}.bias": (heads,) for name in "qkv"},
+            "o.weight": (1, heads),
+        }
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        # (B, H, T, D / H)
+        q, k, v = (
+            self.scaler(linear(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear in (self.q, self.k, self.v)
+        )
+        # The temperature is that of the client's own heads, which are narrower than the full ones.
+        scale = 1 / sqrt(q.shape[-1])
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))

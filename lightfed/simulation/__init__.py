@@ -1,1 +1,0 @@
-"""Virtual time: delays, the clock, and servers with groups of clients."""

@@ -1,1 +1,0 @@
-"""Communication without a server: graphs, their mixing matrices and spectra."""

@@ -1,0 +1,350 @@
+"""The one long-lived Trainer of a federation."""
+
+import os
+from collections.abc import Iterable
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from typing_extensions import override
+
+from lightfed.distributed import requeue
+from lightfed.distributed.slurm import check_variables
+from lightfed.distributed.step_environment import with_environment
+from lightfed.engine import checks
+from lightfed.engine.checks import Clips
+from lightfed.engine.loop import FederatedLoop
+from lightfed.engine.run_trainer import RunTrainer
+from lightfed.engine.setup import with_defaults, with_folder
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.federation import Federation, federation_of
+from lightfed.fits.hook_table import split
+from lightfed.runs import federation_state
+from lightfed.runs.run_folder import check_name
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import Interrupted, UserError, require
+from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
+from lightfed.utils.memory import keep_heap
+from lightfed.utils.process import silenced
+from lightfed.utils.signals import listening
+
+# What callbacks of Lightning say of a monitor that nobody measures.
+_NO_METRIC = ("Early stopping conditioned on metric", "`ModelCheckpoint(monitor=")
+
+Precision = Literal["32", "32-true", "bf16-mixed", 32]
+
+
+class FederatedTrainer(RunTrainer):
+    """A Trainer whose epochs are rounds.
+
+    It has only those of Lightning's flags that affect a federation. The other flags concern one
+    optimiser step per batch and one model under DDP; here they would silently do nothing.
+    """
+
+    fit_loop: FederatedLoop
+
+    @silenced()
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        max_epochs: int = 100,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        accelerator: str = "auto",
+        devices: int | str | list[int] = 1,
+        num_nodes: int = 1,
+        precision: Precision = "32",
+        strategy: FederatedStrategy | Literal["federated"] = "federated",
+        logger: Logger | Iterable[Logger] | bool = True,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: bool = False,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        check_val_every_n_epoch: int = 1,
+        enable_checkpointing: bool = True,
+        checkpoint_every: int | None = None,
+        enable_progress_bar: bool = True,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Clips = "norm",
+        deterministic: bool | Literal["warn"] = False,
+        benchmark: bool | None = None,
+        profiler: Profiler | str | None = None,
+        detect_anomaly: bool = False,
+        plugins: Any = None,
+        default_root_dir: str = "runs",
+        num_threads: int = 1,
+        ranks_per_device: int = 1,
+        enable_page: bool = True,
+    ) -> None:
+        """Flags of the run.
+
+        Args:
+            name: Name of the run: its folder is <default_root_dir>/<name>, numbered if that exists.
+                The default is that of the configuration file, or <algorithm>-<dataset>-s<seed>.
+            max_epochs: Rounds.
+            min_epochs: Rounds before a callback may stop the run.
+            max_steps: Server updates; -1 for no limit.
+            max_time: Wall-clock limit, such as 00:12:00:00.
+            accelerator: cpu, gpu or auto.
+            devices: Ranks on this node, one per device.
+            num_nodes: Nodes.
+            precision: Precision of local training.
+            strategy: How ranks are started; only `federated` works here.
+            logger: Lightning's loggers, besides the run folder; False for neither.
+            callbacks: Lightning callbacks. One that overrides hooks of steps hears each session as
+                a fit; for others an epoch is a round, and a batch a wave of sessions. A class says
+                it itself by hears = "steps" or hears = "rounds".
+            fast_dev_run: One round of one batch per client, no files.
+            limit_train_batches: Batches (int) or share of the batches (float) per session.
+            limit_val_batches: Evaluation jobs per rank; 0 for no validation. Metrics then depend on
+                the number of ranks; with model.eval_clients, which tests fewer, they do not.
+            limit_test_batches: As limit_val_batches, for `test`.
+            check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
+            enable_checkpointing: Write checkpoints/last.ckpt while the next round trains.
+            checkpoint_every: Rounds between two checkpoints, which a killed run may lose; 1 by
+                default. A signal and the last round always leave one.
+            enable_progress_bar: Show rounds, sessions and time left.
+            gradient_clip_val: Limit on the gradients of a local step.
+            gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
+                each of its networks (PFedMoE, FML, FedKD, FedAPEN), as in their authors' code.
+            deterministic: Ask torch for deterministic operations.
+            benchmark: cudnn.benchmark.
+            profiler: Lightning profiler.
+            detect_anomaly: Check every backward for nan.
+            plugins: Lightning plugins.
+            default_root_dir: Parent folder of the run folders.
+            num_threads: Torch threads per rank on the CPU; more than one is slower if ranks share
+                cores.
+            ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
+                communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
+                needs this many tasks per GPU.
+            enable_page: Make the run folder's page and print the summary at the end.
+        """
+        check_variables(os.environ)
+        self._deferred_checkpoints = []
+        self._makes_page = enable_page
+        time = None if max_time is None else str(max_time)
+        self.limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
+        if name is not None:
+            check_name("trainer.name", name)
+        checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
+        checks.check_least("trainer.num_threads", num_threads)
+        checks.check_least("trainer.num_nodes", num_nodes)
+        checks.check_least("trainer.ranks_per_device", ranks_per_device)
+        checks.check_least("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
+        checks.check_limit("limit_train_batches", limit_train_batches, least=1)
+        checks.check_limit("limit_val_batches", limit_val_batches, least=0)
+        checks.check_limit("limit_test_batches", limit_test_batches, least=0)
+        checks.check_clipping(gradient_clip_val, gradient_clip_algorithm)
+        self.clipping = gradient_clip_algorithm
+        strategy = checks.federated(strategy)
+        checks.check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
+        strategy.ranks_per_device = ranks_per_device
+        torch.set_num_threads(num_threads)
+        # Otherwise Lightning's launcher sets another value.
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+        keep_heap()
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        of_the_run, self.step_callbacks = split(given)
+        folder = None if fast_dev_run else RunLogger(default_root_dir, name)
+        loggers = with_folder(logger, folder)
+        keeps = enable_checkpointing and not fast_dev_run
+        last = checks.last_checkpoint(checkpoint_every, enabled=keeps)
+        super().__init__(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            logger=loggers,
+            callbacks=with_defaults(
+                of_the_run,
+                loggers,
+                checkpoint=last,
+                max_time=max_time,
+                progress=enable_progress_bar,
+            ),
+            fast_dev_run=fast_dev_run,
+            max_epochs=max_epochs,
+            min_epochs=min_epochs,
+            max_steps=max_steps,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+            enable_checkpointing=keeps,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=False,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm="value" if gradient_clip_algorithm == "value" else "norm",
+            deterministic=deterministic or None,
+            benchmark=benchmark,
+            use_distributed_sampler=False,
+            profiler=profiler,
+            detect_anomaly=detect_anomaly,
+            plugins=with_environment(plugins),
+            default_root_dir=default_root_dir,
+            enable_autolog_hparams=False,
+        )
+        self.fit_loop = FederatedLoop(self)
+        self._signal_connector, self._checkpoint_connector = FlagSignals(self), Restores(self)
+
+    @property
+    def federation(self) -> Federation:
+        """The root module."""
+        return federation_of(self)
+
+    @override
+    @silenced()
+    def fit(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> None:
+        """Run the rounds.
+
+        Args:
+            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
+            ckpt_path: a checkpoint to resume from; `last` for the newest run of this name and
+                configuration, or a new run if there is none. A SLURM job resumes its own run
+                without it.
+            **kwargs: likewise; checkpoints are always loaded as tensors and primitives.
+
+        Raises:
+            SystemExit: a signal has stopped the run; its state is on disk.
+            UserError: a setting or file of the user cannot be used.
+        """
+        self._check_launch(args, kwargs)
+        self._check_first(args, kwargs)
+        path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
+        if self._is_finished():
+            return
+        logger = self.run_logger
+        with listening(), nullcontext() if logger is None else logger.writing():
+            try:
+                with self.no_exit():
+                    super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
+            except Interrupted as ended:
+                requeue.leave(ended, first=self.is_global_zero)
+            except (MisconfigurationException, RuntimeError) as error:
+                # A monitor that nobody measures is known after a round: the run leaves nothing.
+                new = path is None and self.current_epoch == 0
+                if logger is not None and new and f"{error}".startswith(_NO_METRIC):
+                    logger.place.give_up()
+                raise
+            self.strategy.barrier()  # a rank may have failed in its last hook
+            if logger is not None and self.is_global_zero:
+                self._conclude(logger, page=self._makes_page)
+
+    @override
+    @silenced()
+    def validate(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
+        """Evaluate the server's and the clients' models on their test splits.
+
+        Args:
+            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: likewise.
+        """
+        self._check_launch(args, kwargs)
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            return super().validate(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
+
+    @override
+    @silenced()
+    def test(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
+        """Evaluate a checkpoint on the test splits; as validate, with Lightning's test hooks.
+
+        Args:
+            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: likewise.
+        """
+        self._check_launch(args, kwargs)
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            return super().test(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
+
+    @override
+    @silenced()
+    def predict(
+        self, *args: Any, client: int | None = None, ckpt_path: _PATH | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """The outputs of a client's deployed model, on its test samples or on given batches.
+
+        Args:
+            *args: the Federation and the FederatedDataModule, or a loader of batches.
+            client: whose model; the server's by default.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: likewise.
+
+        Returns:
+            The outputs of each batch, on every rank.
+
+        Raises:
+            UserError: the client does not exist, or the algorithm has no such model.
+        """
+        federation = args[0] if args else kwargs.get("model") or self.federation
+        if client is not None and not 0 <= client < federation.num_clients:
+            found = f"client {client} of {federation.num_clients}"
+            raise UserError("predict", found, "give a number from 0")
+        federation.predicts = client
+        self._check_launch(args, kwargs)
+        path = self._resolve(ckpt_path)
+        with self.no_exit():
+            outputs = super().predict(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
+        (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
+        return found
+
+
+class FlagSignals(_SignalConnector):
+    """Leaves signals to lightfed.utils.signals, which only records them.
+
+    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
+    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
+    requeues the job.
+    """
+
+    @override
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+    @override
+    def teardown(self) -> None:
+        pass
+
+
+class Restores(_CheckpointConnector):
+    """Restores no optimisers of the server, which has none; what it cannot restore is one line."""
+
+    @override
+    def restore_model(self) -> None:
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_model()
+
+    @override
+    def restore_callbacks(self) -> None:
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_callbacks()
+
+    @override
+    def restore_loops(self) -> None:
+        trains = self.trainer.state.fn == TrainerFn.FITTING and bool(self._loaded_checkpoint)
+        loops = self._loaded_checkpoint.get("loops")
+        found = f"{self.trainer.ckpt_path} lacks loops: it has weights alone"
+        fix = "give another checkpoint to train on from; weights can be tested"
+        require(isinstance(loops, dict) or not trains, "ckpt_path", found, fix)
+        with federation_state.restoring(self.trainer.ckpt_path):
+            super().restore_loops()
+
+    @override
+    def restore_optimizers_and_schedulers(self) -> None:
+        """Do nothing: the rate is a function of the round, by the configuration of this run."""
