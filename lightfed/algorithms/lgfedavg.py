@@ -32,7 +32,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import GroupState
 from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
-from lightfed.state.server_model import ServerModel
+from lightfed.state.server_model import ServerModel, part_of
 from lightfed.utils.bounds import Number
 from lightfed.utils.errors import UserError, require
 
@@ -77,7 +77,7 @@ class LGFedAvg(Algorithm):
     def setup(self, fed: Fleet) -> None:
         first = fed.groups[0]
         if any(state.layout != first.layout for state in fed.groups):
-            self.model = fed.new_common(self._matched(fed))
+            self.model = new_common(fed, self._matched(fed))
             return
         self._global = self._tensors(first)
         if self.start is not None:
@@ -158,3 +158,22 @@ def start_values(path: Path, layout: ModelLayout) -> Row:
         require(saved.shape == view.shape, _START, found, "start from a run of the same model")
         view.copy_(saved)
     return row
+
+
+def new_common(fed: Fleet, names: Sequence[Sequence[str]]) -> ServerModel:
+    """A server model of tensors that groups have by different names.
+
+    Initial values are those of the first group.
+
+    Args:
+        fed: Of the clients.
+        names: Per group; the i-th name of each group is the same tensor.
+
+    Raises:
+        UserError: A group lacks one of them, or has it in another shape.
+    """
+    first = fed.groups[0]
+    model = part_of(first.layout, first.initial, names).to(fed.device)
+    for group in range(len(fed.groups)):
+        fed.check_nested(model, group)
+    return model

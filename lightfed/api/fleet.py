@@ -1,49 +1,31 @@
-"""The clients of a federation as an algorithm sees them: participants, send, train, merge."""
+"""The words that an algorithm is written in: participants, send, train, merge, and their kin."""
 
 import logging
 import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from numbers import Integral
 from typing import Literal, TypeVar
 
 import lightning.pytorch as L
-import numpy as np
 import torch
-from lightfed_kernels import apply_mask_, popcount
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from lightfed_kernels import apply_mask_
+from torch import Tensor
 
-from lightfed.aggregation.coverage import Coverages, Parts
-from lightfed.aggregation.server_optimizers import ServerStep
+from lightfed.aggregation.coverage import Parts
 from lightfed.aggregation.weights import whole
-from lightfed.api.additions import check_additions, personal_of
-from lightfed.api.client_rows import ClientRows, pickled
-from lightfed.api.clock import Clock
-from lightfed.api.failures import Outcomes, check
-from lightfed.api.places import Places
-from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.collectives import Ranks
+from lightfed.api.client_rows import pickled
+from lightfed.api.failures import check
+from lightfed.api.fleet_state import FleetState
 from lightfed.distributed.placement import split
-from lightfed.fits.session_trainer import SessionHost
-from lightfed.local.alone import Alone
-from lightfed.local.client_group import ClientGroup, GroupState, group_names
-from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
-from lightfed.local.local_work import LocalWork, Phase, RoundPlan, SessionPlans
-from lightfed.local.rank_sessions import Training, Waves
+from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.session import Report, weighted_means
-from lightfed.models.build import DataSpec
-from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
-from lightfed.state.costs import Ledger
-from lightfed.state.frozen_base import FrozenBase
-from lightfed.state.rows import ModelLayout, Moment, Row, Rows
+from lightfed.state.rows import ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import require
 
 log = logging.getLogger(__name__)
 
@@ -51,168 +33,12 @@ T = TypeVar("T")
 Weights = Literal["samples", "uniform"]
 
 
-class Fleet:
-    """The clients, numbered 0 .. N-1 in the order of the groups; what an algorithm is written in.
+class Fleet(FleetState):
+    """The clients, numbered 0 .. N-1 in the order of the groups: the words of an algorithm.
 
     Every rank runs the same algorithm on its own Fleet and holds its share of the clients. The
-    methods of a Fleet hide the placement. Construction ends with the algorithm's `setup`.
-
-    Args:
-        groups: one architecture each.
-        algorithm: prepares the modules, and decides whether clients keep their rows.
-        data: the clients' samples.
-        ranks: of the run.
-        work: local work and sampling.
-        seed: of the whole run.
-        host_rows: keep client rows in host memory.
-        side_by_side: makes what trains and tests several clients at once; by default none do.
-        rounds: number of rounds of the run, if known.
-        max_failed: number of sessions of a round that may fail; by default all but one may raise.
-        server_optimizer: steps to what is merged; by default merges are the server's new values.
-        personal: tensors that stay with their client, as of `personal_tensors`.
-        timing: makes the clock of the clients' devices; the algorithm's by default, without which
-            rounds take no time.
-        local_penalty: a term of the clients' objective, besides the algorithm's own.
-        keep_optimizer: clients keep the state of their optimiser from session to session.
-        host: what sessions get from the Trainer of the run; nothing by default.
-
-    Attributes:
-        clients: number of clients.
-        penalties: terms of the clients' objective.
-        hooks: whose hooks sessions call: the algorithm, and the penalties.
-        personal: names of the tensors that no message has: a client's own.
-        stateful: clients keep their rows, for the algorithm, a penalty, or these tensors.
-        groups: the groups' modules and row stores.
-        keeps: clients keep their rows from round to round: the algorithm's, or until late updates
-            arrive.
-        keeps_late: late updates are merged when they arrive.
-        base: the frozen parameters of all groups, which are in no row.
-        places: where clients are.
-        client_rows: of this rank's clients.
-        kept: what these keep besides their rows.
-        optimizers: of these, the states of optimisers; None if they are not kept.
-        attributes: of these, what modules and callbacks keep in Python; None likewise.
-        updates: steps that the optimisers of each client have taken in all of its sessions.
-        ledger: bytes and FLOPs of all clients.
-        training: runs sessions.
-        session: under way, while its model is tested.
-        server_step: lets the server's optimiser step.
-        plan: of this round, or of the last one.
-        sampled: number of clients of a round.
-        packs: trains and tests several clients at once.
-        clock: virtual time, which passes only for clients with devices.
-        metrics: of this round.
-        tests: reports of the tests in this round's sessions, on all ranks.
+    words hide the placement. What a Fleet holds, and how it is made, is in `FleetState`.
     """
-
-    def __init__(
-        self,
-        groups: Sequence[ClientGroup],
-        algorithm: Hooks,
-        data: FederatedDataModule,
-        *,
-        ranks: Ranks,
-        work: LocalWork | None = None,
-        seed: int = 0,
-        host_rows: bool = False,
-        side_by_side: Callable[["Fleet"], Alone] = Alone,
-        rounds: int | None = None,
-        max_failed: int | None = None,
-        server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-        personal: Sequence[str] = (),
-        timing: Callable[["Fleet"], Clock] | None = None,
-        local_penalty: LocalPenalty | None = None,
-        keep_optimizer: bool = False,
-        host: SessionHost | None = None,
-    ) -> None:
-        self.algorithm, self.data, self.ranks, self.seed = algorithm, data, ranks, seed
-        self.device, self.work = ranks.device, work or LocalWork()
-        self.host_rows = host_rows
-        self.clients = sum(group.count for group in groups)
-        self.sampled = self.work.sampled(self.clients)
-        self.rounds, self.max_failed = rounds, max_failed
-        self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
-        self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
-        check_additions(
-            algorithm,
-            self.penalties,
-            server_optimizer=server_optimizer is not None,
-            keep_optimizer=keep_optimizer,
-        )
-        data.reserve(algorithm.hold_out)
-        self.base = FrozenBase()
-        build = partial(
-            GroupState,
-            base=self.base,
-            seed=seed,
-            device=self.device,
-            host_rows=host_rows,
-            prepare=self.prepare,
-            host=replace(host or SessionHost(), device=self.device),
-            once=None if ranks.rank < 0 else ranks.first,
-            ranks=ranks,
-        )
-        self.groups = [
-            build(group, data, name=name, position=position)
-            for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
-        ]
-        self.personal = personal_of(algorithm, self.groups, personal, self.device)
-        self.stateful = algorithm.stateful or any(p.stateful for p in self.penalties)
-        keep_optimizer |= algorithm.carries
-        self.stateful |= bool(self.personal) or keep_optimizer
-        self.kept = KeptStates()
-        self.ledger = Ledger(self.clients)
-        make_clock = timing or algorithm.timing
-        if make_clock is None:
-            self.clock = Clock(self.sampled, self.clients, seed)
-        else:
-            self.clock = make_clock(self)
-        self.keeps_late = self.clock.keeps_late
-        self.keeps = self.stateful or self.keeps_late
-        self.optimizers = self.keep("optimizer") if keep_optimizer else None
-        self.attributes = self.keep("attributes") if keep_optimizer else None
-        self.updates = np.zeros(self.clients, dtype=np.int64)
-        self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
-        self.packs = side_by_side(self)
-        for state in self.groups:
-            state.packing = self.packs.packing(state)
-        self.places = Places(
-            self.groups,
-            data,
-            self.work,
-            keeps=self.keeps,
-            ranks=ranks,
-            seed=seed,
-        )
-        self.client_rows = ClientRows(self.groups, self.places, self.kept)
-        self._classes = data.num_classes
-        self._coverages = Coverages(
-            [state.layout for state in self.groups],
-            [state.name for state in self.groups],
-            label_rows=self.groups[0].output_layer(self._classes) if algorithm.label_rows else None,
-            depths=algorithm.depths,
-            method=type(algorithm).__name__,
-            device=self.device,
-        )
-        self._uncounted: dict[int, int] = {}  # rounds of sessions that may be too late, by client
-        self._outcomes = Outcomes()
-        self.metrics: dict[str, float] = {}
-        self.tests: dict[Moment, list[Report]] = {}
-        self.plan = RoundPlan()
-        self.session: SessionContext | None = None
-        self.training = Training(self, self.packs)
-        unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
-        self.warn(unlike and f"{unlike}, which are frozen, so that no method sends them")
-        for note in dict.fromkeys(state.note for state in self.groups):
-            self.warn(note)
-        algorithm.setup(self)
-        for penalty in self.penalties:
-            penalty.setup(self)
-
-    def prepare(self, module: L.LightningModule, data: DataSpec) -> None:
-        """Modify a newly built client module, for the algorithm and the penalties."""
-        for hooks in self.hooks:
-            hooks.prepare_module(module, data)
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank.
@@ -220,49 +46,6 @@ class Fleet:
         With devices only those that are there, and more than configured with `over_select`.
         """
         return self.clock.participants(t)
-
-    def assign(self, groups: Mapping[int, int]) -> None:
-        """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""
-        found = "a client that keeps tensors of its own cannot change its shape"
-        require(not self.stateful, "model.algorithm", found, "keep none, or keep the groups fixed")
-        found = "keep, and clients change their groups"
-        require(not self.keeps, "model.policy.late", found, "drop late updates")
-        self.places.assign(groups)
-
-    def mine(self, clients: Sequence[int]) -> list[int]:
-        """The given clients that are on this rank, in order."""
-        return [k for k in clients if self.places.owner[k] == self.ranks.rank]
-
-    def group_of(self, client: int) -> int:
-        """The group of a client in this round."""
-        return self.places.groups[client]
-
-    @property
-    def row_device(self) -> torch.device:
-        """The device of the rows."""
-        return torch.device("cpu") if self.host_rows else self.device
-
-    def home_group(self, client: int) -> int:
-        """The configured group of a client, ignoring the round's assignment."""
-        return self.places.home_groups[client]
-
-    def pack_of(self, client: int) -> int:
-        """The number of what a client is placed with: in a pack, or alone."""
-        return self.places.packs[client]
-
-    def state(self, client: int) -> GroupState:
-        """The module and the rows of a client's group in this round."""
-        return self.groups[self.places.groups[client]]
-
-    def _open(self, clients: Sequence[int]) -> None:
-        """Assign ranks and slots to a round's participants, if they are stateless."""
-        if self.places.open(clients):
-            self.client_rows.open(clients)
-
-    def warn(self, text: str | None) -> None:
-        """Log a warning on one rank; does nothing without a text."""
-        if text and self.ranks.rank == 0:
-            log.warning("%s", text)
 
     def one_layout(self, fix: str) -> ModelLayout:
         """The layout of all clients; a UserError with this fix names two that differ."""
@@ -274,7 +57,7 @@ class Fleet:
 
     def check_nested(self, model: ServerModel, group: int) -> None:
         """Reject a group whose rows do not fit into a server model; names group and layer."""
-        self._coverages.fitting(model, group, Parts())
+        self.coverages.fitting(model, group, Parts())
 
     def new_model(self, group: int = 0) -> ServerModel:
         """A server model in the layout of a group, with its initial values."""
@@ -292,67 +75,11 @@ class Fleet:
         layout = self.groups[0].layout
         entries = [*layout.floats, *layout.integers]
         names = [entry.name for entry in entries if entry.name.startswith(prefix)]
-        return self.new_common([names] * len(self.groups))
-
-    def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:
-        """A server model of tensors that groups have by different names.
-
-        Initial values are those of the first group.
-
-        Args:
-            names: per group; the i-th name of each group is the same tensor.
-
-        Raises:
-            UserError: a group lacks one of them, or has it in another shape.
-        """
-        state = self.groups[0]
-        model = part_of(state.layout, state.initial, names).to(self.device)
+        model = part_of(layout, self.groups[0].initial, [names] * len(self.groups))
+        model = model.to(self.device)
         for group in range(len(self.groups)):
             self.check_nested(model, group)
         return model
-
-    def base_model(self, tensors: Collection[str] | None = None) -> ServerModel:
-        """The frozen parameters of all clients as server state, for a method that changes them.
-
-        The clients' models have views of its row: a change is theirs at once, and no message.
-
-        Args:
-            tensors: names of those to change; all by default.
-
-        Raises:
-            UserError: the groups have no frozen parameters, or unlike ones.
-        """
-        return self.base.server_model([state.name for state in self.groups], tensors)
-
-    def keep(self, name: str, *, durable: bool = True, with_server: bool = False) -> Kept:
-        """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
-
-        Args:
-            name: in checkpoints.
-            durable: it outlives its round; see `Kept`. Stateful algorithms only.
-            with_server: the server holds a sum of it, such as the mean of all control variates.
-                Change it only for the clients that a merge returns, so that both change together;
-                sessions that are not finite leave both as they are.
-        """
-        assert name not in self.kept, f"{name} is kept already"
-        found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
-        require(self.stateful or not durable, "model.algorithm", found, fix)
-        self.kept[name] = Kept(
-            name,
-            place=self.row_device,
-            device=self.device,
-            durable=durable,
-            with_server=with_server,
-        )
-        return self.kept[name]
-
-    def keep_masks(self) -> Kept:
-        """A mask per client: packed words (P / 32,) of the elements that it holds and trains.
-
-        The rest of the row stays 0. Only covered values are stored. A dense client has no mask.
-        """
-        self.kept.masks = self.keep("mask")
-        return self.kept.masks
 
     def send(
         self,
@@ -370,7 +97,7 @@ class Fleet:
             tensors: names of the tensors to send; all by default.
             size: bytes on the wire, for all or by client, if the model is sent in another form.
         """
-        self._open(clients)
+        self.open_clients(clients)
         parts = self._parts(True, tensors)
         covered = self._covered(model, clients, parts)
         self.ledger.sent_down(clients, covered if size is None else size)
@@ -380,10 +107,10 @@ class Fleet:
             store = self.groups[group].store
             block = store.view(receivers)
             if block is not None:
-                self._coverages.take(model, group, parts, block)
+                self.coverages.take(model, group, parts, block)
                 continue
             for client in receivers:
-                self._coverages.take(model, group, parts, store.row(client))
+                self.coverages.take(model, group, parts, store.row(client))
 
     def train(
         self,
@@ -410,7 +137,7 @@ class Fleet:
             Suspended: a signal asked the run to stop before all sessions finished.
             UserError: too many clients failed, or all.
         """
-        self._open(clients)
+        self.open_clients(clients)
         training = self.training
         shares = self.clock.leaving(clients, t)
         given = training.plans
@@ -433,7 +160,7 @@ class Fleet:
         for report in reports:
             group = self.group_of(report.client)
             self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
-        bad = self._outcomes.add(reports)
+        bad = self.outcomes.add(reports)
         self._leave_out(bad, len(reports), t)
         left_out = {report.client for report in bad}
         good = [report for report in reports if report.client not in left_out]
@@ -450,23 +177,14 @@ class Fleet:
         """Tell penalties of sessions that the server uses, or wait until it is known which."""
         clients = [report.client for report in good]
         if self.clock.drops_late:
-            self._uncounted |= dict.fromkeys(clients, t)
+            self.uncounted |= dict.fromkeys(clients, t)
             return
         for penalty in self.penalties:
             penalty.counted(self, clients, t)
 
-    def _count_waiting(self) -> None:
-        """Tell penalties of the sessions of the round that were in time."""
-        clients = self._outcomes.contributing(sorted(self._uncounted))
-        for t in sorted({*self._uncounted.values()}):
-            of_round = [client for client in clients if self._uncounted[client] == t]
-            for penalty in self.penalties:
-                penalty.counted(self, of_round, t)
-        self._uncounted = {}
-
     def _lose(self, shares: Mapping[int, float], plans: SessionPlans, t: int) -> None:
         """Count the work of clients that leave without sending it."""
-        self._outcomes.lose(shares)
+        self.outcomes.lose(shares)
         steps = {k: plans.steps_of(k, t) for k in shares}
         each = {k: self.data.num_samples(k) / self.data.num_batches(k, t) for k in shares}
         states = {k: self.state(k) for k in shares}
@@ -479,11 +197,11 @@ class Fleet:
         A UserError if too many of the sessions failed.
         """
         if self.stateful:
-            not_finite = [r.client for r in bad if not self._outcomes.finite(r)]
+            not_finite = [r.client for r in bad if not self.outcomes.finite(r)]
             for client in self.mine(not_finite):
                 self._reset(client)
         check(bad, sessions, t, allowed=self.max_failed)
-        for warning in self._outcomes.warnings(bad, t):
+        for warning in self.outcomes.warnings(bad, t):
             self.warn(warning)
 
     def _reset(self, client: int) -> None:
@@ -504,10 +222,6 @@ class Fleet:
         """Whether the client's session of this round gave a finite update, in time."""
         return bool(self.contributing([client]))
 
-    def finished(self, clients: Sequence[int]) -> list[int]:
-        """The clients whose sessions of this round gave a finite update, in time or late."""
-        return [k for k in clients if self._outcomes.usable.get(k, True)]
-
     def only_counts(self, senders: Mapping[int, Sequence[int]], *, masked: bool) -> bool:
         """Whether an exchange of rows was only counted, by a dry run; False: it has to happen.
 
@@ -519,16 +233,16 @@ class Fleet:
 
     def sending(self, clients: Iterable[int]) -> list[int]:
         """The clients that send in this round: those that have not left during their session."""
-        return self._outcomes.sending(clients)
+        return self.outcomes.sending(clients)
 
     def contributing(self, clients: Iterable[int]) -> list[int]:
         """The clients whose updates count in this round's means.
 
         The first call in a round ends the server's wait: with devices, later updates are late.
         """
-        self.clock.close(self._outcomes.silent, self._outcomes.usable)
-        self._outcomes.late = self.clock.late
-        return self._outcomes.contributing(clients)
+        self.clock.close(self.outcomes.silent, self.outcomes.usable)
+        self.outcomes.late = self.clock.late
+        return self.outcomes.contributing(clients)
 
     def merge(
         self,
@@ -563,12 +277,12 @@ class Fleet:
         valid = sorted([*in_time, *self.clock.arrived])
         before = into.floats.clone() if self.keeps_late else None
         if valid:
-            labels = self._coverages.coverage(into, parts).table.num_labels
+            labels = self.coverages.coverage(into, parts).table.num_labels
             here = [i for i, k in enumerate(valid) if self.places.owner[k] == self.ranks.rank]
             mine = [valid[i] for i in here]
             block = self.client_rows.view(mine)
             with self.server_step(into):
-                self._coverages.merge_(
+                self.coverages.merge_(
                     into,
                     parts,
                     [self.group_of(k) for k in valid],
@@ -595,28 +309,8 @@ class Fleet:
         for client in self.mine(self.clock.under_way):
             state, row = self.state(client), self.row(client)
             added = Row.zeros(state.layout, self.device)
-            self._coverages.take(change, self.group_of(client), parts, added)
+            self.coverages.take(change, self.group_of(client), parts, added)
             row.floats.add_(added.floats.to(row.floats.device))
-
-    @contextmanager
-    def reordered(self, model: ServerModel, order: Callable[[int], Tensor]) -> Iterator[None]:
-        """Send and merge other slices of a server model than the leading ones.
-
-        Within the context the units of every layer are in another order, so that the leading part
-        of it is a rolling window (FedRolex) or a random choice, the same for all clients. Axes that
-        no group narrows stay: inputs, classes. Layers are connected unit by unit, which a
-        flattened feature map is not.
-
-        Args:
-            model: of the server; in its own order again afterwards.
-            order: width of a layer -> (width,) the position of each unit in the model. Layers of
-                one width have one order, because residual connections add them.
-        """
-        self._coverages.reorder_(model, order)
-        try:
-            yield
-        finally:
-            self._coverages.reorder_(model, lambda width: order(width).argsort())
 
     def average(
         self,
@@ -668,20 +362,11 @@ class Fleet:
         self.ledger.sent_up(sending, [sizes[k] for k in sending])
         self.ledger.sent_down(clients, down)
 
-    def show(self, model: ServerModel, clients: Sequence[int]) -> None:
-        """Count the bytes of clients that read a server's model; their rows do not change."""
-        self.ledger.sent_down(clients, self.sizes(model, clients))
-
     def sizes(
         self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True
     ) -> list[float]:
         """Bytes of the part of a server's model that each client exchanges."""
         return self._covered(model, clients, self._parts(buffers, None))
-
-    def relay(self, model: ServerModel, times: int) -> None:
-        """Count the bytes of servers that send a model to or from a coordinator or each other."""
-        size = 4 * model.layout.floats.numel + 8 * model.layout.integers.numel
-        self.ledger.sent_between_servers(times * size)
 
     def _parts(self, buffers: bool, tensors: Collection[str] | None) -> Parts:
         """What a message has of a server model, or of these tensors."""
@@ -690,7 +375,7 @@ class Fleet:
     def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
         """Bytes of the parts of a server model that each client covers."""
         groups = [self.group_of(k) for k in clients]
-        each = {g: self._coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
+        each = {g: self.coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
         return [each[group] for group in groups]
 
     def weights_of(
@@ -730,24 +415,15 @@ class Fleet:
     def _labels(self, client: int, rows: int) -> list[int]:
         """The label rows that a client contributes: those of its labels, and rows beyond labels."""
         held: list[int] = self.data.labels(client).tolist()
-        surplus = range(self._classes, rows) if self.algorithm.surplus_rows else ()
+        surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
         return [*held, *surplus]
-
-    def row(self, client: int) -> Row:
-        """The client's own row, on the device of the store; the client must be on this rank."""
-        return self.state(client).store.row(client)
-
-    def _row_here(self, client: int) -> Row:
-        """The client's row on the device: its own, or a copy of a row on the host."""
-        row, state = self.row(client), self.state(client)
-        return row if state.staging is None else state.borrow(row)
 
     def bind(self, client: int) -> L.LightningModule:
         """The client's live module, bound to its own row, or to a copy of a row on the host.
 
         The client must be on this rank.
         """
-        return self.state(client).bind(self._row_here(client))
+        return self.state(client).bind(self.row_here(client))
 
     def load(
         self, model: ServerModel, client: int, *, tensors: Collection[str] | None = None
@@ -757,7 +433,7 @@ class Fleet:
         This is not a message: the ledger does not count it.
         """
         parts = self._parts(True, tensors)
-        self._coverages.take(model, self.group_of(client), parts, self.row(client))
+        self.coverages.take(model, self.group_of(client), parts, self.row(client))
 
     def rows(
         self,
@@ -783,7 +459,7 @@ class Fleet:
         def read(some: Sequence[int]) -> Row:
             rows = self._read(some)
             rows = rows.clone() if len(some) > 1 else state.borrow(rows.each()[0]).repeated(1)
-            self._coverages.take(given, group, parts, rows)
+            self.coverages.take(given, group, parts, rows)
             return rows
 
         return Rows(state.live, clients, read)
@@ -793,7 +469,7 @@ class Fleet:
         if self.session is not None:
             return self.session.row.repeated(1)
         if len(clients) == 1:
-            return self._row_here(clients[0]).repeated(1)
+            return self.row_here(clients[0]).repeated(1)
         block = self.state(clients[0]).store.block(clients)
         return block if block.floats.device == self.device else block.to(self.device)
 
@@ -831,23 +507,8 @@ class Fleet:
         if state.layout == model.layout:
             return model.row
         row = state.borrow(state.initial)
-        self._coverages.take(model, group, Parts(), row)
+        self.coverages.take(model, group, Parts(), row)
         return row
-
-    def deployed(self, client: int | None) -> Rows:
-        """The model that a client deploys between rounds, or the server's.
-
-        A UserError if the algorithm has no such model.
-        """
-        algorithm = self.algorithm
-        kind, clients = ("global", []) if client is None else (algorithm.moments[0], [client])
-        rows = algorithm.models(self, kind, clients)
-        if rows is None:
-            whose = "the server" if client is None else f"client {client}"
-            found = f"{type(algorithm).__name__} gives {whose} no model"
-            fix = "return one from its `models` to export, fine-tune or predict with"
-            raise UserError("model.algorithm", found, fix)
-        return rows
 
     def gradient(self, client: int, t: int) -> Tensor:
         """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
@@ -855,7 +516,7 @@ class Fleet:
         Drawn by (seed, "gradient", t, client); the client must be on this rank. Its FLOPs count
         with the client's next session in the round, as three dense forward passes.
         """
-        return self.training.gradient(client, self._row_here(client), t)
+        return self.training.gradient(client, self.row_here(client), t)
 
     def loss(self, client: int, t: int) -> float:
         """The mean loss of the client's training samples at its row, in eval mode, not augmented.
@@ -863,7 +524,7 @@ class Fleet:
         After `send` and before `train` it is that of the model received. The client must be on this
         rank; `collect` gives all ranks those of all. FLOPs count as for `gradient`, once.
         """
-        return self.training.loss(client, self._row_here(client), t)
+        return self.training.loss(client, self.row_here(client), t)
 
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
         """Gather a value per client from every rank, by client, on all ranks.
@@ -892,48 +553,3 @@ class Fleet:
                 if isinstance(result, Exception):
                     raise result
                 yield result
-
-    def stored_bytes(self, client: int) -> int:
-        """Bytes that a client of this rank keeps; 0 for a stateless one."""
-        if not self.stateful:
-            return 0
-        layout, mask = self.state(client).layout, self.kept.mask(client)
-        floats = layout.floats.numel if mask is None else int(popcount(mask))
-        return 4 * floats + 8 * layout.integers.numel + self.kept.bytes(client)
-
-    def open_round(self, plan: RoundPlan | None = None, waves: Waves | None = None) -> None:
-        """Begin a round. Its participants are open: this frees the rows of stateless clients.
-
-        The plan is that of the last round by default; `waves` as of `Training.start`.
-        """
-        self.clock.open()
-        self.plan = plan or self.plan
-        self.training.start(waves)
-        self.metrics, self.tests, self._outcomes = {}, {}, Outcomes()
-        self._uncounted = {}  # of a round that was suspended
-        self.places.open_round()
-        for kept in self.kept.values():
-            if not kept.durable:
-                kept.clear()
-
-    def close_round(self) -> dict[str, float]:
-        """The round's metrics and sums, the same on every rank."""
-        outcomes = self._outcomes
-        sums = self.ledger.close_round()
-        sums |= self.clock.close_round(outcomes.silent, outcomes.usable)
-        outcomes.late = self.clock.late
-        self._count_waiting()
-        return self.metrics | sums
-
-    def states(self) -> Saved | None:
-        """The state of this rank's clients for a checkpoint; None if they keep nothing."""
-        if not self.keeps:
-            return None
-        return self.client_rows.saved()
-
-    def load_states(self, shards: Sequence[Saved]) -> None:
-        """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
-        for shard in shards if self.keeps else ():
-            states = by_client(shard)
-            for client in self.mine(list(states)):
-                self.client_rows.restore(client, states[client])

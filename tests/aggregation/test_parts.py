@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms.lgfedavg import new_common
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
@@ -53,7 +54,7 @@ class Renamed(Standalone):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        self.model = fed.new_common([[f"net.{own}.{n}" for n in NAMES] for own in self.common])
+        self.model = new_common(fed, [[f"net.{own}.{n}" for n in NAMES] for own in self.common])
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

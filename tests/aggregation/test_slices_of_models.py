@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.width.heterofl import HeteroFL
+from lightfed.algorithms.width.units import reordered
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
@@ -155,13 +156,13 @@ def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> N
         "net.head.weight": (torch.arange(3), units),
         "net.head.bias": (torch.arange(3),),
     }
-    with fed.reordered(algorithm.model, order):
+    with reordered(fed, algorithm.model, order):
         fed.send(algorithm.model, [1])
         row = fed.state(1).layout.floats.views(fed.row(1).floats)
         for name, places in held.items():
             assert torch.equal(row[name], old[name][torch.meshgrid(*places, indexing="ij")]), name
     assert torch.equal(algorithm.model.floats, before)
-    with fed.reordered(algorithm.model, order):
+    with reordered(fed, algorithm.model, order):
         fed.send(algorithm.model, [1])
         fill(fed, 1, -1.0)
         fed.merge([1], into=algorithm.model, weights="uniform")
@@ -177,7 +178,7 @@ def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> N
 def test_a_model_is_in_its_own_order_after_an_error() -> None:
     algorithm, fed, _ = numbered()
     before = algorithm.model.floats.clone()
-    context = fed.reordered(algorithm.model, rolled)
+    context = reordered(fed, algorithm.model, rolled)
     with suppress(KeyError), context:
         assert not torch.equal(algorithm.model.floats, before)
         raise KeyError

@@ -86,7 +86,7 @@ def test_a_method_changes_the_base_of_all_clients_at_once() -> None:
         @override
         def setup(self, fed: Fleet) -> None:
             super().setup(fed)
-            self.base = fed.base_model()
+            self.base = fed.base.server_model([state.name for state in fed.groups], None)
 
     fed = fleet(Adding, Net, partial(Net, middle=5))
     base = fed.algorithm.base

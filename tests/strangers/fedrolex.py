@@ -14,6 +14,7 @@ import torch
 from typing_extensions import override
 
 from lightfed import Fleet, HeteroFL
+from lightfed.algorithms.width.units import reordered
 
 
 class OwnFedRolex(HeteroFL):
@@ -21,5 +22,5 @@ class OwnFedRolex(HeteroFL):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        with fed.reordered(self.model, lambda width: torch.arange(width).roll(t)):
+        with reordered(fed, self.model, lambda width: torch.arange(width).roll(t)):
             super().round(fed, t)

@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd.clouds import Hierarchical
+from lightfed.algorithms.fedbcd.clouds import Hierarchical, relay
 from lightfed.api.fleet import Fleet
 from lightfed.devices.timing import clock_of
 from lightfed.local.hooks import SessionContext
@@ -55,7 +55,7 @@ class CloudFedAvg(Hierarchical, FedAvg):
         fed.train(devices, t, steps=self.hierarchy.batches(units, fed.data, t))
         busy = max(self.busy(fed, phases, t))  # all wait for the slowest
         fed.merge(devices, into=self.model, weights=self.weights)
-        fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
+        relay(fed, self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
         clock = clock_of(fed)
         clock.advance_to(clock.now + busy)
 

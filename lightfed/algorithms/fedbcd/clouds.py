@@ -110,3 +110,14 @@ class CloudModels(nn.ModuleList):
             return [mean] * len(first)
         weights = torch.from_numpy(mixing).to(models.device)
         return list((weights @ models).float())
+
+
+def show(fed: Fleet, model: ServerModel, clients: Sequence[int]) -> None:
+    """Count the bytes of clients that read a server's model; their rows do not change."""
+    fed.ledger.sent_down(clients, fed.sizes(model, clients))
+
+
+def relay(fed: Fleet, model: ServerModel, times: int) -> None:
+    """Count the bytes of servers that send a model to or from a coordinator or each other."""
+    size = 4 * model.layout.floats.numel + 8 * model.layout.integers.numel
+    fed.ledger.sent_between_servers(times * size)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.fedbcd.clouds import CloudModels, Hierarchical
+from lightfed.algorithms.fedbcd.clouds import CloudModels, Hierarchical, relay, show
 from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.algorithms.topology.matrices import count_edges, read_mixing
 from lightfed.api.algorithm import KEY, require_argument
@@ -164,10 +164,10 @@ class FedBCD(Hierarchical):
         for server in clock.idle:
             self._phases[server] = phase = self.phase(fed, server, t)
             self.queue[server] = torch.tensor(phase.active)
-            fed.show(self.clouds.of(server), self._pulled(phase.active))  # z_n
+            show(fed, self.clouds.of(server), self._pulled(phase.active))  # z_n
         self._devices(fed, t)  # eq. (4)
         first = clock.advance(self.busy(fed, [self._phases[n] for n in clock.idle], t))  # V
-        fed.relay(self.clouds.of(0), self._messages(first))
+        relay(fed, self.clouds.of(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
         clock_of(fed).advance_to(clock.now)

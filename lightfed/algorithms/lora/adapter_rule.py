@@ -189,7 +189,9 @@ class AdapterRule(Algorithm):
         if self.changes_base:
             for state, own_adapters in zip(fed.groups, self.adapters, strict=True):
                 MergeCheck(state, own_adapters, fed.data).run(type(self).__name__)
-            self.base = fed.base_model([own.base for own in self.adapters[0]])
+            # Clients' models have views of this row: a change is theirs at once, and no message.
+            names = [state.name for state in fed.groups]
+            self.base = fed.base.server_model(names, [own.base for own in self.adapters[0]])
             self.register_buffer("added", torch.zeros(len(self.starts), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))
 

@@ -78,7 +78,7 @@ class HetLoRA(AdapterRule):
     def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
         # r_k <- q if sum ||A[q:]|| ||B[:, q:]|| is less than in what the client received
         shrunk = {}
-        for k in fed.mine(fed.finished(clients)) if self.gamma < 1 else ():
+        for k in fed.mine(finished(fed, clients)) if self.gamma < 1 else ():
             rows = fed.row(k).floats, fed.deployed(k).row(k).floats
             every = (self.tails(fed, k, row) for row in rows)
             now, before = (sum(float(A.norm() * B.norm()) for A, B in tails) for tails in every)
@@ -93,3 +93,8 @@ class HetLoRA(AdapterRule):
         w = [norm / sum(norms) for norm in norms] if sum(norms) > 0 else sent.p
         A, D = sent.averaged(w)  # A = sum_k w_k pad(A_k), D = sum_k w_k s_k pad(B_k)
         return Merged(Product(D[:, : sent.top], A[: sent.top]), A, D)
+
+
+def finished(fed: Fleet, clients: Sequence[int]) -> list[int]:
+    """The clients whose sessions of this round gave a finite update, in time or late."""
+    return [k for k in clients if fed.outcomes.usable.get(k, True)]

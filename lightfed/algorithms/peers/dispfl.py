@@ -32,7 +32,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.peers.peers import Peers
-from lightfed.algorithms.peers.sparsity import random_mask
+from lightfed.algorithms.peers.sparsity import keep_masks, random_mask
 from lightfed.algorithms.topology.topology import Topology
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
@@ -104,7 +104,7 @@ class DisPFL(Peers):
         self._segments = Segments.build(Layout.build(shapes), device=fed.device)
         every = Segments.build(layout.floats).live_on(fed.device)
         self._buffer_words = every[len(self._segments.live) :]
-        self.masks = fed.keep_masks()
+        self.masks = keep_masks(fed)
         for client in fed.mine(range(fed.clients)):
             self.masks[client] = self._first_mask(fed, client)
             row = fed.row(client).floats  # w_0, the same for all

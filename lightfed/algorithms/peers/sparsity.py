@@ -7,6 +7,9 @@ import torch
 from lightfed_kernels import Segments, select_random
 from torch import Tensor
 
+from lightfed.api.fleet import Fleet
+from lightfed.state.client_state import Kept
+
 
 def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
     """Erdos-Renyi-Kernel densities of tensors, for an overall density.
@@ -44,3 +47,12 @@ def random_mask(
     each = erk_densities(shapes, density) if erk else [density] * len(shapes)
     counts = active_counts(shapes, each)
     return select_random(segments.live_on(device), counts, segments, seed=seed)
+
+
+def keep_masks(fed: Fleet) -> Kept:
+    """Let clients keep a mask: packed words (P / 32,) of the elements that one holds and trains.
+
+    The rest of its row stays 0. Only covered values are stored. A dense client has no mask.
+    """
+    fed.kept.masks = fed.keep("mask")
+    return fed.kept.masks

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.algorithms.width.slices import check_masked
+from lightfed.algorithms.width.units import assign, reordered
 from lightfed.api.fleet import Fleet
 from lightfed.utils.rng import torch_generator
 
@@ -56,18 +57,18 @@ class FedRolex(HeteroFL):
         if self.window == "random":
             self._random_round(fed, t)
             return
-        with fed.reordered(self.model, lambda width: torch.arange(width).roll(self.step * t)):
+        with reordered(fed, self.model, lambda width: torch.arange(width).roll(self.step * t)):
             super().round(fed, t)
 
     def _random_round(self, fed: Fleet, t: int) -> None:
         """A round in which every client has units of its own."""
         clients = fed.participants(t)
         if self.assignment == "dynamic":
-            fed.assign({m: self.draw_level(fed, m, t) for m in clients})
+            assign(fed, {m: self.draw_level(fed, m, t) for m in clients})
         orders = {m: partial(self.units, fed, m, t) for m in clients}
         fed.send(self.model, clients)  # its size; the units follow
         for m in fed.mine(clients):
-            with fed.reordered(self.model, orders[m]):
+            with reordered(fed, self.model, orders[m]):
                 fed.load(self.model, m)
         fed.train(clients, t)
         for state in fed.groups:
@@ -76,7 +77,7 @@ class FedRolex(HeteroFL):
         total, weight = (torch.zeros_like(theta, dtype=torch.float64) for _ in range(2))
         for m in clients:
             part.floats.fill_(torch.nan)
-            with fed.reordered(part, orders[m]):
+            with reordered(fed, part, orders[m]):
                 fed.merge([m], into=part)  # theta_m, at its units
             n = fed.data.num_samples(m) if self.weights == "samples" else 1
             total += n * part.floats.nan_to_num()

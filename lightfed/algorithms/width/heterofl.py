@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.algorithms.width.slices import SliceTests, check_masked, mask_logits
+from lightfed.algorithms.width.units import assign
 from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
@@ -101,7 +102,7 @@ class HeteroFL(Algorithm):
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)  # S_t
         if self.assignment == "dynamic":
-            fed.assign({m: self.draw_level(fed, m, t) for m in clients})
+            assign(fed, {m: self.draw_level(fed, m, t) for m in clients})
         fed.send(self.model, clients)  # W_m <- W_g[:d_m, :k_m]
         fed.train(clients, t)  # masked cross-entropy, scaler
         for state in fed.groups:

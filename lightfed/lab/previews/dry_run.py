@@ -96,7 +96,7 @@ class DryFleet(Fleet):
         if phases:
             each = {k: self.data.num_batches(k) for k in clients}
             steps = {k: sum(self.work.phase(p, n) for p in phases) for k, n in each.items()}
-        self._open(clients)
+        self.open_clients(clients)
         self.calls.append(self.sessions(clients, steps))
         given = steps or {}
         self.clock.trained({k: self._steps(k, given.get(k)) for k in clients}, t)

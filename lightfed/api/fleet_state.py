@@ -1,0 +1,383 @@
+"""What a run holds of its clients: groups, rows, places, costs, clock, and the round under way."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from lightfed_kernels import popcount
+from torch import nn
+from torch.optim import Optimizer
+
+from lightfed.aggregation.coverage import Coverages
+from lightfed.aggregation.server_optimizers import ServerStep
+from lightfed.api.additions import check_additions, personal_of
+from lightfed.api.client_rows import ClientRows
+from lightfed.api.clock import Clock
+from lightfed.api.failures import Outcomes
+from lightfed.api.places import Places
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.collectives import Ranks
+from lightfed.fits.session_trainer import SessionHost
+from lightfed.local.alone import Alone
+from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
+from lightfed.local.local_work import LocalWork, RoundPlan
+from lightfed.local.rank_sessions import Training, Waves
+from lightfed.local.session import Report
+from lightfed.models.build import DataSpec
+from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
+from lightfed.state.costs import Ledger
+from lightfed.state.frozen_base import FrozenBase
+from lightfed.state.rows import Moment, Row, Rows
+from lightfed.utils.errors import UserError, require
+
+log = logging.getLogger(__name__)
+
+
+class FleetState:
+    """The state below the words of a `lightfed.api.fleet.Fleet`.
+
+    Sessions, evaluation, checkpoints and exports work on it. An algorithm sees the Fleet, which
+    adds the words that it is written in. Construction ends with the algorithm's `setup`.
+
+    Args:
+        groups: One architecture each.
+        algorithm: Prepares the modules, and decides whether clients keep their rows.
+        data: The clients' samples.
+        ranks: Of the run.
+        work: Local work and sampling.
+        seed: Of the whole run.
+        host_rows: Keep client rows in host memory.
+        side_by_side: Makes what trains and tests several clients at once; by default none do.
+        rounds: Number of rounds of the run, if known.
+        max_failed: Number of sessions of a round that may fail; by default all but one may raise.
+        server_optimizer: Steps to what is merged; by default merges are the server's new values.
+        personal: Tensors that stay with their client, as for `personal_tensors`.
+        timing: Makes the clock of the clients' devices; the algorithm's by default, without which
+            rounds take no time.
+        local_penalty: A term of the clients' objective, besides the algorithm's own.
+        keep_optimizer: Clients keep the state of their optimizer from session to session.
+        host: What sessions get from the Trainer of the run; nothing by default.
+
+    Attributes:
+        clients: Number of clients.
+        sampled: Number of clients of a round.
+        penalties: Terms of the clients' objective.
+        hooks: Whose hooks sessions call: the algorithm, and the penalties.
+        groups: The groups' modules and row stores.
+        base: The frozen parameters of all groups, which are in no row.
+        personal: Names of the tensors that no message has: a client's own.
+        stateful: Clients keep their rows, for the algorithm, a penalty, or these tensors.
+        keeps_late: Late updates are merged when they arrive.
+        keeps: Clients keep their rows from round to round: `stateful`, or until late updates
+            arrive.
+        ledger: Bytes and FLOPs of all clients.
+        clock: Virtual time, which passes only for clients with devices.
+        kept: What this rank's clients keep besides their rows.
+        optimizers: Of these, the states of optimizers; None if they are not kept.
+        attributes: Of these, what modules and callbacks keep in Python; None likewise.
+        updates: (N,) steps that the optimizers of each client have taken in all of its sessions.
+        packs: Trains and tests several clients at once.
+        places: Where clients are.
+        client_rows: The rows of this rank's clients.
+        coverages: Which part of a server model each group's rows cover.
+        server_step: Lets the server's optimizer step.
+        training: Runs sessions.
+        session: Under way, while its model is tested.
+        plan: Of this round, or of the last one.
+        outcomes: Whether the clients that have trained in this round can be used.
+        uncounted: Rounds of sessions that may turn out to be too late, by client.
+        metrics: Of this round.
+        tests: Reports of the tests in this round's sessions, on all ranks.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ClientGroup],
+        algorithm: Hooks,
+        data: FederatedDataModule,
+        *,
+        ranks: Ranks,
+        work: LocalWork | None = None,
+        seed: int = 0,
+        host_rows: bool = False,
+        side_by_side: Callable[[Any], Alone] = Alone,
+        rounds: int | None = None,
+        max_failed: int | None = None,
+        server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+        personal: Sequence[str] = (),
+        timing: Callable[[Any], Clock] | None = None,
+        local_penalty: LocalPenalty | None = None,
+        keep_optimizer: bool = False,
+        host: SessionHost | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.data = data
+        self.ranks = ranks
+        self.device = ranks.device
+        self.work = work or LocalWork()
+        self.seed = seed
+        self.host_rows = host_rows
+        self.rounds = rounds
+        self.max_failed = max_failed
+        self.clients = sum(group.count for group in groups)
+        self.sampled = self.work.sampled(self.clients)
+        self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
+        self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
+        check_additions(
+            algorithm,
+            self.penalties,
+            server_optimizer=server_optimizer is not None,
+            keep_optimizer=keep_optimizer,
+        )
+
+        # Groups build their modules on the data's shapes, without the samples that are held out.
+        data.reserve(algorithm.hold_out)
+        self.base = FrozenBase()
+        self.groups = self._build_groups(groups, host or SessionHost())
+
+        # What clients keep follows from the method, its penalties and the configuration.
+        keeps_optimizer = keep_optimizer or algorithm.carries
+        self.personal = personal_of(algorithm, self.groups, personal, self.device)
+        self.stateful = (
+            algorithm.stateful
+            or any(penalty.stateful for penalty in self.penalties)
+            or bool(self.personal)
+            or keeps_optimizer
+        )
+        self.kept = KeptStates()
+        self.optimizers = self.keep("optimizer") if keeps_optimizer else None
+        self.attributes = self.keep("attributes") if keeps_optimizer else None
+        self.updates = np.zeros(self.clients, dtype=np.int64)
+
+        # The clock prices what the groups and the ledger say. It decides whether rows outlive their
+        # round, which places and packs have to know.
+        self.ledger = Ledger(self.clients)
+        self.clock = self._make_clock(timing or algorithm.timing)
+        self.keeps_late = self.clock.keeps_late
+        self.keeps = self.stateful or self.keeps_late
+
+        self.packs = side_by_side(self)
+        for state in self.groups:
+            state.packing = self.packs.packing(state)
+        self.places = Places(
+            self.groups,
+            data,
+            self.work,
+            keeps=self.keeps,
+            ranks=ranks,
+            seed=seed,
+        )
+        self.client_rows = ClientRows(self.groups, self.places, self.kept)
+
+        self.coverages = self._make_coverages()
+        self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
+
+        self.session: SessionContext | None = None
+        self.plan = RoundPlan()
+        self.outcomes = Outcomes()
+        self.uncounted: dict[int, int] = {}
+        self.metrics: dict[str, float] = {}
+        self.tests: dict[Moment, list[Report]] = {}
+        self.training = Training(self, self.packs)
+
+        self._warn_of_groups()
+        algorithm.setup(self)
+        for penalty in self.penalties:
+            penalty.setup(self)
+
+    def _build_groups(self, groups: Sequence[ClientGroup], host: SessionHost) -> list[GroupState]:
+        """Build the module and the row store of every group, in their order."""
+        ranks = self.ranks
+        names = group_names(groups)
+        return [
+            GroupState(
+                group,
+                self.data,
+                name=name,
+                position=position,
+                base=self.base,
+                seed=self.seed,
+                device=self.device,
+                host_rows=self.host_rows,
+                prepare=self.prepare,
+                host=replace(host, device=self.device),
+                # The ranks of a plan have no number, and none of them runs anything.
+                once=None if ranks.rank < 0 else ranks.first,
+                ranks=ranks,
+            )
+            for position, (group, name) in enumerate(zip(groups, names, strict=True))
+        ]
+
+    def _make_clock(self, timing: Callable[[Any], Clock] | None) -> Clock:
+        """Make the clock of the clients' devices, or one in which no time passes."""
+        if timing is None:
+            return Clock(self.sampled, self.clients, self.seed)
+        return timing(self)
+
+    def _make_coverages(self) -> Coverages:
+        """Make what says which part of a server model each group's rows cover."""
+        algorithm = self.algorithm
+        label_rows = None
+        if algorithm.label_rows:
+            label_rows = self.groups[0].output_layer(self.data.num_classes)
+        return Coverages(
+            [state.layout for state in self.groups],
+            [state.name for state in self.groups],
+            label_rows=label_rows,
+            depths=algorithm.depths,
+            method=type(algorithm).__name__,
+            device=self.device,
+        )
+
+    def _warn_of_groups(self) -> None:
+        """Name what a user of these groups should know, once."""
+        unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
+        if unlike:
+            self.warn(f"{unlike}, which are frozen, so that no method sends them")
+        for note in dict.fromkeys(state.note for state in self.groups):
+            self.warn(note)
+
+    def prepare(self, module: L.LightningModule, data: DataSpec) -> None:
+        """Modify a newly built client module, for the algorithm and the penalties."""
+        for hooks in self.hooks:
+            hooks.prepare_module(module, data)
+
+    def warn(self, text: str | None) -> None:
+        """Log a warning on one rank; does nothing without a text."""
+        if text and self.ranks.rank == 0:
+            log.warning("%s", text)
+
+    def keep(self, name: str, *, durable: bool = True, with_server: bool = False) -> Kept:
+        """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
+
+        Args:
+            name: in checkpoints.
+            durable: it outlives its round; see `Kept`. Stateful algorithms only.
+            with_server: the server holds a sum of it, such as the mean of all control variates.
+                Change it only for the clients that a merge returns, so that both change together;
+                sessions that are not finite leave both as they are.
+        """
+        assert name not in self.kept, f"{name} is kept already"
+        found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
+        require(self.stateful or not durable, "model.algorithm", found, fix)
+        self.kept[name] = Kept(
+            name,
+            place=self.row_device,
+            device=self.device,
+            durable=durable,
+            with_server=with_server,
+        )
+        return self.kept[name]
+
+    def mine(self, clients: Sequence[int]) -> list[int]:
+        """The given clients that are on this rank, in order."""
+        return [k for k in clients if self.places.owner[k] == self.ranks.rank]
+
+    def group_of(self, client: int) -> int:
+        """The group of a client in this round."""
+        return self.places.groups[client]
+
+    def home_group(self, client: int) -> int:
+        """The configured group of a client, ignoring the round's assignment."""
+        return self.places.home_groups[client]
+
+    def state(self, client: int) -> GroupState:
+        """The module and the rows of a client's group in this round."""
+        return self.groups[self.places.groups[client]]
+
+    def pack_of(self, client: int) -> int:
+        """The number of what a client is placed with: in a pack, or alone."""
+        return self.places.packs[client]
+
+    @property
+    def row_device(self) -> torch.device:
+        """The device of the rows."""
+        return torch.device("cpu") if self.host_rows else self.device
+
+    def row(self, client: int) -> Row:
+        """The client's own row, on the device of the store; the client must be on this rank."""
+        return self.state(client).store.row(client)
+
+    def row_here(self, client: int) -> Row:
+        """The client's row on the device: its own, or a copy of a row on the host."""
+        row, state = self.row(client), self.state(client)
+        return row if state.staging is None else state.borrow(row)
+
+    def stored_bytes(self, client: int) -> int:
+        """Bytes that a client of this rank keeps; 0 for a stateless one."""
+        if not self.stateful:
+            return 0
+        layout, mask = self.state(client).layout, self.kept.mask(client)
+        floats = layout.floats.numel if mask is None else int(popcount(mask))
+        return 4 * floats + 8 * layout.integers.numel + self.kept.bytes(client)
+
+    def deployed(self, client: int | None) -> Rows:
+        """The model that a client deploys between rounds, or the server's.
+
+        A UserError if the algorithm has no such model.
+        """
+        algorithm = self.algorithm
+        kind, clients = ("global", []) if client is None else (algorithm.moments[0], [client])
+        rows = algorithm.models(self, kind, clients)
+        if rows is None:
+            whose = "the server" if client is None else f"client {client}"
+            found = f"{type(algorithm).__name__} gives {whose} no model"
+            fix = "return one from its `models` to export, fine-tune or predict with"
+            raise UserError("model.algorithm", found, fix)
+        return rows
+
+    def open_clients(self, clients: Sequence[int]) -> None:
+        """Assign ranks and slots to a round's participants, if they are stateless."""
+        if self.places.open(clients):
+            self.client_rows.open(clients)
+
+    def open_round(self, plan: RoundPlan | None = None, waves: Waves | None = None) -> None:
+        """Begin a round. Its participants are open: this frees the rows of stateless clients.
+
+        The plan is that of the last round by default; `waves` as of `Training.start`.
+        """
+        self.clock.open()
+        self.plan = plan or self.plan
+        self.training.start(waves)
+        self.metrics, self.tests, self.outcomes = {}, {}, Outcomes()
+        self.uncounted = {}  # of a round that was suspended
+        self.places.open_round()
+        for kept in self.kept.values():
+            if not kept.durable:
+                kept.clear()
+
+    def close_round(self) -> dict[str, float]:
+        """The round's metrics and sums, the same on every rank."""
+        outcomes = self.outcomes
+        sums = self.ledger.close_round()
+        sums |= self.clock.close_round(outcomes.silent, outcomes.usable)
+        outcomes.late = self.clock.late
+        self._count_sessions_in_time()
+        return self.metrics | sums
+
+    def _count_sessions_in_time(self) -> None:
+        """Tell penalties of the sessions of the round that were in time."""
+        clients = self.outcomes.contributing(sorted(self.uncounted))
+        for t in sorted({*self.uncounted.values()}):
+            of_round = [client for client in clients if self.uncounted[client] == t]
+            for penalty in self.penalties:
+                penalty.counted(self, of_round, t)
+        self.uncounted = {}
+
+    def states(self) -> Saved | None:
+        """The state of this rank's clients for a checkpoint; None if they keep nothing."""
+        if not self.keeps:
+            return None
+        return self.client_rows.saved()
+
+    def load_states(self, shards: Sequence[Saved]) -> None:
+        """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
+        for shard in shards if self.keeps else ():
+            states = by_client(shard)
+            for client in self.mine(list(states)):
+                self.client_rows.restore(client, states[client])
