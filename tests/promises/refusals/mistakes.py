@@ -190,7 +190,6 @@ UNKNOWN_KEYS = [
     Case("model.clients.2.count", "2 items", words=["--model.clients.2.count", "3"]),
     Case("model.clients.1.model.init_args.hiden", "did you mean hidden?",
          words=["--model.clients.1.model.hiden", "[4]"]),
-    edit(MODEL, "MLP", "MLP is torchvision.ops.MLP or lightfed.MLP; give the whole name"),
     edit("model.algorithm", of_class("FML"), "required: shared; name a Module by class_path",
          named="model.algorithm.init_args.shared"),
     Case("model.export", "'clients']], as [one,other]", words=["--model.export", "server,clients"]),
