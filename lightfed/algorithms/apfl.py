@@ -59,7 +59,7 @@ class APFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         self.model = fed.new_part("net.w.")
         for state in fed.groups:
-            state.flops *= 1.5  # of a step of w; one of v calls both
+            state.set_flops(1.5 * state.flops)  # a step of w calls one network, one of v both
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

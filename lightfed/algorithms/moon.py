@@ -72,7 +72,8 @@ class Contrast(LocalPenalty):
         self.previous = fed.keep("previous")  # (models, P), the newest last
         self.last = fed.keep("last round")  # of the client's sessions
         for state in fed.groups:
-            state.flops *= 1 + (1 + self.pool) / state.passes  # of the frozen models
+            # Frozen models run forward only.
+            state.set_flops(state.flops * (1 + (1 + self.pool) / state.passes))
 
     @override
     def session_start(self, s: SessionContext) -> None:

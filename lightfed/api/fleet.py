@@ -344,6 +344,15 @@ class Fleet(FleetState):
             into.copy_(total / sum(shares.values()))
         return valid
 
+    def report(self, name: str, value: float) -> None:
+        """Add a number of this round to metrics.csv, such as a norm that the paper plots.
+
+        Args:
+            name: Of the column; a later number of the same round replaces an earlier one.
+            value: The same on every rank.
+        """
+        self.metrics[name] = value
+
     def charge(
         self,
         clients: Sequence[int],

@@ -453,6 +453,13 @@ class GroupState:
         assert isinstance(module, L.LightningModule)
         return module
 
+    def set_flops(self, flops: float) -> None:
+        """Set the forward FLOPs of a sample, for a method whose step runs more than the network.
+
+        It is called in `setup`: costs, placement and virtual time read the number in every round.
+        """
+        self.flops = flops
+
     def bind(self, row: Row) -> L.LightningModule:
         """The live module, bound to a row."""
         self.live.bind(row)

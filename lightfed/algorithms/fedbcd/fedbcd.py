@@ -205,10 +205,11 @@ class FedBCD(Hierarchical):
     def _measure(self, fed: Fleet, first: list[int], steps: list[Tensor]) -> None:
         """Two measures that theorem 1 bounds, of this round's servers; and who these are, V(t)."""
         # || sum_n sum_i gamma_i (w_n - x_i) ||^2, over the devices of a server's step
-        fed.metrics["server_gradient"] = float(torch.stack(steps).sum(0).double().square().sum())
+        gradient = torch.stack(steps).sum(0).double()
+        fed.report("server_gradient", float(gradient.square().sum()))
         if not self._global:
             z = self.clouds.stacked()[:, : steps[0].numel()]  # without statistics
-            fed.metrics["consensus"] = float((z.mean(0) - z).norm(dim=1).max())  # max_n ||z - z_n||
+            fed.report("consensus", float((z.mean(0) - z).norm(dim=1).max()))  # max_n ||z - z_n||
             fed.metrics |= {f"mixed/{n}": float(n in first) for n in range(len(z))}
 
     def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:

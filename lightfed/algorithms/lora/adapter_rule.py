@@ -308,8 +308,8 @@ class AdapterRule(Algorithm):
         wrong, right = torch.tensor(norms).reshape(-1, 2).T
         if right.any():
             each = torch.where(right > 0, wrong / right, torch.zeros(()))
-            fed.metrics["aggregation_error"] = float(wrong.norm() / right.norm())
-            fed.metrics["aggregation_error_worst"] = float(each.max())
+            fed.report("aggregation_error", float(wrong.norm() / right.norm()))
+            fed.report("aggregation_error_worst", float(each.max()))
 
     def _job(self, sent: Sent) -> tuple[list[Tensor | None], tuple[float, float]]:
         """A, D and what is added to the base, in host memory, and the error."""

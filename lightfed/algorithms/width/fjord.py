@@ -78,7 +78,7 @@ class FjORD(Algorithm):
             x = blank(fed.data, samples=2).to(fed.device)
             with on_trial(net, fed.device) as trial:
                 flops = [forward_flops(trial, x, partial(trial.at, p)) for p in trial.widths]
-            state.flops = sum(flops) / len(flops) + self.distil * max(flops)
+            state.set_flops(sum(flops) / len(flops) + self.distil * max(flops))
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.optim import SGD
 
 import lightfed as lf
-from lightfed import models
+from lightfed import networks
 from lightfed.local.client_group import ClientGroup
 from lightfed.state.frozen_base import digests
 from lightfed.testing import conformance
@@ -72,8 +72,8 @@ def test_every_method_and_network_has_a_case_or_a_reason() -> None:
     }
     assert METHODS.keys() | OTHERS.keys() == methods - {"Algorithm"}
     assert METHODS.keys().isdisjoint(OTHERS)
-    networks = {name for name in dir(models) if isinstance(getattr(models, name), type)}
-    assert NETWORKS.keys() == networks
+    known = {name for name in dir(networks) if isinstance(getattr(networks, name), type)}
+    assert NETWORKS.keys() == known
 
 
 ENCODER = adapted(Encoder, "linear1", "linear2")
