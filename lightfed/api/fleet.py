@@ -25,7 +25,7 @@ from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.session import Report, weighted_means
 from lightfed.state.rows import ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
 
@@ -127,92 +127,111 @@ class Fleet(FleetState):
         out of this round's merges.
 
         Args:
-            clients: clients to train.
-            t: the round.
-            steps: batches per session by client; as configured by default.
-            phases: parts of every session, one after the other, instead of `steps`.
-            repeat: steps on every batch, one after the other (pFedMe, APFL).
+            clients: Clients to train.
+            t: The round.
+            steps: Batches per session by client; as configured by default.
+            phases: Parts of every session, one after the other, instead of `steps`.
+            repeat: Steps on every batch, one after the other (pFedMe, APFL).
 
         Raises:
-            Suspended: a signal asked the run to stop before all sessions finished.
-            UserError: too many clients failed, or all.
+            Suspended: A signal asked the run to stop before all sessions finished.
+            UserError: Too many clients failed, or all.
         """
         self.open_clients(clients)
-        training = self.training
-        shares = self.clock.leaving(clients, t)
-        given = training.plans
-        plans = replace(given, steps=steps or {}, phases=phases, repeat=repeat, shares=shares)
-        if shares and self.clock.loses_partial:
-            self._lose(shares, plans, t)
-            clients = [k for k in clients if k not in shares]
-        waves = max(Counter(self.places.owner[k] for k in clients).values(), default=0)
-        reports = training.sessions(clients, waves, t, plans)
-        trained = [report.client for report in reports]
-        passes = [self.state(report.client).passes for report in reports]
-        flops = [
-            n * report.flops * report.samples + report.besides
-            for n, report in zip(passes, reports, strict=True)
-        ]
-        self.ledger.computed(trained, flops)
-        for report in reports:
-            self.updates[report.client] += report.updates
-        self.clock.trained({report.client: report.steps for report in reports}, t)
-        for report in reports:
-            group = self.group_of(report.client)
-            self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
-        bad = self.outcomes.add(reports)
-        self._leave_out(bad, len(reports), t)
-        left_out = {report.client for report in bad}
-        good = [report for report in reports if report.client not in left_out]
-        self.metrics |= weighted_means(good)
-        for penalty in self.penalties:
-            penalty.trained(self, [report.client for report in good], t)
-        self._count(good, t)
+
+        # Some clients leave during their session. What they have done by then is sent, or lost.
+        leaving = self.clock.leaving(clients, t)
+        plans = replace(
+            self.training.plans, steps=steps or {}, phases=phases, repeat=repeat, shares=leaving
+        )
+        if leaving and self.clock.loses_partial:
+            self._lose(leaving, plans, t)
+            clients = [client for client in clients if client not in leaving]
+
+        clients_by_rank = Counter(self.places.owner[client] for client in clients)
+        waves = max(clients_by_rank.values(), default=0)
+        reports = self.training.sessions(clients, waves, t, plans)
+        self._record(reports, t)
+
+        rejected = self.outcomes.add(reports)
+        self._leave_out(rejected, len(reports), t)
+        rejected_clients = {report.client for report in rejected}
+        accepted = [report for report in reports if report.client not in rejected_clients]
+
+        self.metrics |= weighted_means(accepted)
         self.metrics["participants"] = float(len(reports))
-        self.metrics["excluded"] = float(len(bad))
-        for moment, tests in training.tests.items():
+        self.metrics["excluded"] = float(len(rejected))
+        for penalty in self.penalties:
+            penalty.trained(self, [report.client for report in accepted], t)
+        self._count(accepted, t)
+        for moment, tests in self.training.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
 
-    def _count(self, good: Sequence[Report], t: int) -> None:
+    def _record(self, reports: Sequence[Report], t: int) -> None:
+        """Note what sessions cost: FLOPs, optimizer steps, and time on either clock."""
+        flops = []
+        for report in reports:
+            passes = self.state(report.client).passes
+            flops.append(passes * report.flops * report.samples + report.besides)
+        self.ledger.computed([report.client for report in reports], flops)
+
+        for report in reports:
+            self.updates[report.client] += report.updates
+            group = self.group_of(report.client)
+            self.places.rates.add(group, samples=report.samples, seconds=report.seconds)
+        self.clock.trained({report.client: report.steps for report in reports}, t)
+
+    def _count(self, accepted: Sequence[Report], t: int) -> None:
         """Tell penalties of sessions that the server uses, or wait until it is known which."""
-        clients = [report.client for report in good]
+        clients = [report.client for report in accepted]
         if self.clock.drops_late:
             self.uncounted |= dict.fromkeys(clients, t)
             return
         for penalty in self.penalties:
             penalty.counted(self, clients, t)
 
-    def _lose(self, shares: Mapping[int, float], plans: SessionPlans, t: int) -> None:
-        """Count the work of clients that leave without sending it."""
-        self.outcomes.lose(shares)
-        steps = {k: plans.steps_of(k, t) for k in shares}
-        each = {k: self.data.num_samples(k) / self.data.num_batches(k, t) for k in shares}
-        states = {k: self.state(k) for k in shares}
-        flops = [n * each[k] * states[k].passes * states[k].flops for k, n in steps.items()]
-        self.ledger.computed([*shares], flops)
+    def _lose(self, leaving: Mapping[int, float], plans: SessionPlans, t: int) -> None:
+        """Count the work of clients that leave without sending it.
 
-    def _leave_out(self, bad: Sequence[Report], sessions: int, t: int) -> None:
+        Args:
+            leaving: The share of its session that each client does.
+            plans: The number of its steps.
+            t: The round.
+        """
+        self.outcomes.lose(leaving)
+        flops = []
+        for client in leaving:
+            state = self.state(client)
+            samples_of_a_step = self.data.num_samples(client) / self.data.num_batches(client, t)
+            flops.append(plans.steps_of(client, t) * samples_of_a_step * state.passes * state.flops)
+        self.ledger.computed([*leaving], flops)
+
+    def _leave_out(self, rejected: Sequence[Report], sessions: int, t: int) -> None:
         """Name clients with unusable updates in the log, and reset kept rows that are not finite.
 
-        A UserError if too many of the sessions failed.
+        Raises:
+            UserError: Too many of the sessions failed.
         """
         if self.stateful:
-            not_finite = [r.client for r in bad if not self.outcomes.finite(r)]
+            not_finite = [r.client for r in rejected if not self.outcomes.finite(r)]
             for client in self.mine(not_finite):
                 self._reset(client)
-        check(bad, sessions, t, allowed=self.max_failed)
-        for warning in self.outcomes.warnings(bad, t):
+        check(rejected, sessions, t, allowed=self.max_failed)
+        for warning in self.outcomes.warnings(rejected, t):
             self.warn(warning)
 
     def _reset(self, client: int) -> None:
         """Reset a client of this rank to its initial values.
 
-        Of what it keeps, its mask remains, and what the server has a part of.
+        Of what it keeps, its mask remains, and what the server has a part of: a server that went on
+        with a sum over memories that a client has forgotten would be wrong for good.
         """
         for kept in self.kept.values():
-            if kept is not self.kept.masks and kept.durable and not kept.with_server:
+            forgets = kept.durable and not kept.with_server
+            if forgets and kept is not self.kept.masks:
                 kept.pop(client, None)
         self.algorithm.reset_client(self, client)
+
         mask = self.kept.mask(client)
         if mask is not None:
             row = self.row(client).floats
@@ -257,44 +276,70 @@ class Fleet(FleetState):
         """Coverage-weighted mean of the clients' rows; uncovered elements keep their old value.
 
         Args:
-            clients: clients to merge.
-            into: the server model that is replaced by the mean.
+            clients: Clients to merge.
+            into: The server model that is replaced by the mean.
             weights: n_k, or 1 for all, or a weight of 0 or more per client, of any unit; fractions
                 are rounded to 2^-16 of the largest.
-            tensors: names of the tensors to merge; all by default. Integer buffers become the
+            tensors: Names of the tensors to merge; all by default. Integer buffers become the
                 largest of the clients'.
-            sent: clients that send their rows; the server holds the others'. All by default.
-            sizes: bytes on the wire by client, if rows are sent in another form.
+            sent: Clients that send their rows; the server holds the others'. All by default.
+            sizes: Bytes on the wire by client, if rows are sent in another form.
 
         Returns:
-            the clients in the mean; updates of the others were not finite.
+            The clients in the mean; updates of the others were not finite.
         """
+        # The bytes go up whether or not the update can be used.
         parts = self._parts(True, tensors)
         senders = self.sending(clients if sent is None else sorted(sent))
-        covered = self._covered(into, senders, parts)
-        self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
+        if sizes is None:
+            self.ledger.sent_up(senders, self._covered(into, senders, parts))
+        else:
+            self.ledger.sent_up(senders, [sizes[client] for client in senders])
+
+        # The first merge of a round ends the server's wait. Updates of earlier rounds that have
+        # been kept and arrive now count in this mean.
         in_time = self.contributing(clients)
-        valid = sorted([*in_time, *self.clock.arrived])
+        merged = sorted([*in_time, *self.clock.arrived])
+
+        # Updates that are still under way belong to the model before this step; see `_move_late`.
         before = into.floats.clone() if self.keeps_late else None
-        if valid:
-            labels = self.coverages.coverage(into, parts).table.num_labels
-            here = [i for i, k in enumerate(valid) if self.places.owner[k] == self.ranks.rank]
-            mine = [valid[i] for i in here]
-            block = self.client_rows.view(mine)
-            with self.server_step(into):
-                self.coverages.merge_(
-                    into,
-                    parts,
-                    [self.group_of(k) for k in valid],
-                    here,
-                    [self.row(k) for k in mine] if block is None else block,
-                    weights=self.weights_of(weights, valid, discounted=True),
-                    labels=[self._labels(k, labels) for k in valid] if labels else None,
-                    ranks=self.ranks,
-                )
+        if merged:
+            self._merge(merged, into, parts, weights)
         if before is not None:
             self._move_late(into, before, tensors)
-        return valid
+        return merged
+
+    def _merge(
+        self,
+        clients: Sequence[int],
+        into: ServerModel,
+        parts: Parts,
+        weights: Weights | Mapping[int, float],
+    ) -> None:
+        """Replace a server model by the mean of the clients' rows, one all-reduce for all."""
+        owner = self.places.owner
+        positions_on_this_rank = [
+            position for position, client in enumerate(clients) if owner[client] == self.ranks.rank
+        ]
+        clients_on_this_rank = [clients[position] for position in positions_on_this_rank]
+
+        # One view, where the rows follow each other in one store; else a list of rows.
+        block = self.client_rows.view(clients_on_this_rank)
+        rows = [self.row(client) for client in clients_on_this_rank] if block is None else block
+
+        label_rows = self.coverages.coverage(into, parts).table.num_labels
+        labels = [self._labels(client, label_rows) for client in clients] if label_rows else None
+        with self.server_step(into):
+            self.coverages.merge_(
+                into,
+                parts,
+                [self.group_of(client) for client in clients],
+                positions_on_this_rank,
+                rows,
+                weights=self.weights_of(weights, clients, discounted=True),
+                labels=labels,
+                ranks=self.ranks,
+            )
 
     def _move_late(
         self, into: ServerModel, before: Tensor, tensors: Collection[str] | None
@@ -302,15 +347,20 @@ class Fleet(FleetState):
         """Add the server's step to models that have not arrived: they become updates of its model.
 
         Statistics stay as they are.
+
+        Args:
+            into: The server model, after its step.
+            before: (P,) its values before.
+            tensors: Names of the tensors that were merged; None for all.
         """
         step = Row(into.floats - before, into.integers)
         change = ServerModel(into.layout, step, aliases=into.aliases)
         parts = self._parts(False, tensors)
         for client in self.mine(self.clock.under_way):
-            state, row = self.state(client), self.row(client)
-            added = Row.zeros(state.layout, self.device)
-            self.coverages.take(change, self.group_of(client), parts, added)
-            row.floats.add_(added.floats.to(row.floats.device))
+            covered_step = Row.zeros(self.state(client).layout, self.device)
+            self.coverages.take(change, self.group_of(client), parts, covered_step)
+            row = self.row(client)
+            row.floats.add_(covered_step.floats.to(row.floats.device))
 
     def average(
         self,
@@ -326,23 +376,25 @@ class Fleet(FleetState):
         are not counted; see `charge`.
 
         Args:
-            values: of this rank's clients, by client, such as a `Kept`.
-            clients: whose tensors are in the mean; others' updates are left out as in `merge`.
-            into: the server's tensor, of the same shape; unchanged if no client is left.
-            weights: as in `merge`.
+            values: Of this rank's clients, by client, such as a `Kept`.
+            clients: Whose tensors are in the mean; others' updates are left out as in `merge`.
+            into: The server's tensor, of the same shape; unchanged if no client is left.
+            weights: As in `merge`.
 
         Returns:
-            those whose tensors are in the mean.
+            Those whose tensors are in the mean.
         """
-        valid = self.contributing(clients)
-        shares = dict(zip(valid, self.weights_of(weights, valid), strict=True))
+        contributing = self.contributing(clients)
+        weight_of = dict(zip(contributing, self.weights_of(weights, contributing), strict=True))
         total = torch.zeros_like(into, dtype=torch.float64)
-        for client in self.mine(valid):
-            total += shares[client] * values[client].to(total)
+        for client in self.mine(contributing):
+            total += weight_of[client] * values[client].to(total)
         self.ranks.sum_(total)
-        if sum(shares.values()) > 0:
-            into.copy_(total / sum(shares.values()))
-        return valid
+
+        weight_sum = sum(weight_of.values())
+        if weight_sum > 0:
+            into.copy_(total / weight_sum)
+        return contributing
 
     def report(self, name: str, value: float) -> None:
         """Add a number of this round to metrics.csv, such as a norm that the paper plots.
@@ -362,13 +414,15 @@ class Fleet(FleetState):
     ) -> None:
         """Count bytes that each of the clients sends and receives in addition to its row.
 
-        They are one number for all, or one for each client.
+        Args:
+            clients: Those that exchange something more.
+            up: Bytes that each sends, one number for all or one for each.
+            down: Bytes that each receives, likewise.
         """
-        sizes = dict(
-            zip(clients, [up] * len(clients) if isinstance(up, float | int) else up, strict=True)
-        )
+        each_up = [up] * len(clients) if isinstance(up, float | int) else up
+        up_of = dict(zip(clients, each_up, strict=True))
         sending = self.sending(clients)
-        self.ledger.sent_up(sending, [sizes[k] for k in sending])
+        self.ledger.sent_up(sending, [up_of[client] for client in sending])
         self.ledger.sent_down(clients, down)
 
     def sizes(
@@ -383,9 +437,9 @@ class Fleet(FleetState):
 
     def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
         """Bytes of the parts of a server model that each client covers."""
-        groups = [self.group_of(k) for k in clients]
-        each = {g: self.coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
-        return [each[group] for group in groups]
+        groups = [self.group_of(client) for client in clients]
+        bytes_of = {group: self.coverages.bytes(model, group, parts) for group in set(groups)}
+        return [bytes_of[group] for group in groups]
 
     def weights_of(
         self,
@@ -402,30 +456,35 @@ class Fleet(FleetState):
             discounted: Updates that arrive late count less.
 
         Raises:
-            UserError: a weight is no number of 0 or more.
+            UserError: A weight is no number of 0 or more.
         """
         if discounted and self.clock.arrived:
-            plain = dict(zip(clients, self.weights_of(weights, clients), strict=True))
-            weights = {k: w * self.clock.discount(k) for k, w in plain.items()}
+            undiscounted = zip(clients, self.weights_of(weights, clients), strict=True)
+            weights = {k: weight * self.clock.discount(k) for k, weight in undiscounted}
+
         if weights == "samples":
-            return [float(self.data.num_samples(k)) for k in clients]
+            return [float(self.data.num_samples(client)) for client in clients]
+        if weights == "uniform":
+            return [1.0] * len(clients)
         if not isinstance(weights, Mapping):
             fix = "give 'samples', 'uniform' or a number for each client"
-            require(weights == "uniform", "model.algorithm", f"weights={weights!r}", fix)
-            return [1.0] * len(clients)
-        given: Mapping[int, float] = {k: weights[k] for k in clients}
-        for client, weight in given.items():
-            found = f"a weight of {weight} for client {client}"
-            require(0 <= weight < math.inf, "model.algorithm", found, "give numbers of 0 or more")
-        if not all(isinstance(weight, Integral) for weight in given.values()):
-            given = whole(given)
-        return [float(given[k]) for k in clients]
+            raise UserError("model.algorithm", f"weights={weights!r}", fix)
 
-    def _labels(self, client: int, rows: int) -> list[int]:
+        weight_of: Mapping[int, float] = {client: weights[client] for client in clients}
+        for client, weight in weight_of.items():
+            if not 0 <= weight < math.inf:  # also NaN
+                found = f"a weight of {weight} for client {client}"
+                raise UserError("model.algorithm", found, "give numbers of 0 or more")
+        if not all(isinstance(weight, Integral) for weight in weight_of.values()):
+            weight_of = whole(weight_of)
+        return [float(weight_of[client]) for client in clients]
+
+    def _labels(self, client: int, label_rows: int) -> list[int]:
         """The label rows that a client contributes: those of its labels, and rows beyond labels."""
-        held: list[int] = self.data.labels(client).tolist()
-        surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
-        return [*held, *surplus]
+        rows: list[int] = self.data.labels(client).tolist()
+        if self.algorithm.surplus_rows:
+            rows += range(self.data.num_classes, label_rows)
+        return rows
 
     def bind(self, client: int) -> L.LightningModule:
         """The client's live module, bound to its own row, or to a copy of a row on the host.
@@ -454,24 +513,26 @@ class Fleet(FleetState):
         """The clients' own models; of a session under way, the model that is in it.
 
         Args:
-            clients: of one group.
-            given: take the part that they cover from this model instead; what they keep is not
+            clients: Of one group.
+            given: Take the part that they cover from this model instead; what they keep is not
                 changed.
-            tensors: names of the tensors to take; all by default.
+            tensors: Names of the tensors to take; all by default.
         """
-        s = self.session
-        state = self.state(clients[0]) if s is None else s.group
+        state = self.state(clients[0]) if self.session is None else self.session.group
         if given is None:
             return Rows(state.live, clients, self._read)
-        parts, group = self._parts(True, tensors), self.groups.index(state)
 
-        def read(some: Sequence[int]) -> Row:
+        parts = self._parts(True, tensors)
+        group = self.groups.index(state)
+
+        def read_with_given(some: Sequence[int]) -> Row:
             rows = self._read(some)
+            # What is read may be the clients' own rows, which must not change.
             rows = rows.clone() if len(some) > 1 else state.borrow(rows.each()[0]).repeated(1)
             self.coverages.take(given, group, parts, rows)
             return rows
 
-        return Rows(state.live, clients, read)
+        return Rows(state.live, clients, read_with_given)
 
     def _read(self, clients: Sequence[int]) -> Row:
         """(K, P) and (K, Q) on the device: rows of one group's clients on this rank."""
@@ -490,25 +551,30 @@ class Fleet(FleetState):
         With personal tensors each has a row of its own, and there is no whole model.
 
         Args:
-            models: of the server, or of each client's own server.
-            clients: none for whole models, as the global ones.
+            models: Of the server, or of each client's own server.
+            clients: None for whole models, as the global ones.
         """
-        given = [models] if isinstance(models, ServerModel) else models
+        each = [models] if isinstance(models, ServerModel) else models
         if self.personal:
-            return self.rows(clients, given=given[0]) if clients else None
+            return self.rows(clients, given=each[0]) if clients else None
+
         group = self.home_group(clients[0]) if clients else 0
-        state, shared = self.groups[group], all(model is given[0] for model in given)
-        whose = clients or range(len(given))
-        of = dict(zip(whose, given, strict=False))
+        shared = all(model is each[0] for model in each)
+        readers = clients or range(len(each))
+        model_of = dict(zip(readers, each, strict=False))
 
         def read(some: Sequence[int]) -> Row:
-            if shared or len(some) == 1:
-                return self._covered_row(of[some[0]] if not shared else given[0], group).repeated(1)
-            rows = [self._covered_row(of[client], group).clone() for client in some]
-            floats, integers = zip(*((row.floats, row.integers) for row in rows), strict=True)
-            return Row(torch.stack(floats), torch.stack(integers))
+            if shared:
+                return self._covered_row(each[0], group).repeated(1)
+            if len(some) == 1:
+                return self._covered_row(model_of[some[0]], group).repeated(1)
+            rows = [self._covered_row(model_of[client], group).clone() for client in some]
+            return Row(
+                torch.stack([row.floats for row in rows]),
+                torch.stack([row.integers for row in rows]),
+            )
 
-        return Rows(state.live, whose, read, shared=shared)
+        return Rows(self.groups[group].live, readers, read, shared=shared)
 
     def _covered_row(self, model: ServerModel, group: int) -> Row:
         """The part of a server model that a group covers, in the group's layout, on the device."""
@@ -540,8 +606,10 @@ class Fleet(FleetState):
 
         They are copies, on one rank too: otherwise a view of a row would train on.
         """
-        every = self.ranks.gather([pickled(dict(mine))])
-        return dict(sorted(item for part in every for item in pickle.loads(part).items()))
+        collected: dict[int, T] = {}
+        for of_a_rank in self.ranks.gather([pickled(dict(mine))]):
+            collected |= pickle.loads(of_a_rank)
+        return dict(sorted(collected.items()))
 
     def once(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
         """The results of jobs, in host memory on all ranks; each job runs on one.
@@ -549,16 +617,23 @@ class Fleet(FleetState):
         For results whose bits depend on the machine, such as singular values. As many are held at a
         time as there are ranks. What a job raises is raised on all ranks.
         """
-        waiting = iter(jobs)
         if self.ranks.alone:
-            yield from (job() for job in waiting)
-        while some := list(islice(waiting, self.ranks.world)):
+            for job in jobs:
+                yield job()
+            return
+
+        waiting = iter(jobs)
+        while one_for_each_rank := list(islice(waiting, self.ranks.world)):
+            # The last ranks may have no job. They take part in the collective all the same.
             results: list[T | Exception] = []
             try:
-                results += [job() for job in some[self.ranks.rank : self.ranks.rank + 1]]
+                for job in one_for_each_rank[self.ranks.rank : self.ranks.rank + 1]:
+                    results.append(job())
             except Exception as error:
                 results.append(error)
-            for result in map(pickle.loads, self.ranks.gather([pickled(one) for one in results])):
+
+            for sent in self.ranks.gather([pickled(result) for result in results]):
+                result = pickle.loads(sent)
                 if isinstance(result, Exception):
                     raise result
                 yield result

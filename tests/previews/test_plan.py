@@ -18,6 +18,7 @@ from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.api.algorithm import Algorithm
+from lightfed.devices.timing import Timing
 from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
 from lightfed.lab.previews.plan import (
     memory,
@@ -90,7 +91,12 @@ def test_a_plan_keeps_late_updates_as_a_run_does() -> None:
     data.prepare(clients=case.clients, seed=0, device=CPU)
     ranks = PlannedRanks(2)
     planned = DryFleet(
-        case.groups(), case.algorithm(), data, ranks=ranks, work=LocalWork(**work), **clock
+        case.groups(),
+        case.algorithm(),
+        data,
+        ranks=ranks,
+        work=LocalWork(**work),
+        timing=Timing(**clock),
     )
     planned.run(ROUNDS)
     fleet = fleet_of(
