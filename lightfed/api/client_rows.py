@@ -22,16 +22,16 @@ from lightfed.state.rows import Row
 class ClientRows:
     """The rows of this rank's clients, in the stores of their groups, and what they keep.
 
-    What servers have sent has to be in the rows before they are saved.
-
     Args:
-        states: the groups.
-        places: of the clients.
-        kept: what they keep besides their rows.
+        states: The groups.
+        places: Of the clients.
+        kept: What they keep besides their rows.
     """
 
     def __init__(self, states: Sequence[GroupState], places: Places, kept: KeptStates) -> None:
-        self._states, self._places, self._kept = states, places, kept
+        self._states = states
+        self._places = places
+        self._kept = kept
         if places.keeps:
             self.open(range(len(places.groups)))
             for state in states:
@@ -39,18 +39,21 @@ class ClientRows:
 
     def open(self, clients: Sequence[int]) -> None:
         """Give those clients slots that are on this rank."""
-        owner, groups, rank = self._places.owner, self._places.groups, self._places.ranks.rank
-        mine: list[list[int]] = [[] for _ in self._states]
+        places = self._places
+        by_group: list[list[int]] = [[] for _ in self._states]
         for client in clients:
-            if owner[client] == rank:
-                mine[groups[client]].append(client)
-        for state, theirs in zip(self._states, mine, strict=True):
-            state.open(theirs, keep=self._places.keeps)
+            if places.owner[client] == places.ranks.rank:
+                by_group[places.groups[client]].append(client)
+
+        for state, members in zip(self._states, by_group, strict=True):
+            state.open(members, keep=places.keeps)
 
     def view(self, clients: Sequence[int]) -> Row | None:
         """(K, P) and (K, Q): a view of the rows, if they are of one group and follow each other."""
         groups = {self._places.groups[client] for client in clients}
-        return self._states[groups.pop()].store.view(clients) if len(groups) == 1 else None
+        if len(groups) != 1:
+            return None
+        return self._states[groups.pop()].store.view(clients)
 
     def saved(self) -> Saved:
         """The state in host memory of this rank's clients.

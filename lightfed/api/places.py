@@ -48,14 +48,25 @@ class Places:
         ranks: Ranks,
         seed: int,
     ) -> None:
-        self._states, self._data, self._work, self._seed = states, data, work, seed
-        self.keeps, self.ranks, self.rates = keeps, ranks, Rates()
-        self.home_groups = [i for i, s in enumerate(states) for _ in range(s.group.count)]
+        self._states = states
+        self._data = data
+        self._work = work
+        self._seed = seed
+        self.keeps = keeps
+        self.ranks = ranks
+        self.rates = Rates()
+
+        self.home_groups: list[int] = []
+        for position, state in enumerate(states):
+            self.home_groups += [position] * state.group.count
         self.groups = self.home_groups
+
         self.owner: dict[int, int] = {}
         self.packs: dict[int, int] = {}
         if keeps:
-            counts, sizes = [s.group.count for s in states], [s.packing.most for s in states]
+            # Their homes stay for the whole run: rows do not move between ranks.
+            counts = [state.group.count for state in states]
+            sizes = [state.packing.most for state in states]
             self.packs = dict(enumerate(blocks(counts, sizes)))
             self._settle([*self.packs])
 
@@ -89,18 +100,23 @@ class Places:
 
     def _cut(self, clients: Sequence[int]) -> None:
         """Put stateless clients into packs, by the configured lengths of their sessions."""
-        packs: list[list[int]] = []
         plans = SessionPlans(self._data, self._work, self._seed, self.ranks.timings)
+        packs: list[list[int]] = []
         for members in split(clients, self.groups.__getitem__):
             packing = self._states[self.groups[members[0]]].packing
             if packing.most == 1:
                 packs += [[client] for client in members]
                 continue
-            members.sort(key=lambda k: (plans.steps_of(k, 0), k))
-            shape = partial(plans.shape, t=0, even=packing.even)
-            for alike in split(members, shape):
+
+            # Sessions of about one length go together, so that no lane waits long for another.
+            members.sort(key=lambda client: (plans.steps_of(client, 0), client))
+            shape_of = partial(plans.shape, t=0, even=packing.even)
+            for alike in split(members, shape_of):
                 packs += cut(alike, packing.most)
-        self.packs = {client: number for number, pack in enumerate(packs) for client in pack}
+
+        self.packs = {}
+        for number, pack in enumerate(packs):
+            self.packs |= dict.fromkeys(pack, number)
 
     def loads(self, clients: Iterable[int]) -> dict[int, float]:
         """`costs` of the packs that clients are in."""
@@ -115,13 +131,19 @@ class Places:
     ) -> dict[int, float]:
         """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
 
-        `steps` are the batches of sessions; as configured by default.
+        Args:
+            clients: Whose sessions.
+            steps: The batches of their sessions; as configured by default.
         """
-        groups = {k: self.groups[k] for k in clients}
-        rates = self.rates.of(groups.values())
-        if rates is None:  # only samples if a module's FLOPs are unknown
-            rates = {c: max(self._states[c].flops, 1.0) for c in groups.values()}
-        given = steps or {}
-        return {
-            k: rates[c] * self._work.samples(self._data, k, given.get(k)) for k, c in groups.items()
-        }
+        group_of = {client: self.groups[client] for client in clients}
+        rates = self.rates.of(group_of.values())
+        if rates is None:
+            # Without known FLOPs a cost is the number of samples.
+            rates = {group: max(self._states[group].flops, 1.0) for group in group_of.values()}
+
+        given_steps = steps or {}
+        costs = {}
+        for client, group in group_of.items():
+            samples = self._work.samples(self._data, client, given_steps.get(client))
+            costs[client] = rates[group] * samples
+        return costs
