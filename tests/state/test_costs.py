@@ -259,7 +259,7 @@ def test_a_run_goes_on_counting_bytes_where_it_was(tmp_path: Path) -> None:
 def test_a_clock_prices_every_byte() -> None:
     ledger = Ledger(1)
     devices = Devices(down=1.0)
-    clock = DeviceClock(devices, devices.of([(1, None)], seed=0), ledger, sampled=1)
+    clock = DeviceClock(devices, devices.of({"all": 1}, seed=0), ledger, sampled=1)
     ledger.sent_down(0, LIMIT)
     assert clock.session_seconds([0], up=0, purpose=None).tolist() == [float(LIMIT)]
     ledger.sent_down(0, 1)
