@@ -55,17 +55,29 @@ class Training(ClientSessions):
         self._results: dict[int, SessionReport] = {}
 
     def attach(self, runtime: Runtime, steppers: Sequence[Steps]) -> None:
-        """Create the sessions of the groups, from how each takes its steps."""
+        """Create the sessions of the groups, from how each takes its steps.
+
+        Args:
+            runtime: Precision and clipping.
+            steppers: Of each group, in their order.
+
+        Raises:
+            UserError: Clients should keep the state of an optimizer that has none.
+        """
         self._runtime = runtime
         self._sessions = {}
         self._steppers = [steps.stepper for steps in steppers if steps.takes_lr]
         for group, steps in enumerate(steppers):
-            state, stepper = self._fleet.groups[group], steps.stepper
-            state.takes_lr, state.optimizer = steps.takes_lr, stepper.optimizer
+            state = self._fleet.groups[group]
+            stepper = steps.stepper
+            state.takes_lr = steps.takes_lr
+            state.optimizer = stepper.optimizer
             if steps.configure is None:
                 self._check_kept(stepper)
             elif state.packing.most > 1:
+                # The module configures optimizers of its own, which only it can step.
                 state.packing = Packing(reason=steps.reason)
+
             state.session = LocalSession(
                 state.module,
                 runtime,
@@ -98,20 +110,33 @@ class Training(ClientSessions):
 
     @property
     def side_by_side(self) -> dict[str, int | str]:
-        """How many clients of a group train at once, or why they do not, by its name."""
-        found = {s.name: s.packing.reason or s.packing.most for s in self._fleet.groups}
-        return {name: how for name, how in found.items() if how != 1}
+        """How many clients of a group train at once, or why they do not, by the group's name."""
+        described: dict[str, int | str] = {}
+        for state in self._fleet.groups:
+            how = state.packing.reason or state.packing.most
+            if how != 1:
+                described[state.name] = how
+        return described
 
     def start(self, waves: Waves | None) -> None:
-        """Begin a round. `waves` calls `run` for the clients of this rank, in order."""
-        self.calls, self._waves = 0, waves or _one_after_the_other
+        """Begin a round.
+
+        Args:
+            waves: Calls `run` for the clients of this rank, in order; by default without a loop's
+                hooks.
+        """
+        self.calls = 0
+        self._waves = waves or _one_after_the_other
         self.besides.clear()
+
         scheduled = self._fleet.plan.scheduled
         self._side_by_side.schedule(scheduled)
         for stepper in self._steppers:
             stepper.scheduled = scheduled
-            for group in stepper.optimizer.param_groups if scheduled else ():
-                group.update(scheduled)  # for methods that read them, of packs too
+            if scheduled:
+                # Methods read a rate from the optimizer, also where packs step with their own.
+                for param_group in stepper.optimizer.param_groups:
+                    param_group.update(scheduled)
 
     @property
     def context(self) -> Autocast | None:
@@ -125,16 +150,24 @@ class Training(ClientSessions):
         t: int,
         plans: SessionPlans,
     ) -> list[Report]:
-        """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
+        """Train clients of all ranks locally; all reports, by ascending client, on every rank.
 
-        `tests` has those of all ranks; `plans` are those of the call of `Fleet.train`.
+        `tests` then has the reports of all ranks' tests.
 
-        Raises Suspended if a signal asked the run to stop before all sessions finished, and a
-        UserError if a session rejects a user's setting.
+        Args:
+            clients: On all ranks.
+            waves: The most sessions of one rank.
+            t: The round.
+            plans: What the sessions of this call of `Fleet.train` train on.
+
+        Raises:
+            Suspended: A signal asked the run to stop before all sessions finished.
+            UserError: A session rejects a user's setting.
         """
         fleet = self._fleet
         mine = fleet.mine(clients)
-        self.tests, self._refusals = {moment: [] for moment in fleet.plan.tested}, []
+        self.tests = {moment: [] for moment in fleet.plan.tested}
+        self._refusals = []
         self.plans = plans
         with self._timings.part("sessions"):
             packs = self._side_by_side.form(self, mine, t)
@@ -142,23 +175,31 @@ class Training(ClientSessions):
             self._results = {}
             pending = self._waves(mine, waves, partial(self.run, mine=mine, t=t))
             self._read(pending)
-            here = [report.resolve() for report in pending]
-        for report in here:
-            spent = sum(self.besides.pop(report.client, {}).values())
+            reports_of_this_rank = [report.resolve() for report in pending]
+
+        for report in reports_of_this_rank:
+            passes = self.besides.pop(report.client, {})
             if not (report.error or self._is_known(report.client)):
-                report.besides = spent
-        given = here, self._refusals, self.tests
-        every = fleet.ranks.gather([given], f"the end of the sessions of round {t}")
-        for refusal in (refusal for _, refusals, _ in every for refusal in refusals):
-            raise refusal
-        reports: list[Report] = [report for part, *_ in every for report in part]
+                report.besides = sum(passes.values())
+
+        # Every rank must reach this collective, even if one of its sessions was refused. A rank
+        # that raised earlier would leave the others waiting here forever.
+        outcome = reports_of_this_rank, self._refusals, self.tests
+        outcomes = fleet.ranks.gather([outcome], f"the end of the sessions of round {t}")
+        for _, refusals, _ in outcomes:
+            for refusal in refusals:
+                raise refusal
+
+        reports: list[Report] = [report for of_a_rank, _, _ in outcomes for report in of_a_rank]
         if len(reports) < len(clients):
             done = [report.client for report in reports if not report.error]
             new = sum(not self._is_known(client) for client in done)
-            raise Suspended(self.calls, finished(fleet, here, self.tests), total=len(done), new=new)
+            journal = finished(fleet, reports_of_this_rank, self.tests)
+            raise Suspended(self.calls, journal, total=len(done), new=new)
+
         self.calls += 1
         for moment in self.tests:
-            self.tests[moment] = [report for *_, tests in every for report in tests[moment]]
+            self.tests[moment] = [report for _, _, tests in outcomes for report in tests[moment]]
         return sorted(reports, key=lambda report: report.client)
 
     def _read(self, pending: Sequence[SessionReport]) -> None:
@@ -170,22 +211,27 @@ class Training(ClientSessions):
     def run(self, client: int, mine: list[int], t: int) -> SessionReport | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.
 
-        `mine` are this rank's clients in order, to prefetch the next row.
+        Args:
+            client: Whose session.
+            mine: This rank's clients in order, to prefetch the next row.
+            t: The round.
         """
         if self._is_known(client):
             known = self._fleet.plan.known[client]
             return put_in_place(known, self._fleet, client, self.tests)
         if client in self._results:
-            return self._results[client]
+            return self._results[client]  # it has trained in the pack of an earlier client
         if self._fleet.plan.suspends and signals.asked() is not None:
             return None
+
         try:
             if client in self._packs:
                 pack = self._packs[client]
-                found = self._side_by_side.run(self, pack, t)
-                if found is not None:
-                    self._results |= found
-                    return found[client]
+                results = self._side_by_side.run(self, pack, t)
+                if results is not None:
+                    self._results |= results
+                    return results[client]
+                # The pack raised, for a reason that one of its clients may have: each trains alone.
                 for member in pack:
                     del self._packs[member]
             return self._session(client, mine, t)
@@ -202,12 +248,14 @@ class Training(ClientSessions):
         return self.calls == plan.call and all(member in plan.known for member in pack)
 
     def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
+        """Train a client alone, on its row."""
         state = self._fleet.state(client)
         state.live.restore()
         s = self.begin(client, state, self._fetch(client, mine), t)
         work = self.work(s)
         report = state.session.train(s.row, work)
         self.end(s, work, report)
+
         state.live.restore()  # evaluations must not depend on whom this rank trained last
         if state.staging is not None:
             state.staging.put_back(client)
@@ -215,15 +263,19 @@ class Training(ClientSessions):
 
     def _fetch(self, client: int, mine: list[int]) -> Row:
         """The client's row on the device; starts prefetching the next client's."""
-        fleet, state = self._fleet, self._fleet.state(client)
-        if state.staging is None:
-            return fleet.row(client)
-        row = state.staging.get(client)
-        after = islice(mine, mine.index(client) + 1, None)
-        alone = (k for k in after if not self._is_known(k) and k not in self._packs)
-        coming = next(alone, None)
-        if coming is not None and (ahead := fleet.state(coming).staging) is not None:
-            ahead.prefetch(coming)
+        staging = self._fleet.state(client).staging
+        if staging is None:
+            return self._fleet.row(client)
+        row = staging.get(client)
+
+        # The next client that trains alone: one in a pack, or known from before a stop, needs none.
+        for following in islice(mine, mine.index(client) + 1, None):
+            if self._is_known(following) or following in self._packs:
+                continue
+            next_staging = self._fleet.state(following).staging
+            if next_staging is not None:
+                next_staging.prefetch(following)
+            break
         return row
 
 
