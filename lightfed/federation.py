@@ -165,6 +165,7 @@ class Federation(Recorded, RoundModule):
         # Hooks of the user's modules may ask for the fleet while they are attached.
         self.fleet = fleet
         setup.attach_configured(trainer, fleet, self, stage)
+        setup.watch_rates(trainer, fleet)
         validates = stage != "fit" or trainer.limit_val_batches != 0
         evaluated = self._kinds if validates else ()
         setup.check_built(evaluated, fleet, data, tests=stage == "test")

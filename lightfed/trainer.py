@@ -221,7 +221,8 @@ class FederatedTrainer(RunTrainer):
         """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
         logger = self.run_logger
         if logger is None or not logger.claimed:
-            raise UserError("trainer.logger", "no run folder to read", "call fit with logger=True")
+            fix = "call fit, without fast_dev_run"
+            raise UserError("trainer.logger", "no run folder to read", fix)
         return read(logger.folder)
 
     @override
