@@ -14,7 +14,7 @@ import pytest
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.cli import rings
+from lightfed.cli import command_line, rings
 from lightfed.cli.usage import COMMANDS
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
