@@ -128,13 +128,13 @@ def main(words: Sequence[str]) -> int:
     """Run `lightfed latency` with the parameters of `latency` as options."""
     from jsonargparse import ArgumentError, auto_cli
 
-    from lightfed.cli.errors import parser_error
-
     try:
         auto_cli(
             latency, args=[*words], as_positional=False, prog="lightfed latency",
             exit_on_error=False,
         )  # fmt: skip
     except ArgumentError as error:
+        from lightfed.cli.errors import parser_error  # it imports torch, which takes seconds
+
         raise parser_error(str(error), words, {"": latency}) from error
     return 0
