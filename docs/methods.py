@@ -18,6 +18,9 @@ from lightfed.algorithms.lora.adapter_rule import AdapterRule
 from lightfed.algorithms.width.ordered_dropout import OrderedDropout
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.partition.schemes import Dirichlet
+from lightfed.datasets.vision import Digits
 from lightfed.distributed.collectives import Ranks
 from lightfed.local import client_group
 from lightfed.local.client_group import ClientGroup
@@ -27,7 +30,6 @@ from lightfed.networks.cnn import Conv
 from lightfed.networks.mlp import MLP
 from lightfed.packs.packing import _hooks_allow, unknown
 from lightfed.state.server_model import ServerModel
-from lightfed.testing.case import images
 from lightfed.utils.errors import UserError
 
 TEXT = """# Which method
@@ -121,6 +123,11 @@ NEEDED: dict[str, Any] = {  # arguments without a default
     "q": 1.0,
     "shared": features,
 }
+
+
+def images() -> FederatedDataModule:
+    """Enough samples for all clients, which some methods hold a share of out."""
+    return FederatedDataModule(Digits(), Dirichlet(alpha=0.5), batch_size=64)
 
 
 def page() -> str:

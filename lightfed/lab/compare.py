@@ -1,141 +1,163 @@
 """`lightfed compare`: is B better than A, by how much, and at what cost?
 
-The answer is about one metric, chosen before the runs or the same for all; the other rows of the
-table have their intervals, each by itself.
+A and B are configurations, of which missing runs are run, or folders of runs that are there. The
+answer is about one metric, chosen before the runs or the same for all; the other rows of the table
+have their intervals, each by itself.
 """
 
 import argparse
 import json
-import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
-from pandas import DataFrame
 
-from lightfed.cli.shipped import with_paths
+from lightfed.cli.shipped import PREFIX, with_paths
 from lightfed.lab.contest import Grid, Held, Method, Way, hold
-from lightfed.lab.drawing.files import FORMATS, TABLES, listed, write_files
-from lightfed.lab.drawing.summary import new_console, print_line, print_table
-from lightfed.lab.report.comparison import write_page
-from lightfed.lab.report.figures import comparison_figures
+from lightfed.lab.drawing.files import FORMATS, TABLES, listed
+from lightfed.lab.report import comparison
+from lightfed.lab.report.comparison import Files
 from lightfed.lab.results import text
-from lightfed.lab.results.groups import Group, common_parent, cost_to
-from lightfed.lab.results.paired import Difference, Verdict, mean_and_std
-from lightfed.lab.results.run import TIME, Run, totals
+from lightfed.lab.results.groups import common_parent
+from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
+from lightfed.lab.run_folders import read_runs
 from lightfed.lab.sweep import add_execution
-from lightfed.utils.errors import OneLineParser, require
+from lightfed.utils.errors import OneLineParser, UserError, require
 
-_COSTS: dict[str, Callable[[float], str]] = {
-    "rounds": text.count_text,
-    "bytes": text.bytes_text,
-    "FLOPs": text.flops_text,
-    "seconds": text.seconds_text,
-    TIME: text.seconds_text,
-}
-UNTIL = " to target"
-Target = tuple[str, float]  # a column of metrics.csv and the value to reach
-
-
-class Row(NamedTuple):
-    """A metric or a cost of both methods.
-
-    Attributes:
-        name: a column of metrics.csv, or a cost.
-        a, b: the finite values by seed.
-        seeds: number of compared seeds.
-        goal: the target in words, if this is a cost to it.
-    """
-
-    name: str
-    a: Mapping[int, float]
-    b: Mapping[int, float]
-    seeds: int
-    goal: str = ""
-
-    @property
-    def difference(self) -> Difference:
-        """Of B and A, over the seeds that have both."""
-        return Difference.of(self.b, self.a)
-
-    @property
-    def whole(self) -> bool:
-        """Whether every seed has both values: otherwise there is no difference to state."""
-        return len(self.difference.seeds) == self.seeds
-
-    def mean(self, of: Mapping[int, float]) -> float:
-        """Over all seeds; NaN if one has no value, because a mean of the others is another one."""
-        return mean_and_std([*of.values()])[0] if len(of) == self.seeds else math.nan
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """As text: the name, both means, and the difference with its interval."""
-        title = text.readable(self.name)
-        if self.goal:
-            title = f"{self.name.removesuffix(UNTIL)} to {self.goal}"
-        if not self.whole:
-            return title, self._text(self.a), self._text(self.b), text.NOTHING
-
-        found = self.difference
-        mean, low, high = (_signed(self.name, end) for end in (found.mean, found.low, found.high))
-        interval = f" ({low} to {high})" if math.isfinite(found.std) else ""
-        return title, self._text(self.a), self._text(self.b), mean + interval
-
-    def _text(self, of: Mapping[int, float]) -> str:
-        if len(of) == self.seeds:
-            return value_text(self.name, self.mean(of))
-        if self.goal:
-            return f"reached by {len(of)} of {self.seeds}"
-        return f"finite in {len(of)} of {text.counted(self.seeds, 'seed')}"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """As numbers; None where one is unknown. Of a cost to the target also who reached it."""
-        found = self.difference if self.whole else Difference((), *[math.nan] * 2)
-        ends = {"difference": found.mean, "low": found.low, "high": found.high}
-        both = {"a": self.mean(self.a), "b": self.mean(self.b), **ends}
-        numbers: dict[str, Any] = {
-            key: value if math.isfinite(value) else None for key, value in both.items()
-        }
-        if self.goal:
-            numbers["reached"] = {"a": len(self.a), "b": len(self.b), "of": self.seeds}
-        return numbers
+CONFIGURATIONS = (".yaml", ".yml")
+# Options of one kind of comparison, by name; the other kind refuses them.
+ONLY_CONFIGURATIONS = ("set", "set_a", "set_b", "seeds", "tune", "tune_seed", "jobs", "slurm")
+ONLY_FOLDERS = ("group", "pivot", "columns", "std")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed compare`."""
-    asked = _parser().parse_args(argv)
+    asked = _parser().parse_intermixed_args(argv)
+    if are_folders(asked.what):
+        return _of_folders(asked)
+    return _of_configurations(asked)
+
+
+def are_folders(words: Sequence[str]) -> bool:
+    """Whether these are run folders, and not two configurations.
+
+    Raises:
+        UserError: they are some of both, or not two configurations.
+    """
+    if any(Path(word).is_dir() for word in words):
+        for word in words:
+            if Path(word).suffix in CONFIGURATIONS or word.startswith(PREFIX):
+                found = f"{word} is a configuration, and others are folders"
+                raise UserError("compare", found, "name two configurations, or run folders")
+        return True
+
+    found = text.counted(len(words), "configuration")
+    require(len(words) == 2, "compare", found, "name two configurations, or run folders")
+    return False
+
+
+def _of_folders(asked: argparse.Namespace) -> int:
+    """Compare runs that are there."""
+    _refuse(asked, ONLY_CONFIGURATIONS, "the runs are there already", "two configurations")
+    runs, skipped = read_runs([Path(word) for word in asked.what])
+    target = _target(asked.target)
+    if isinstance(target, tuple) and asked.metric is None:
+        asked.metric = target[0]
+
+    if asked.json:
+        found = comparison.numbers(runs, metric=asked.metric, target=target, differ=asked.differ)
+        print(json.dumps(found, indent=1))
+        return 0
+    comparison.compare(
+        runs,
+        output=asked.output,
+        group=asked.group,
+        metric=asked.metric,
+        target=target,
+        formats=asked.format,
+        tables=asked.table,
+        notes=skipped,
+        pivot=asked.pivot,
+        columns=asked.columns,
+        std=asked.std,
+        differ=asked.differ,
+    )
+    return 0
+
+
+def _of_configurations(asked: argparse.Namespace) -> int:
+    """Run what is missing of two methods, and compare them."""
+    _refuse(asked, ONLY_FOLDERS, "given for two configurations", "run folders")
     sides = [
         ("fit", "--config", *with_paths([file]), *_sets([*asked.set, *own]))
-        for file, own in ((asked.a, asked.set_a), (asked.b, asked.set_b))
+        for file, own in zip(asked.what, (asked.set_a, asked.set_b), strict=True)
     ]
-    methods = [
-        Method(name, words)
-        for name, words in zip(names_of(sides, (asked.set_a, asked.set_b)), sides, strict=True)
-    ]
-    target, grid = _target(asked.target), grid_of(asked.tune, asked.tune_seed)
-    metric = asked.metric or (target[0] if target else None)
-    way = Way(asked.jobs, asked.slurm)
-    held = hold(methods, asked.seeds, way, grid=grid, metric=metric, differ=asked.differ)
+    names = names_of(sides, (asked.set_a, asked.set_b))
+    methods = [Method(name, words) for name, words in zip(names, sides, strict=True)]
+    given = _target(asked.target)
+    metric = asked.metric
+    if isinstance(given, tuple) and metric is None:
+        metric = given[0]
+
+    tune_seed = [100] if asked.tune_seed is None else asked.tune_seed
+    grid = grid_of(asked.tune, tune_seed)
+    held = hold(
+        methods,
+        seeds("0-4") if asked.seeds is None else asked.seeds,
+        Way(asked.jobs, asked.slurm),
+        grid=grid,
+        metric=metric,
+        differ=asked.differ,
+    )
     a, b = held.groups
+    target = comparison.target_of(given, held.metric, [*a.runs, *b.runs])
     rows = rows_of(a, b, target)
     if asked.json:
-        print(json.dumps(_numbers(held, rows, methods, target), indent=1))
+        commands = [shlex.join(method.words) for method in methods]
+        found = comparison.pair_numbers(
+            *(a, b, commands, held.metric, target),
+            rows=rows,
+            differ=held.differ,
+            search=held.search,
+        )
+        print(json.dumps(found, indent=1))
         return 0
-    heads = ["metric", a.name, b.name, f"{b.name} - {a.name} (95 % paired t interval)"]
-    table = DataFrame([row.cells for row in rows], columns=heads, dtype="str")
+
     said = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
     said += [*held.differ, *searched(held, grid)]
     if target is not None:
         said.append(f"target: {goal_of(target)}")
-    files = Files(asked.format, asked.table)
-    show("compare", held, table, said, [verdict(a, b, held.metric)], target=target, files=files)
+    comparison.show(
+        asked.output or beside(held, "compare"),
+        "compare",
+        held.groups,
+        held.metric,
+        difference_table(rows, a, b),
+        said,
+        [verdict(a, b, held.metric)],
+        target=target,
+        search=held.search,
+        files=Files(asked.format, asked.table),
+    )
     return 0
+
+
+def _refuse(asked: argparse.Namespace, names: Sequence[str], found: str, needed: str) -> None:
+    """Refuse the options that only the other kind of comparison has."""
+    parser = _parser()
+    for name in names:
+        if getattr(asked, name) != parser.get_default(name):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(flag, found, f"leave it out, or name {needed}")
+
+
+def beside(held: Held, name: str) -> Path:
+    """A folder of this name beside the runs of a contest."""
+    return common_parent([run for group in held.groups for run in group.runs]) / name
 
 
 def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> tuple[str, str]:
@@ -186,137 +208,6 @@ def _algorithm(words: Sequence[str]) -> str:
     return named.rpartition(".")[2] or Path(words[2]).stem
 
 
-def goal_of(target: Target) -> str:
-    """A target in words, such as `90.00 % personal accuracy`."""
-    return text.goal_text(*target)
-
-
-class Files(NamedTuple):
-    """Which files to write besides the page: formats of figures, and of tables."""
-
-    formats: Sequence[str] = ()
-    tables: Sequence[str] = ()
-
-
-def show(
-    folder: str,
-    held: Held,
-    table: DataFrame,
-    said: Sequence[str],
-    answers: Sequence[str],
-    *,
-    target: Target | None = None,
-    files: Files = Files(),  # noqa: B008
-) -> None:
-    """Print a table and answers, and write them to a page in a folder beside the runs."""
-    console = new_console()
-    for line in said:
-        print_line(console, line)
-    for shown in filter(len, (held.search, table)):
-        print_table(console, shown)
-    for line in answers:
-        print_line(console, line)
-    runs = [run for group in held.groups for run in group.runs]
-    place = common_parent(runs) / folder
-    figures = comparison_figures(held.groups, held.metric)
-    search = held.search if len(held.search) else None
-    said, name = [*answers, *said], f"{folder}: {held.metric}"
-    if target is not None:
-        name += f", to {goal_of(target)}"
-    page = write_page(place, name, table, said, figures, search=search)
-    tables = {"comparison-table": table}
-    if search is not None:
-        tables["search"] = search
-    write_files(figures, tables, place, *files)
-    print_line(console, f"page: {page}")
-
-
-def value_text(name: str, value: float) -> str:
-    """A metric or a cost with its unit."""
-    cost = _COSTS.get(name.removesuffix(UNTIL))
-    return text.metric_text(name, value) if cost is None else cost(value)
-
-
-def _signed(name: str, value: float) -> str:
-    cost = _COSTS.get(name.removesuffix(UNTIL))
-    sign = "-" if value < 0 else "+" * (value >= 0)
-    return text.signed(name, value) if cost is None else f"{sign}{cost(abs(value))}"
-
-
-def rows_of(a: Group, b: Group, target: Target | None = None) -> list[Row]:
-    """The metrics that all runs of both have, the worst tenth of the clients, and costs."""
-    runs = [*a.runs, *b.runs]
-    named = dict.fromkeys([*(name for run in runs for name in run.metrics), "train_loss"])
-    columns = [column for name in named for column in (name, f"{name}_worst10")]
-    known = [column for column in columns if all(run.has(column) for run in runs)]
-    rows = [_row(name, a, b, {run: run.final(name) for run in runs}) for name in known]
-    costs = {run: costs_of(run) for run in runs}
-    for name in costs[runs[0]]:
-        rows.append(_row(name, a, b, {run: spent[name] for run, spent in costs.items()}))
-    rows = [row for row in rows if row.a or row.b]
-
-    if target is not None:
-        column, value = target
-        until = {run: cost_to(value, run, column) for run in runs}
-        # A cost that no run knows, such as virtual time without devices, is left out; rounds stay,
-        # because they say who reached the target.
-        for name in until[runs[0]]:
-            costs_to_it = {run: spent[name] for run, spent in until.items()}
-            row = _row(name + UNTIL, a, b, costs_to_it, goal=goal_of(target))
-            if row.a or row.b or name == "rounds":
-                rows.append(row)
-    return rows
-
-
-def costs_of(run: Run) -> dict[str, float]:
-    """Bytes and FLOPs of all clients, wall-clock and virtual seconds; NaN where unknown."""
-    spent = totals(run)
-    found = {"bytes": spent["sent"], "FLOPs": spent["flops"], "seconds": spent["seconds"]}
-    return found | {TIME: run.final(TIME)}
-
-
-def finals_of(group: Group, name: str, target: Target | None = None) -> dict[int, float]:
-    """By seed, the last value of a column, or a cost to the target; NaN if not reached."""
-    cost = name.removesuffix(UNTIL)
-    if target is None or cost == name:
-        return group.finals(name)
-    column, value = target
-    return {run.seed or 0: cost_to(value, run, column)[cost] for run in group.runs}
-
-
-def answer_of(
-    a: Group, b: Group, metric: str, target: Target | None = None
-) -> tuple[Difference, Verdict]:
-    """The difference of B and A, and the answer: none where a seed has no finite value."""
-    found = Difference.of(finals_of(b, metric, target), finals_of(a, metric, target))
-    complete = len(found.seeds) == len(a.runs)
-    up = -1 if metric.endswith(UNTIL) else text.direction(metric)
-    return found, found.verdict(up) if complete else "not shown"
-
-
-def verdict(a: Group, b: Group, metric: str) -> str:
-    """The answer in one line."""
-    found, answer = answer_of(a, b, metric)
-    said = (
-        "no difference is shown" if answer == "not shown" else f"{b.name} is {answer} than {a.name}"
-    )
-    lacks = len(a.runs) - len(found.seeds)
-    without = f", {text.counted(lacks, 'seed')} without a finite value" if lacks else ""
-    needed = found.seeds_needed()
-    needs = f"; {needed} seeds show a difference of this size" if needed else ""
-    return f"{said}: {text.readable(metric)} {gain_text(found, metric)}{without}{needs}"
-
-
-def gain_text(found: Difference, metric: str) -> str:
-    """`+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
-    if not found.seeds:
-        return "no seed has both values"
-    gain, low, high = (_signed(metric, end) for end in (found.mean, found.low, found.high))
-    unit = " points" if text.is_share(metric) else ""
-    seeds = f"{text.counted(len(found.seeds), 'seed')} ({text.seeds_text(found.seeds)})"
-    return f"{gain}{unit} ({low} to {high}), {seeds}"
-
-
 def searched(held: Held, grid: Grid | None) -> list[str]:
     """How rates were searched, in words; nothing without a search."""
     if grid is None:
@@ -324,36 +215,6 @@ def searched(held: Held, grid: Grid | None) -> list[str]:
     keys, listed = " and ".join(grid.values), text.seeds_text(grid.seeds)
     named = f"seed{'s' * (len(grid.seeds) > 1)} {listed}"
     return [f"{keys}: the same values for each method, on {named}, by {held.metric}"]
-
-
-def _row(name: str, a: Group, b: Group, values: Mapping[Run, float], *, goal: str = "") -> Row:
-    finite_a, finite_b = (
-        {run.seed or 0: values[run] for run in group.runs if math.isfinite(values[run])}
-        for group in (a, b)
-    )
-    return Row(name, finite_a, finite_b, len(a.runs), goal)
-
-
-def _numbers(
-    held: Held, rows: Sequence[Row], methods: Sequence[Method], target: Target | None
-) -> dict[str, Any]:
-    """The comparison for a program."""
-    a, b = held.groups
-    found, answer = answer_of(a, b, held.metric)
-    return {
-        "a": shlex.join(methods[0].words),
-        "b": shlex.join(methods[1].words),
-        "names": {"a": a.name, "b": b.name},
-        "seeds": [run.seed for run in a.runs],
-        "metric": held.metric,
-        "target": None if target is None else {"metric": target[0], "value": target[1]},
-        "verdict": answer,
-        "seeds_needed": found.seeds_needed(),
-        "rows": {row.name: row.values for row in rows},
-        "differ": held.differ,
-        "search": held.search.to_dict("records"),
-        "commit": a.runs[0].environment.get("commit"),
-    }
 
 
 def _sets(given: Sequence[str]) -> list[str]:
@@ -366,13 +227,20 @@ def _sets(given: Sequence[str]) -> list[str]:
     return [f"--{word}" for word in given]
 
 
-def _target(given: str | None) -> Target | None:
-    """The column and the value of `metric>=x` or `metric<=x`."""
-    found = re.fullmatch(r"([^<>=]+)([<>])=([-+.e\d]*\d)", given or "")
-    good = found is not None and (found[2] == ">") == (text.direction(found[1]) > 0)
-    fix = "give metric>=x, such as personal/accuracy>=0.9, or <= if low is good"
-    require(given is None or good, "--target", given, fix)
-    return None if found is None else (found[1], float(found[3]))
+def _target(given: str | None) -> float | Target | None:
+    """The column and the value of `metric>=x` or `metric<=x`, or the value of `x`."""
+    if given is None:
+        return None
+    with suppress(ValueError):
+        return float(given)
+    found = re.fullmatch(r"([^<>=]+)([<>])=([-+.e\d]*\d)", given)
+    if found is not None and (found[2] == ">") == (text.direction(found[1]) > 0):
+        with suppress(ValueError):
+            value = float(found[3])
+            comparison.check_target(found[1], value)
+            return found[1], value
+    fix = "give x or metric>=x, such as personal/accuracy>=0.9, or <= if low is good"
+    raise UserError("--target", given, fix)
 
 
 def grid_of(given: Sequence[str], on: Sequence[int]) -> Grid | None:
@@ -418,25 +286,41 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed compare",
         allow_abbrev=False,
-        description="Run what is missing of two methods, and say which is better, at what cost.",
+        description="Say which of two methods is better, and at what cost: of two configurations, "
+        "of which missing runs are run, or of run folders.",
     )
     add = parser.add_argument
-    add("a", metavar="A.yaml", help="the configuration that is compared with")
-    add("b", metavar="B.yaml", help="the one that may be better; the same file with other --set-b")
+    what = "the configuration that is compared with, and the one that may be better, which may be "
+    what += "the same file with other --set-b; or run folders, and folders of runs"
+    add("what", nargs="+", metavar="A B", help=what)
+    add("--metric", metavar="COLUMN", help="of the answer (default: the first of metrics.csv)")
+    goal = "compare the costs until this was first measured, such as personal/accuracy>=0.9; a "
+    goal += "number alone is a value of the metric of the answer"
+    add("--target", metavar="METRIC>=X", help=goal)
+    permitted = "a key in which methods may differ, though it decides what is measured"
+    add("--differ", action="extend", nargs="+", default=[], metavar="KEY", help=permitted)
+    place = "where to write the page (default: compare or comparison, beside the runs)"
+    add("--output", type=Path, metavar="FOLDER", help=place)
+    add_files(parser)
+    add("--json", action="store_true", help="print the comparison of two for a program")
+
+    add = parser.add_argument_group("for configurations").add_argument
     for flag, of in (("--set", "both"), ("--set-a", "A"), ("--set-b", "B")):
         about = f"a value for {of}"
         add(flag, action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=about)
-    add("--seeds", type=seeds, default=seeds("0-4"), help="of the runs (default: 0-4)")
-    add("--metric", metavar="COLUMN", help="of the answer (default: the first of metrics.csv)")
-    goal = "compare the costs until this was first measured, such as personal/accuracy>=0.9"
-    add("--target", metavar="METRIC>=X", help=goal)
+    add("--seeds", type=seeds, help="of the runs (default: 0-4)")
     alike = "values to search for each method alike, such as model.optimizer.lr=.01,.03,.1"
     add("--tune", action="extend", nargs="+", default=[], metavar="KEY=X,Y", help=alike)
     of_search = "of the search: one, or several such as 100-102 (default: 100)"
-    add("--tune-seed", type=seed_list, default=[100], metavar="SEEDS", help=of_search)
-    permitted = "a key in which A and B may differ, though it decides what is measured"
-    add("--differ", action="extend", nargs="+", default=[], metavar="KEY", help=permitted)
-    add_files(parser)
-    add("--json", action="store_true", help="print the comparison for a program")
+    add("--tune-seed", type=seed_list, metavar="SEEDS", help=of_search)
     add_execution(parser)
+
+    add = parser.add_argument_group("for run folders").add_argument
+    rows = "runs that differ only in the seed share a row (the default); --no-group: a row a run"
+    add("--group", action=argparse.BooleanOptionalAction, default=True, help=rows)
+    wide = "a row for each method, a column for each value of a setting, such as partition"
+    add("--pivot", metavar="SETTING", help=wide)
+    chosen = "of metrics.csv, for the table instead of the usual ones: personal/accuracy,train_loss"
+    add("--columns", type=lambda text: text.split(","), default=(), metavar="A,B", help=chosen)
+    add("--std", action="store_true", help="sample deviations over seeds instead of intervals")
     return parser

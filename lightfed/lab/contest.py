@@ -25,6 +25,7 @@ from lightfed.lab.report.comparison import common_metric
 from lightfed.lab.results import text
 from lightfed.lab.results.groups import Group, best_of
 from lightfed.lab.results.run import Run, read
+from lightfed.lab.results.verdicts import refused, unequal
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.keys import terms
 
@@ -53,9 +54,11 @@ class Grid(NamedTuple):
     @property
     def points(self) -> list[tuple[str, ...]]:
         """All combinations, as words of a command."""
-        return [
-            *itertools.product(*([f"--{k}={v}" for v in own] for k, own in self.values.items()))
-        ]
+        options = []
+        for key, values in self.values.items():
+            options.append([f"--{key}={value}" for value in values])
+
+        return list(itertools.product(*options))
 
     def on_edge(self, place: int) -> bool:
         """Whether a point has the first or the last value of one of the keys."""
@@ -131,12 +134,16 @@ def hold(
         metric = metric or common_metric([run for run in found if run is not None])
         search, best = _best(names, grid, found, metric)
         chosen = [chosen[len(points) * i + at] for i, at in enumerate(best)]
-    every = [wanted.at(seed) for seed in seeds for wanted in chosen]  # a whole table, seed by seed
+
+    # Seed by seed, so that a contest that is stopped leaves whole rows of a table.
+    every = [wanted.at(seed) for seed in seeds for wanted in chosen]
     runs = [run for run in _run(every, way) if run is not None]
-    own = [runs[i :: len(names)] for i in range(len(names))]
+    runs_of: dict[str, list[Run]] = {name: [] for name in names}
+    for name, run in zip(names * len(seeds), runs, strict=True):
+        runs_of[name].append(run)
     groups = [
         Group(name, tuple(members), name, members[0].data, place)
-        for place, (name, members) in enumerate(zip(names, own, strict=True))
+        for place, (name, members) in enumerate(runs_of.items())
     ]
     metric = metric or common_metric(runs)
     known = all(run.has(metric) for run in runs)
@@ -147,18 +154,14 @@ def hold(
 def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[str]:
     """Permitted differences in words; a UserError names the first that is not permitted."""
     (base, first), *others = methods.items()
-    own, permitted = terms(first.values), []
+    permitted = []
     for name, wanted in others:
-        theirs = terms(wanted.values)
-        for key in sorted(own.keys() | theirs.keys()):
-            mine, other = own.get(key, "not set"), theirs.get(key, "not set")
-            if mine == other:
-                continue
+        differences = unequal(terms(first.values), terms(wanted.values))
+        for key, mine, other in refused(differences, differ):
             found = f"{mine} for {base}, {other} for {name}"
-            allowed = any(f"{key}.".startswith(f"{k}.") for k in differ)
-            fix = f"make them agree, or permit it by --differ {key}"
-            require(allowed, key, found, fix)
-            permitted.append(f"{key} differs: {found}")
+            raise UserError(key, found, f"make them agree, or permit it by --differ {key}")
+        for key, mine, other in differences:
+            permitted.append(f"{key} differs: {mine} for {base}, {other} for {name}")
     return permitted
 
 

@@ -16,31 +16,26 @@ import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
 from lightfed.cli.shipped import ROOT
-from lightfed.lab.compare import (
-    UNTIL,
-    Files,
-    Target,
-    add_files,
-    answer_of,
-    costs_of,
-    finals_of,
-    gain_text,
-    goal_of,
-    grid_of,
-    searched,
-    seed_list,
-    seeds,
-    show,
-    value_text,
-)
+from lightfed.lab.compare import add_files, beside, grid_of, searched, seed_list, seeds
 from lightfed.lab.contest import Held, Method, Way, hold
 from lightfed.lab.drawing.files import markdown
 from lightfed.lab.drawing.marks import file_name
+from lightfed.lab.report.comparison import Files, show
 from lightfed.lab.report.figures import seeds_note
 from lightfed.lab.results import text
 from lightfed.lab.results.groups import Group, final_text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
 from lightfed.lab.results.run import Run
+from lightfed.lab.results.verdicts import (
+    UNTIL,
+    Target,
+    answer_of,
+    costs_of,
+    finals_of,
+    gain_text,
+    goal_of,
+    value_text,
+)
 from lightfed.lab.sweep import add_execution
 from lightfed.utils.errors import OneLineParser, UserError, require
 
@@ -88,7 +83,18 @@ def main(argv: Sequence[str]) -> int:
             named = file_name("study", f"{path_of(asked.name).stem}-{case}")
             files = Files(asked.format, asked.table)
             said = [study["title"], *said]
-            show(named, held, table, said, answers, target=target, files=files)
+            show(
+                beside(held, named),
+                named,
+                held.groups,
+                held.metric,
+                table,
+                said,
+                answers,
+                target=target,
+                search=held.search,
+                files=files,
+            )
         runs += [run for group in held.groups for run in group.runs]
     if asked.markdown:
         print(page(asked.name, study["title"], runs, parts))

@@ -14,6 +14,7 @@ from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
 from lightfed.lab import compare, contest, study, sweep
 from lightfed.lab.contest import Grid, Method, check_terms
+from lightfed.lab.results import verdicts
 from lightfed.lab.results.groups import Group
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import UserError
@@ -235,9 +236,9 @@ def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:
         return Group(name, tuple(read(folder) for folder in folders))
 
     a, b = group("a", (0.5, 0.51, 0.5)), group("b", (0.8, 0.8, "nan"))
-    assert "no difference is shown" in (said := compare.verdict(a, b, "global/accuracy"))
+    assert "no difference is shown" in (said := verdicts.verdict(a, b, "global/accuracy"))
     assert "1 seed without a finite value" in said
-    better = compare.verdict(a, group("c", (0.8, 0.8, 0.8)), "global/accuracy")
+    better = verdicts.verdict(a, group("c", (0.8, 0.8, 0.8)), "global/accuracy")
     assert better.startswith("c is better than a: global accuracy +29.67 points")
 
 
@@ -261,11 +262,11 @@ def test_a_cost_to_a_target_is_that_of_the_round_that_reached_it(tmp_path: Path)
         group("no", (0.1, 0.2)),
     )
     target, column = ("global/accuracy", 0.5), "rounds to target"
-    rounds = {name: compare.finals_of(g, column, target) for name, g in (("s", slow), ("f", fast))}
+    rounds = {name: verdicts.finals_of(g, column, target) for name, g in (("s", slow), ("f", fast))}
     assert rounds["s"][0] > rounds["f"][0]
-    assert compare.answer_of(slow, fast, column, target)[1] == "better"
-    found, answer = compare.answer_of(never, fast, column, target)
-    assert (answer, compare.gain_text(found, column)) == ("not shown", "no seed has both values")
+    assert verdicts.answer_of(slow, fast, column, target)[1] == "better"
+    found, answer = verdicts.answer_of(never, fast, column, target)
+    assert (answer, verdicts.gain_text(found, column)) == ("not shown", "no seed has both values")
 
 
 def reaching(folder: Path, name: str, finals: Sequence[float]) -> Group:
@@ -287,7 +288,7 @@ def test_a_cost_to_a_target_has_a_mean_only_where_all_seeds_reach_it(tmp_path: P
     """The mean of the one seed that reached it would be compared with that of all three."""
     a = reaching(tmp_path, "a", (0.6, 0.7, 0.8))
     b = reaching(tmp_path, "b", (0.2, 0.9, 0.2))
-    rows = {row.name: row for row in compare.rows_of(a, b, ("global/accuracy", 0.5))}
+    rows = {row.name: row for row in verdicts.rows_of(a, b, ("global/accuracy", 0.5))}
     row = rows["seconds to target"]
     title, of_a, of_b, difference = row.cells
     assert title == "seconds to 50.00 % global accuracy"
@@ -296,7 +297,7 @@ def test_a_cost_to_a_target_has_a_mean_only_where_all_seeds_reach_it(tmp_path: P
     assert row.values["a"] == 3.0
     assert [row.values[key] for key in ("b", "difference", "low", "high")] == [None] * 4
 
-    nobody = compare.rows_of(b, b, ("global/accuracy", 0.95))
+    nobody = verdicts.rows_of(b, b, ("global/accuracy", 0.95))
     (rounds,) = [row for row in nobody if row.name == "rounds to target"]
     assert rounds.cells[1:] == ("reached by 0 of 3", "reached by 0 of 3", "-")
 
@@ -304,7 +305,7 @@ def test_a_cost_to_a_target_has_a_mean_only_where_all_seeds_reach_it(tmp_path: P
 def test_a_metric_has_a_mean_only_where_all_seeds_have_a_finite_value(tmp_path: Path) -> None:
     a = reaching(tmp_path, "a", (0.6, 0.7, 0.8))
     b = reaching(tmp_path, "b", (0.6, float("inf"), 0.8))
-    rows = {row.name: row for row in compare.rows_of(a, b)}
+    rows = {row.name: row for row in verdicts.rows_of(a, b)}
     assert rows["global/accuracy"].cells[1:] == ("70.00 %", "finite in 2 of 3 seeds", "-")
 
 
@@ -339,7 +340,7 @@ def test_runs_of_a_search_are_left_out_of_reports(
 
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(["report", "--compare", "runs", "--table", "csv"])
+        main(["compare", "runs", "--table", "csv"])
     assert ended.value.code == 0
     assert "of a search, left out: 4 runs" in capsys.readouterr().out
     clients = (folder / "runs" / "comparison" / "clients.csv").read_text()
@@ -428,5 +429,5 @@ def test_methods_of_equal_commands_share_their_runs(folder: Path) -> None:
         [Method("a", words), Method("b", words)], [0, 1], contest.Way(jobs=None, slurm=False)
     )
     assert len(list((folder / "runs").glob("*/metrics.csv"))) == 2
-    rows = {row.name: row for row in compare.rows_of(*held.groups)}
+    rows = {row.name: row for row in verdicts.rows_of(*held.groups)}
     assert rows["train_loss"].difference.mean == 0.0

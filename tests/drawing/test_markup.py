@@ -17,6 +17,7 @@ SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 def page(**also: object) -> str:
     finals = pd.DataFrame({"run": ["a <b>"], "accuracy": ["1 +- 2"]})
     parts = {"lead": [], "finals": finals, "places": [0], "tables": [], "search": None}
+    parts |= {"differences": None}
     return document(
         "Some <runs>", template="comparison.html", figures=[FIGURE], **{**parts, **also}
     )

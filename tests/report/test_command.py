@@ -1,4 +1,4 @@
-"""`lightfed report`, and what the package may import."""
+"""`lightfed report`, `lightfed compare` of run folders, and what the package may import."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lightfed.lab.compare import main as compare_runs
 from lightfed.lab.report.command import main
 from lightfed.lab.report.comparison import compare
 from lightfed.utils.errors import UserError
@@ -23,7 +24,7 @@ def test_two_folders_are_compared_beside_themselves(
 ) -> None:
     _two(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    assert main(["runs/p", "runs/q"]) == 0
+    assert compare_runs(["runs/p", "runs/q"]) == 0
     assert capsys.readouterr().out.endswith("page: runs/comparison/comparison.html\n")
     assert not (tmp_path / "runs" / "p" / "index.html").exists()
 
@@ -32,14 +33,14 @@ def test_compare_takes_all_runs_below_a_folder(tmp_path: Path) -> None:
     _two(tmp_path / "runs")
     (tmp_path / "runs" / "no run").mkdir()
     output = tmp_path / "there"
-    assert main(["--compare", "--group", "--output", str(output), str(tmp_path / "runs")]) == 0
+    assert compare_runs(["--group", "--output", str(output), str(tmp_path / "runs")]) == 0
     page = (output / "comparison.html").read_text()
     assert "Comparison of 2 runs" in page
 
 
 def test_a_target_reaches_the_table(tmp_path: Path) -> None:
     _two(tmp_path)
-    assert main(["--compare", str(tmp_path), "--target", "0.625"]) == 0
+    assert compare_runs([str(tmp_path), "--target", "0.625"]) == 0
     page = (tmp_path / "comparison" / "comparison.html").read_text()
     assert "to 62.50 % global accuracy" in page
 
@@ -47,13 +48,29 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "report: there is no folder nowhere; name the folder of a run"),
-        (["empty"], "report: empty holds no metrics.csv; name the folder of a run"),
-        (["p", "nowhere"], "report: there is no folder nowhere"),
-        (["--compare", "empty"], "report: a comparison of 0 runs; skipped empty"),
-        (["p", "q", "--target", "80"], "--target: 80; give an accuracy in 0..1, such as 0.8"),
-        (["p", "q", "--target", "0"], "--target: 0; give an accuracy in 0..1, such as 0.8"),
-        (["p", "q", "--target", "nan"], "--target: nan; give an accuracy in 0..1, such as 0.8"),
+        (["report", "nowhere"], "report: there is no folder nowhere; name the folder of a run"),
+        (["report", "empty"], "report: empty holds no metrics.csv; name the folder of a run"),
+        (
+            ["report", "p", "q"],
+            "report: 2 folders, and a page is of one run; compare them: lightfed compare p q",
+        ),
+        (["compare", "p"], "compare: a comparison of 1 run; name two or more runs"),
+        (["compare", "p", "nowhere"], "compare: there is no folder nowhere"),
+        (["compare", "p", "a.yaml"], "compare: a.yaml is a configuration, and others are folders"),
+        (
+            ["compare", "a.yaml"],
+            "compare: 1 configuration; name two configurations, or run folders",
+        ),
+        (["compare", "empty"], "compare: a comparison of 0 runs; skipped empty"),
+        (["compare", "p", "q", "--seeds", "0-1"], "--seeds: the runs are there already; leave it"),
+        (["compare", "p", "q", "--slurm"], "--slurm: the runs are there already; leave it out"),
+        (["compare", "a.yaml", "a.yaml", "--std"], "--std: given for two configurations; leave"),
+        (["compare", "p", "q", "--json"], "--json: runs of 1 experiment; name runs of two"),
+        (["compare", "p", "q", "--metric", "x"], "--metric: x, which some runs do not have"),
+        *(
+            (["compare", "p", "q", "--target", value], f"--target: {value}; give an accuracy in 0")
+            for value in ("80", "0", "nan")
+        ),
     ],
 )
 def test_what_cannot_be_made_is_one_line(
@@ -63,7 +80,7 @@ def test_what_cannot_be_made_is_one_line(
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
-        main(words)
+        {"report": main, "compare": compare_runs}[words[0]](words[1:])
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -74,7 +91,7 @@ def test_what_cannot_be_made_is_one_line(
         ([], "the following arguments are required: RUN"),
         (["p", "--nope"], "unrecognized arguments: --nope"),
         (["p", "--format", "gif"], "argument --format: 'gif'"),
-        (["p", "--target", "high"], "argument --target: invalid float value: 'high'"),
+        (["p", "--target", "0.8"], "unrecognized arguments: --target"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_too(
@@ -111,21 +128,12 @@ def test_what_is_no_finished_run_is_skipped_and_named(
     (tmp_path / "bare").mkdir()
     (tmp_path / "notes.txt").write_text("")
     capsys.readouterr()
-    assert main([str(path) for path in sorted(tmp_path.iterdir())]) == 0
+    assert compare_runs([str(path) for path in sorted(tmp_path.iterdir())]) == 0
     printed = capsys.readouterr().out
     skipped = [line.split(":")[0] for line in printed.splitlines() if line.startswith("skipped")]
     names = ("bare", "notes.txt", "started")
     assert skipped == [f"skipped {tmp_path / name}" for name in names]
     assert "Skipped" in (tmp_path / "comparison" / "comparison.html").read_text()
-
-
-def test_the_only_run_of_many_folders_gets_its_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bare").mkdir()
-    run = write_run(tmp_path / "run")
-    assert main([str(tmp_path / "bare"), str(run)]) == 0
-    assert f"page: {run / 'index.html'}" in capsys.readouterr().out
 
 
 def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
@@ -143,7 +151,7 @@ def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
 
 def test_the_clients_of_a_comparison_are_one_tidy_table(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    assert main([*_two(tmp_path), "--output", str(output), "--table", "csv"]) == 0
+    assert compare_runs([*_two(tmp_path), "--output", str(output), "--table", "csv"]) == 0
     table = pd.read_csv(output / "clients.csv")
     assert list(table.columns[:4]) == ["run", "experiment", "method", "seed"]
     assert len(table) == 16

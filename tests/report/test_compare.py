@@ -1,5 +1,6 @@
 """Several runs side by side."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightfed.lab.compare import main
 from lightfed.lab.report.comparison import common_metric, compare
 from lightfed.lab.report.figures import comparison_figures
 from lightfed.lab.report.tables import comparison_table
@@ -263,7 +265,7 @@ def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
 
 def test_a_run_named_twice_is_one_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config=CONFIG)
-    with pytest.raises(UserError, match="report: a comparison of 1 run; name two or more"):
+    with pytest.raises(UserError, match="compare: a comparison of 1 run; name two or more"):
         compare([run, run.parent / "run" / ".." / "run"])
 
 
@@ -299,3 +301,112 @@ def test_a_pivot_has_a_column_for_each_partition_and_stars_the_best(tmp_path: Pa
     with pytest.raises(UserError) as refused:
         compare(runs, columns=["global/f1"])
     assert refused.value.key == "--columns"
+
+
+def _of_partition(root: Path, name: str, finals: dict[int, float], alpha: float = 0.5) -> list[str]:
+    """A run for each seed, whose accuracy ends as given."""
+    config = f"model: {{algorithm: {name}}}\ndata: {{partition: {{alpha: {alpha}}}}}\n"
+    folders = [
+        _write(
+            root / f"{name}{alpha}",
+            name,
+            seed,
+            metrics={"global/accuracy": (0.1, final), "seconds": (1.0, 2.0)},
+            config=config,
+        )
+        for seed, final in finals.items()
+    ]
+    return [str(folder) for folder in folders]
+
+
+def test_paired_seeds_of_two_experiments_get_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interval is that of the differences of the seeds that both have."""
+    a = _of_partition(tmp_path, "x", {0: 0.50, 1: 0.60, 2: 0.55, 7: 0.99})
+    b = _of_partition(tmp_path, "y", {0: 0.70, 1: 0.82, 2: 0.74, 9: 0.01})
+    output = tmp_path / "out"
+    words = [*a, *b, "--output", str(output), "--table", "csv,latex,markdown"]
+    assert main(words) == 0
+    (mean, half) = (0.61 / 3, stats.t.ppf(0.975, 2) * np.std([0.2, 0.22, 0.19], ddof=1) / 3**0.5)
+    answer = f"y is better than x: global accuracy +{100 * mean:.2f} points "
+    answer += f"(+{100 * (mean - half):.2f} to +{100 * (mean + half):.2f}), 3 seeds (0-2)"
+    printed = capsys.readouterr().out
+    assert f"{answer}; 2 seeds are enough to detect a difference of this size\n" in printed
+
+    page = ReadPage(output / "comparison.html")
+    assert answer[1:] in page.texts["p"]
+    rows = page.table("metric")
+    head = "y - x (95 % paired t interval)"
+    assert list(rows["global accuracy"]) == ["metric", "x", "y", head]
+    assert rows["global accuracy"]["x"] == "55.00 %"
+    for end in ("csv", "tex", "md"):
+        assert (output / f"comparison-differences.{end}").is_file()
+
+
+def test_one_common_seed_has_no_verdict_but_a_number_of_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = _of_partition(tmp_path, "x", {0: 0.50, 1: 0.60})
+    b = _of_partition(tmp_path, "y", {0: 0.53})
+    assert main([*a, *b]) == 0
+    # 5 seeds: sqrt(5) |difference| / spread is the sum of the two quantiles.
+    most = 3.0 * 5**0.5 / (stats.t.ppf(0.975, 4) + stats.t.ppf(0.8, 4))
+    said = "no verdict from one seed: y - x is +3.00 points global accuracy in seed 0; 5 seeds "
+    said += "would be needed to detect a difference of this size if its standard deviation over "
+    said += f"seeds is {most:.2f} points, and more if it is larger"
+    assert said in capsys.readouterr().out
+
+
+def test_unequal_terms_have_no_verdict_unless_permitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = _of_partition(tmp_path, "x", {0: 0.50, 1: 0.60})
+    runs += _of_partition(tmp_path, "y", {0: 0.70, 1: 0.82}, alpha=0.1)
+    key = "data.partition.alpha"
+    assert main(runs) == 0
+    printed = capsys.readouterr().out
+    line = f"no verdict for y: {key} is 0.5 for x, 0.1 for y; --differ {key} permits it"
+    assert line in printed
+    assert "better than" not in printed
+    with pytest.raises(UserError, match=key):
+        main([*runs, "--json"])
+
+    assert main([*runs, "--differ", "data.partition"]) == 0
+    printed = capsys.readouterr().out
+    assert "y is better than x" in printed
+    assert f"{key} differs: 0.5 for x, 0.1 for y" in printed
+
+
+def test_each_partition_has_its_own_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finals = {0: 0.50, 1: 0.60}
+    runs = []
+    for alpha in (0.5, 0.1):
+        for place, name in enumerate("xyz"):
+            shifted = {seed: final + 0.1 * place + 0.001 * seed for seed, final in finals.items()}
+            runs += _of_partition(tmp_path, name, shifted, alpha)
+    assert main(runs) == 0
+    lines = capsys.readouterr().out.splitlines()
+    answers = [
+        line.partition(":")[0] for line in lines if "2 seeds (0-1)" in line and "than" in line
+    ]
+    assert len(answers) == 4
+    assert sum(answer.startswith("y") for answer in answers) == 2
+
+
+def test_a_comparison_of_folders_for_a_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = _of_partition(tmp_path, "x", {0: 0.50, 1: 0.60})
+    b = _of_partition(tmp_path, "y", {0: 0.70, 1: 0.82})
+    assert main([*a, *b, "--json", "--target", "global/accuracy>=0.55"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["names"] == {"a": "x", "b": "y"}
+    assert found["a"].split() == a
+    assert found["verdict"] == "better"
+    assert found["seeds"] == [0, 1]
+    assert found["rows"]["global/accuracy"]["difference"] == pytest.approx(0.21)
+    assert found["rows"]["rounds to target"]["reached"] == {"a": 1, "b": 2, "of": 2}
+    assert not (tmp_path / "comparison").exists()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lightfed.cli.command_line import main as lightfed
+from lightfed.lab.compare import main
 from lightfed.lab.report import page
-from lightfed.lab.report.command import main
+from lightfed.lab.report.command import main as report
 from lightfed.lab.results.run import read
 from lightfed.runs import run_lock
 from lightfed.utils import record
@@ -111,7 +112,7 @@ def test_a_report_skips_and_names_what_it_cannot_read(
 ) -> None:
     good_runs(tmp_path)
     EVERY[name](write_run(tmp_path / "foreign"))
-    assert main(["--compare", str(tmp_path)]) == 0
+    assert main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     (line,) = printed.replace("\n", " ").split("skipped ")[1:]
     assert line.startswith(f"{tmp_path}/foreign: ")
@@ -173,7 +174,7 @@ def test_runs_of_several_versions_are_said_to_be_so(
         commit = "a" if name == "p" else "b"
         more = {"name": name, "seed": seed, "lightfed": "0.2.0", "commit": commit}
         write_run(tmp_path / name, environment=ENVIRONMENT | more)
-    main(["--compare", str(tmp_path)])
+    main([str(tmp_path)])
     printed = " ".join(capsys.readouterr().out.split())
     said = "lightfed 0.2.0 (commit b): 2 runs, lightfed 0.2.0 (commit a): 1 run"
     assert f"written by several versions: {said}" in printed
@@ -182,13 +183,13 @@ def test_runs_of_several_versions_are_said_to_be_so(
 def test_an_option_of_comparisons_is_refused_for_one_run(tmp_path: Path) -> None:
     write_run(tmp_path / "p")
     for words in (["--output", "x"], ["--target", "0.5"], ["--std"], ["--no-group"]):
-        with pytest.raises(UserError, match="given for the page of one run"):
-            main([str(tmp_path / "p"), *words])
+        with pytest.raises(UserError, match="unrecognized arguments"):
+            report([str(tmp_path / "p"), *words])
 
 
 def test_a_run_without_its_record_has_a_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "p", environment=None)
-    assert main([str(folder)]) == 0
+    assert report([str(folder)]) == 0
     assert read(folder).costs == {}
 
 

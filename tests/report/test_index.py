@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.lab.report.command import main
+from lightfed.lab.compare import main as compare
 from lightfed.lab.report.page import build
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage
@@ -44,6 +44,7 @@ def test_a_page_of_something_else_stays(tmp_path: Path) -> None:
 
 
 def test_the_list_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(write_run(tmp_path / "run"))
-    assert main([*map(str, sorted(tmp_path.glob("[!.]*")))]) == 0
+    for seed in (0, 1):
+        build(write_run(tmp_path / f"run{seed}", environment=ENVIRONMENT | {"seed": seed}))
+    assert compare([*map(str, sorted(tmp_path.glob("[!.]*")))]) == 0
     assert "skipped" not in capsys.readouterr().out

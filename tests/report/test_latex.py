@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lightfed.lab.compare import main as compare
 from lightfed.lab.report.command import main
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
@@ -28,7 +29,7 @@ def test_the_tables_of_a_comparison_compile(tmp_path: Path) -> None:
         for seed in (0, 1)
     ]
     output = tmp_path / "out"
-    assert main([*map(str, runs), "--output", str(output), "--table", "latex"]) == 0
+    assert compare([*map(str, runs), "--output", str(output), "--table", "latex"]) == 0
     assert main([str(runs[0]), "--table", "latex"]) == 0
     tables = [*output.glob("*.tex"), *(runs[0] / "report").glob("*.tex")]
     assert len(tables) >= 8

@@ -110,7 +110,7 @@ def test_the_commands_that_evaluate_and_compare_a_finished_run(tmp_path: Path) -
     evaluate, compare = map(unescape, page.codes)
     config, checkpoint = "'my runs/run/config.yaml'", "'my runs/run/checkpoints/last.ckpt'"
     assert evaluate == f"lightfed validate --config {config} --ckpt_path {checkpoint}"
-    assert compare == "lightfed report 'my runs/run' 'my runs/OTHER'"
+    assert compare == "lightfed compare 'my runs/run' 'my runs/OTHER'"
     assert "Resume" not in page.source
 
 
@@ -133,12 +133,12 @@ def test_the_commands_work_where_the_run_was_started(tmp_path: Path) -> None:
     folder = with_checkpoint(tmp_path / "out" / "runs" / "run")
     (folder / "config.yaml").write_text("trainer:\n  default_root_dir: out/runs\n")
     page = ReadPage(build(folder))
-    assert page.codes[1] == "lightfed report out/runs/run out/runs/OTHER"
+    assert page.codes[1] == "lightfed compare out/runs/run out/runs/OTHER"
 
 
 def test_a_run_without_a_checkpoint_does_not_say_how_to_resume(tmp_path: Path) -> None:
     page = ReadPage(build(write_run(tmp_path / "runs" / "run")))
-    assert page.codes == ["lightfed report runs/run runs/OTHER"]
+    assert page.codes == ["lightfed compare runs/run runs/OTHER"]
 
 
 @pytest.mark.parametrize("missing", ["clients.csv", "partition.npz"])

@@ -99,7 +99,7 @@ def commands(run: Run) -> dict[str, str]:
         words = ["lightfed", command, "--config", config, "--ckpt_path", str(checkpoint)]
         found[title] = shlex.join(words)
 
-    found["Compare"] = shlex.join(["lightfed", "report", str(place), str(parent / "OTHER")])
+    found["Compare"] = shlex.join(["lightfed", "compare", str(place), str(parent / "OTHER")])
     return found
 
 

@@ -36,19 +36,29 @@ STAGES = (AGGREGATED, TRAINED)
 
 def headline(run: Run) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
-    stated, clients = run.environment, run.num_clients or 0
-    tested, groups = stated.get("evaluated_clients") or clients, len(run.client_groups)
-    parts = (
-        f"{run.algorithm} on {run.data}{run.note}",
-        text.counted(clients, "client") + f" in {groups} groups" * (groups > 1),
-        f"personal metrics of {tested:,} of {clients:,} clients" * (tested < clients),
-        f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
-        f"seed {run.seed}",
-        text.counted(stated.get("ranks", 1), "rank"),
-        f"{failures_text(run)} sessions left out" * (failures_text(run) != NOTHING),
-        "other settings in some rounds" * bool(stated.get("reconfigured")),
-    )
-    return ", ".join(filter(None, parts))
+    stated = run.environment
+    clients = run.num_clients or 0
+    parts = [f"{run.algorithm} on {run.data}{run.note}", text.counted(clients, "client")]
+
+    groups = len(run.client_groups)
+    if groups > 1:
+        parts[-1] += f" in {groups} groups"
+
+    tested = stated.get("evaluated_clients") or clients
+    if tested < clients:
+        parts.append(f"personal metrics of {tested:,} of {clients:,} clients")
+
+    rounds = "round" if run.last_round == 1 else "rounds"
+    parts.append(f"{rounds_text(run)} {rounds}")
+    parts.append(f"seed {run.seed}")
+    parts.append(text.counted(stated.get("ranks", 1), "rank"))
+
+    failures = failures_text(run)
+    if failures != NOTHING:
+        parts.append(f"{failures} sessions left out")
+    if stated.get("reconfigured"):
+        parts.append("other settings in some rounds")
+    return ", ".join(parts)
 
 
 def measured(run: Run) -> str:
@@ -77,21 +87,24 @@ def comparison_table(
     column: str,
     *,
     target: float | None = None,
+    of_target: str = "",
     columns: Sequence[str] = (),
     std: bool = False,
 ) -> DataFrame:
     """One row of final values per run or group, without empty columns.
 
-    `target` is the value of the metric up to which rounds, bytes, FLOPs and virtual time are
-    counted; by default virtual time alone, up to what all runs that have it reached. `columns` of
-    metrics.csv replace the usual ones. `std` shows deviations over seeds instead of intervals.
+    `target` is the value of the metric, or of the column `of_target`, up to which rounds, bytes,
+    FLOPs and virtual time are counted; by default virtual time alone, up to what all runs that have
+    it reached. `columns` of metrics.csv replace the usual ones. `std` shows deviations over seeds
+    instead of intervals.
     """
     metric, interval = base_name(column), interval_head(rows, std=std)
     name = readable(metric)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     timed = [run for run in runs_of(rows) if run.has(TIME)]
-    goal = reached_by_all(timed, column) if target is None else target
-    aim = text.goal_text(column, goal)
+    aimed = of_target or column
+    goal = reached_by_all(timed, aimed) if target is None else target
+    aim = text.goal_text(aimed, goal)
 
     def cells(row: Group) -> dict[str, str]:
         stages = stage_columns(row, metric) if staged else {}
@@ -107,9 +120,9 @@ def comparison_table(
         if columns:
             finals = {readable(own): own for own in columns}
         cost = DataFrame([totals(run) for run in row.runs]).mean()
-        spent = DataFrame([cost_to(goal, run, column) for run in row.runs]).mean(skipna=False)
+        spent = DataFrame([cost_to(goal, run, aimed) for run in row.runs]).mean(skipna=False)
         rounds, time = spent["rounds"], spent[TIME]
-        reached = sum(math.isfinite(cost_to(goal, run, column)["rounds"]) for run in row.runs)
+        reached = sum(math.isfinite(cost_to(goal, run, aimed)["rounds"]) for run in row.runs)
         lacks = f"reached by {reached} of {len(row.runs)}"
         whole = reached == len(row.runs)
         until = {

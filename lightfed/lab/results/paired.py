@@ -76,6 +76,16 @@ class Difference:
         enough = n[ends * self.std <= abs(self.mean) * np.sqrt(n)]
         return int(enough[0]) if len(enough) else None
 
+    def spread_detected(self, n: int) -> float:
+        """The largest deviation over n seeds at which they detect a difference of this size.
+
+        With the power of `seeds_needed`.
+        """
+        from scipy.special import stdtrit
+
+        ends = float(stdtrit(n - 1, (1 + LEVEL) / 2) + stdtrit(n - 1, POWER))
+        return abs(self.mean) * math.sqrt(n) / ends
+
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Of the finite values; the sample deviation is NaN below two of them."""
