@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.pfedmoe import low_rank as svd
 from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
 from lightfed.algorithms.pfedmoe.fedkd import FedKD
 from lightfed.algorithms.pfedmoe.fml import FML
 from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
-from lightfed.algorithms.pfedmoe.pfedmoe import low_rank as svd
 from lightfed.algorithms.prototypes.fd import FD
 from lightfed.algorithms.prototypes.fedproto import FedProto
 from lightfed.algorithms.prototypes.prototype import Inference

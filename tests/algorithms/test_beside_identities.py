@@ -11,10 +11,11 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.pfedmoe import mutual
 from lightfed.algorithms.pfedmoe.fedkd import FedKD
 from lightfed.algorithms.pfedmoe.mixture import FixedGate, MixtureClient
 from lightfed.algorithms.pfedmoe.personal_shared import PersonalShared
-from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE, mutual
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.algorithms.prototypes.fedproto import FedProto
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm

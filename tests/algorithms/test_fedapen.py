@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from lightfed.algorithms.pfedmoe import mutual
 from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
 from lightfed.algorithms.pfedmoe.fml import FML
-from lightfed.algorithms.pfedmoe.pfedmoe import mutual
 from lightfed.api.fleet import Fleet
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
