@@ -55,7 +55,7 @@ _FEW = 6  # clients of a pack; on a CPU fewer gain nothing
 _MEBI = 1 << 20
 # Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing; and
 # bytes of its parameters, of which those of several clients, with gradients, leave a core's cache
-# (measured on the networks of tests/benchmarks/packs.py).
+# (measured on the networks of benchmarks/packs.py).
 _BUSY_CONVOLUTIONS = 1e7
 _BUSY = 5e7
 _LARGE = 512 << 10

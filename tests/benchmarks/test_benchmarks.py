@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)

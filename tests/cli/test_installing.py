@@ -30,7 +30,8 @@ def wheel(source: Path, folder: Path) -> ZipFile:
             shutil.copy(source / name, copy / name)
     if source.name == "kernels":
         unused = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source / "lightfed_kernels", copy / "lightfed_kernels", ignore=unused)
+        for name in ("lightfed_kernels", "bench"):
+            shutil.copytree(source / name, copy / name, ignore=unused)
     build = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
     words = [sys.executable, "-c", build, str(folder)]
     subprocess.run(words, cwd=copy, check=True, capture_output=True)
@@ -46,7 +47,8 @@ def test_the_wheel_has_configurations_templates_and_kernels(tmp_path: Path) -> N
     assert {f"lightfed/{name}" for name in configs} <= names
     assert {"lightfed_kernels/__init__.py", "lightfed_kernels/py.typed"} <= names
     assert any(name.startswith("lightfed/lab/drawing/templates/") for name in names)
-    assert not any(name.startswith("tests/") for name in names)
+    packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert packages == {"lightfed", "lightfed_kernels"}  # and no tests, no benchmarks
     empty = tmp_path / "empty"
     empty.mkdir()
     listed = subprocess.run(
