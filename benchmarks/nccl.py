@@ -29,7 +29,7 @@ from models import apart
 from torch import Tensor
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.flexifed.strategies import group_mean
+from lightfed.algorithms.flexifed import group_mean
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.topology.topology import TimeVarying
 from lightfed.algorithms.width.heterofl import HeteroFL

@@ -9,8 +9,13 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.algorithms.width.control import DATA, FIELDS, configuration, with_configurations
-from lightfed.algorithms.width.control import main as control
+from lightfed.algorithms.width.control import (
+    DATA,
+    FIELDS,
+    configuration,
+    explain,
+    with_configurations,
+)
 from lightfed.cli import command_line as cli
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import LEVELS
@@ -105,16 +110,19 @@ def test_an_unknown_field_is_named(
 ) -> None:
     for word in words:
         fields = dict(zip(FIELDS, STRING.split("_"), strict=True)) | {field: word}
-        assert_refused(["control", "_".join(fields.values())], f"control.{field}", capsys)
+        text = "_".join(fields.values())
+        assert_refused(["configs", f"control:MNIST:{text}"], f"control.{field}", capsys)
 
 
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (["control", "1_100_0.1_iid_fix_a1_bn_1"], "control"),
-        (["control", f"MINST:{STRING}"], "control.data"),
-        (["control", "Prose:1_9_0.1_non-iid-2_fix_a1_bn_1_1"], "control.split"),
-        (["control"], "control"),
+        (["configs", "control:MNIST:1_100_0.1_iid_fix_a1_bn_1"], "control"),
+        (["configs", f"control:MINST:{STRING}"], "control.data"),
+        (["configs", f"control:{STRING}"], "control.data"),
+        (["configs", "control:Prose:1_9_0.1_non-iid-2_fix_a1_bn_1_1"], "control.split"),
+        (["configs", "control:"], "control"),
+        (["configs", f"control:MNIST:{STRING}", "more"], "configs"),
         (["fit", "--config", f"control:{STRING}"], "control.data"),
         (["fit", "--config", f"control:MNIST:{STRING}x"], "control.mask"),
     ],
@@ -138,7 +146,7 @@ def test_what_is_printed_is_the_configuration_and_a_line_for_each_field(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = f"{data}:1_100_0.1_iid_dynamic_b1-d2_none_0_0"
-    assert control([text]) == 0
+    explain(text)
     printed = capsys.readouterr().out
     assert yaml.safe_load(printed) == configuration(text)
     assert [line.split()[1:3] for line in printed.splitlines()[1:10]] == [
@@ -163,7 +171,7 @@ def test_the_printed_file_trains_and_so_does_the_string(
     monkeypatch.chdir(tmp_path)
     text = "Digits:1_20_0.1_non-iid-2_fix_c1-e1_bn_1_1"
     with pytest.raises(SystemExit, match="0"):
-        cli.main(["control", text])
+        cli.main(["configs", f"control:{text}"])
     Path("my.yaml").write_text(capsys.readouterr().out)
     limits = {"max_epochs": "1", "limit_train_batches": "1", "accelerator": "cpu"}
     words = [f"--trainer.{key}={value}" for key, value in limits.items()]

@@ -2,14 +2,19 @@
 
 import json
 import math
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.cli.command_line import main
+from lightfed.cli.command_line import run_program
 from lightfed.devices.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
-from lightfed.lab.studies.latency import Cloud
+from lightfed.lab.studies.latency import Cloud, main
 from lightfed.utils.rng import numpy_generator
 from tests.small import GOLDEN
 
@@ -22,7 +27,7 @@ DELAYS: dict[str, Delay] = {
     "weibull(2)": Weibull(2.0),
     "lognormal(0,1)": LogNormal(0.0, 1.0),
 }
-TABLE = ["latency", "--delay", "Exponential", "--delay.mean", "2"]
+TABLE = ["--delay", "Exponential", "--delay.mean", "2"]
 
 
 @pytest.mark.parametrize("name", REFERENCE)
@@ -82,8 +87,7 @@ def test_in_a_run_of_equal_servers_half_the_servers_take_half_the_time() -> None
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TABLE, "--servers", "4", "--devices", "2", "--waits", "[4,1]"]
-    with pytest.raises(SystemExit, match="0"):
-        main(words)
+    main(words)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "Exponential(mean=2.0), 4 servers of 2 active devices"
     rows = {line.split()[0]: line.split() for line in printed if line.split()[:1] in (["1"], ["4"])}
@@ -115,7 +119,17 @@ MEAN = ["--delay", "Exponential", "--delay.mean"]
 )
 def test_bad_input(words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(["latency", *words])
+        run_program(partial(main, words))
     assert exit_.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lightfed: error: {key}: ")
+
+
+def test_the_readmes_program_prints_the_table() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (command,) = re.findall(r"^python (-m lightfed\.lab\.studies\.latency .*?) +#", readme, re.M)
+    done = subprocess.run(
+        [sys.executable, *command.split()], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Exponential(mean=1.0), 10 servers of 1 active device")

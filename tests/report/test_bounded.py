@@ -1,16 +1,18 @@
 """Names with characters that no name needs, and folders that claim too much."""
 
 import io
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from lightfed.cli.command_line import main as lightfed
+from lightfed.cli.command_line import run_program
 from lightfed.lab.drawing import files
 from lightfed.lab.drawing.summary import new_console, print_line, print_table
 from lightfed.lab.report.command import main
 from lightfed.lab.results.run import MOST_COLUMNS, MOST_GROUPS, read
+from lightfed.lab.studies import latency
 from lightfed.utils.errors import UserError
 from lightfed.utils.plain_text import all_plain, plain
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
@@ -103,7 +105,7 @@ def test_a_latency_of_too_many_is_one_line(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        lightfed(["latency", "--delay", "Exponential", "--delay.mean", "1", *words])
+        run_program(partial(latency.main, ["--delay", "Exponential", "--delay.mean", "1", *words]))
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lightfed: error: {words[0]}: ")

@@ -81,7 +81,7 @@ def test_clients_share_the_servers_link() -> None:
 
 
 def test_the_slowest_of_exponential_delays() -> None:
-    """The mean round of 5 clients is E[tau_(5)] of `lightfed latency`, within 4 standard errors."""
+    """The mean round of 5 clients is E[tau_(5)] of the latency study, within 4 standard errors."""
     fed = fleet(FedAvg(), [2] * 5, Devices(delay=Exponential(2.0)), steps=1)
     ends = [run_round(fed, t)["virtual_time"] for t in range(100)]
     rounds = np.diff([0.0, *ends])

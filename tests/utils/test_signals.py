@@ -14,10 +14,9 @@ import pytest
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.cli import command_line, federation_cli
+from lightfed.cli import command_line, rings
 from lightfed.cli.usage import COMMANDS
 from lightfed.federation import Federation
-from lightfed.lab.previews.trainer import PreviewTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils import signals
 from tests.promises.refusals.mistakes import edited
@@ -83,7 +82,7 @@ heavy = ("torch", "lightning", "numpy", "jsonargparse")
 assert not imported(*heavy), "before it listens"
 main(["--help"])
 assert not imported(*heavy), "for its help"
-for command in ("report", "control", "latency", "sweep"):
+for command in ("report", "configs", "compare", "sweep"):
     try:
         main([command, "--help"])
     except SystemExit as done:
@@ -102,9 +101,10 @@ def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help() 
 
 
 def test_the_help_names_all_commands() -> None:
-    own, trainer = command_line._WITHOUT_A_TRAINER, federation_cli._COMMANDS
-    assert set(COMMANDS) == {*own, *trainer}
-    assert all(callable(getattr(PreviewTrainer, name)) for name in trainer)
+    assert set(COMMANDS) == {*rings.COMMANDS, *rings.TRAINERS}
+    assert all(callable(rings.imported(program)) for program in rings.COMMANDS.values())
+    for name in rings.TRAINERS:
+        assert callable(getattr(rings.trainer_of((name,)), name))
 
 
 def _importing_torch(process: "subprocess.Popen[str]") -> bool:

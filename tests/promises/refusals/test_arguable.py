@@ -161,7 +161,7 @@ def test_levels_of_a_control_string_may_have_any_order(
     printed = []
     for modes in ("a1-b1", "b1-a1"):
         with pytest.raises(SystemExit) as left:
-            main(["control", f"1_100_0.1_iid_fix_{modes}_bn_1_1"])
+            main(["configs", f"control:MNIST:1_100_0.1_iid_fix_{modes}_bn_1_1"])
         assert left.value.code in (0, None)
         printed.append(capsys.readouterr().out)
     first, second = (yaml.safe_load(text) for text in printed)
