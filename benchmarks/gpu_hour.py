@@ -57,8 +57,8 @@ class Part:
 
 # The files with tests for a card: to read all takes minutes, and packages that those do without.
 TESTS = (
-    "tests/distributed/test_rates.py",
-    "tests/promises/ranks/test_strategy.py", "tests/data/test_resident.py", "tests/kernels",
+    "tests/core/distributed/test_rates.py",
+    "tests/promises/ranks/test_strategy.py", "tests/core/data/test_resident.py", "tests/kernels",
     "tests/promises/test_gpu.py",
 )  # fmt: skip
 # In processes that share the card: most of the time the host compiles kernels. Each test is named

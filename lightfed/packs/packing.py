@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 SideBySide = Literal["auto", "off"] | bool | int
 
-# Layers that `auto` packs: tests/local/test_what_packs.py holds each against clients alone. A
+# Layers that `auto` packs: tests/packs/test_what_packs.py holds each against clients alone. A
 # network of the package declares `packs` in its class: its forward only calls its layers, and
 # operators that do not mix samples.
 LAYERS: tuple[type[nn.Module], ...] = (

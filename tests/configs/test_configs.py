@@ -20,7 +20,7 @@ from lightfed.lab.report.page import commands
 from lightfed.lab.results.run import read
 from lightfed.utils.keys import digest, identity
 from tests.configs.test_sweeps import parser
-from tests.data.tiny import (
+from tests.datasets.tiny import (
     ag_news,
     cifar10,
     cifar100,
