@@ -35,15 +35,16 @@ def measure(devices: Devices, policy: Policy | None, clients: int, sampled: int)
     ledger, usable = Ledger(clients), dict.fromkeys(range(clients), True)
     values = devices.of({"all": clients}, seed=0)
     clock = DeviceClock(devices, values, ledger, sampled=sampled, policy=policy)
+    # If clients are always there and never busy, the draw of the participants is not the clock's.
+    selects = devices.availability is not None or policy is not None
+    fixed = [*range(0, clients, clients // sampled)]
     best = np.inf
     for batch in range(20):
         spent = 0.0
         for t in range(batch * ROUNDS, (batch + 1) * ROUNDS):
             start = process_time()
             clock.open()
-            asked = (
-                clock.participants(t) if clock.selects else [*range(0, clients, clients // sampled)]
-            )
+            asked = clock.participants(t) if selects else fixed
             clock.trained(dict.fromkeys(asked, 5), t)
             spent += process_time() - start
             for add, amount in (
