@@ -59,7 +59,7 @@ Graph = Mapping[str, set[str]]
 def trees() -> dict[str, ast.Module]:
     """All modules by their dotted name."""
     found = {}
-    for top in (ROOT / "lightfed", ROOT / "kernels" / "lightfed_kernels"):
+    for top in (ROOT / "lightfed", ROOT / "kernels/lightfed_kernels", ROOT / "kernels/bench"):
         for path in sorted(top.rglob("*.py")):
             parts = path.relative_to(top.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -88,7 +88,7 @@ def imported_modules(tree: ast.Module) -> set[str]:
     """Our own modules that a file imports, also by `from lightfed.runs import checkpoint`."""
     found = set()
     for module, name in imports(tree):
-        if module.split(".")[0] in ("lightfed", "lightfed_kernels"):
+        if module.split(".")[0] in ("lightfed", "lightfed_kernels", "bench"):
             whole = f"{module}.{name}"
             found.add(whole if whole in trees() else module)
     return found
@@ -146,7 +146,7 @@ def test_the_core_trains_with_every_ring_refused() -> None:
     assert ended.stdout == "the core trains alone\n", ended.stderr
 
 
-@pytest.mark.parametrize("package", ["lightfed", "lightfed_kernels"])
+@pytest.mark.parametrize("package", ["lightfed", "lightfed_kernels", "bench"])
 def test_no_files_import_each_other(package: str) -> None:
     assert cycles(graph(package)) == []
 
@@ -204,12 +204,13 @@ def test_families_import_each_other_only_as_parent_and_child() -> None:
 def test_kernels_need_torch_numpy_and_triton_alone() -> None:
     known = {"torch", "numpy", "lightfed_kernels", *sys.stdlib_module_names}
     for source, tree in trees().items():
-        if source.split(".")[0] == "lightfed_kernels":
+        package = source.split(".")[0]
+        if package in ("lightfed_kernels", "bench"):
             allowed = set(known)
             if source.startswith("lightfed_kernels.gpu."):
                 allowed.add("triton")
-            if source.startswith("lightfed_kernels.bench."):
-                allowed |= {"triton", "matplotlib"}
+            if package == "bench":
+                allowed |= {"bench", "triton", "matplotlib"}
             foreign = {module.split(".")[0] for module, _ in imports(tree)} - allowed
             assert not foreign, f"{source} imports {foreign}"
 

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 USAGE_ERROR = UserError.status
 
 # Commands that read no variable of a launcher.
-_WITHOUT_RANKS = (["report"], ["configs"], ["control"], ["latency"])
+_WITHOUT_RANKS = (["report"], ["configs"])
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,9 +41,17 @@ def main(argv: list[str] | None = None) -> None:
         listen()  # the import of torch alone takes seconds
     sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
     imports_begin()
+    run_program(partial(_main, sys.argv[1:], from_python=False))
+
+
+def run_program(program: Callable[[], object]) -> None:
+    """Run a program and end the process, with one line for every error that a user can cause."""
     status: Any = 0
     try:
-        _main(sys.argv[1:], from_python=False)
+        program()
+    except UserError as error:
+        report(error)
+        status = error.status
     except KeyboardInterrupt:
         status = _stopped()
     except SystemExit as leaving:

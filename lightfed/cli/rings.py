@@ -19,8 +19,6 @@ CATALOGUE = (
 COMMANDS = {
     "report": "lightfed.lab.report.command:main",
     "configs": "lightfed.cli.shipped:main",
-    "control": "lightfed.algorithms.width.control:main",
-    "latency": "lightfed.lab.studies.latency:main",
     "sweep": "lightfed.lab.sweep:main",
     "compare": "lightfed.lab.compare:main",
     "study": "lightfed.lab.study:main",
@@ -41,6 +39,11 @@ TRAINERS = {
 # takes all words of a command and returns them with what such names stand for.
 CONFIGURATIONS = {
     "control:": "lightfed.algorithms.width.control:with_configurations",
+}
+
+# What `lightfed configs NAME` does for such a name: print the configuration and what its name says.
+EXPLANATIONS = {
+    "control:": "lightfed.algorithms.width.control:explain",
 }
 
 

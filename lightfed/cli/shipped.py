@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
+from lightfed.cli.rings import EXPLANATIONS, imported
 from lightfed.utils.errors import OneLineParser, UserError
 
 PREFIX = "lightfed:"
@@ -20,8 +21,16 @@ def main(argv: Sequence[str]) -> int:
 
     A UserError if there is nothing of that name, or it has been copied already.
     """
+    if len(argv) == 1 and any(argv[0].startswith(prefix) for prefix in EXPLANATIONS):
+        prefix, _, text = argv[0].partition(":")
+        imported(EXPLANATIONS[f"{prefix}:"])(text)
+        return 0
+
     parser = OneLineParser(
-        "lightfed configs", description="List the configurations in the installation, or copy them."
+        "lightfed configs",
+        description="List the configurations in the installation, or copy them.",
+        epilog="`lightfed configs control:DATA:STRING` explains a control string of HeteroFL and "
+        "prints its configuration.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     copy = commands.add_parser("copy", help="copy a configuration or a folder of them to configs/")

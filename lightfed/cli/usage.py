@@ -12,11 +12,9 @@ COMMANDS = {
     "compare": "say which of two methods is better, and at what cost; or compare run folders",
     "study": "run the methods of a study on equal terms, and say whether its claims hold",
     "sweep": "run what is missing of a list of runs",
-    "configs": "list the configurations in the installation, or copy them",
+    "configs": "list the configurations in the installation, copy or explain them",
     "slurm": "copy the scripts for a SLURM cluster",
     "report": "make the page of a run folder",
-    "control": "explain a control string of HeteroFL",
-    "latency": "analyse the time saved by waiting only for the first servers",
 }
 
 
@@ -27,7 +25,7 @@ def help_text() -> str:
         description="Train federations of heterogeneous clients.",
         epilog="`lightfed COMMAND --help` lists the arguments of a command. "
         "`--config lightfed:NAME` uses a configuration of `lightfed configs`, "
-        "`--config control:DATA:STRING` that of a control string.",
+        "`--config control:DATA:STRING` that of a control string of HeteroFL.",
     )
     parser.add_argument("-c", "--config", help="a YAML file with a section for each command")
     parser.add_argument("--version", action="store_true", help="print the version")

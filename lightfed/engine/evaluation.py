@@ -12,7 +12,7 @@ A job is one client's own test split, a rank's share of the global test set, or 
 several clients at once (`lightfed.local.alone.TestsAtOnce`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
-sessions (`Training.tested`); their reports are added here.
+sessions (`Training.tests`); their reports are added here.
 """
 
 from collections import UserList

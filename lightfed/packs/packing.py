@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 SideBySide = Literal["auto", "off"] | bool | int
 
-# Layers that `auto` packs: tests/local/test_what_packs.py holds each against clients alone. A
+# Layers that `auto` packs: tests/packs/test_what_packs.py holds each against clients alone. A
 # network of the package declares `packs` in its class: its forward only calls its layers, and
 # operators that do not mix samples.
 LAYERS: tuple[type[nn.Module], ...] = (
@@ -53,7 +53,7 @@ _FEW = 6  # clients of a pack; on a CPU fewer gain nothing
 _MEBI = 1 << 20
 # Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing; and
 # bytes of its parameters, of which those of several clients, with gradients, leave a core's cache
-# (measured on the networks of tests/benchmarks/packs.py).
+# (measured on the networks of benchmarks/packs.py).
 _BUSY_CONVOLUTIONS = 1e7
 _BUSY = 5e7
 _LARGE = 512 << 10

@@ -25,7 +25,7 @@ from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import LinearTerm
 from lightfed.networks.mlp import MLP
-from tests.local.packs import images
+from tests.packs.federations import images
 from tests.small import fleet_of, random_data, run_round
 
 SIZES = [6, 9, 4, 7]

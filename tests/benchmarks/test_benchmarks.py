@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
@@ -260,3 +260,10 @@ def test_a_curve_is_kept(tmp_path: Path) -> None:
     header, *rows = (tmp_path / "curve.csv").read_text().splitlines()
     assert header.startswith("round,global/accuracy")
     assert len(rows) == 2
+
+
+def test_the_calls_of_a_clock_are_timed() -> None:
+    import virtual_time
+
+    for devices, policy in virtual_time.GIVEN.values():
+        assert virtual_time.measure(devices, policy, 10, 2) > 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import gpu_hour as gpu
-from tests.benchmarks.aims import Aim, write_aims
-from tests.benchmarks.gpu_hour import Part, main
+from benchmarks import gpu_hour as gpu
+from benchmarks.aims import Aim, write_aims
+from benchmarks.gpu_hour import Part, main
 
 SHIPPED = gpu.PARTS
 _THIS = "tests/benchmarks/test_gpu_hour.py"

@@ -127,11 +127,11 @@ def test_the_commands_of_a_how_to_run(
 # Who runs the sh and python blocks of a page. Those of the cluster need SLURM.
 RUN_BY = {
     "README.md": "configs/test_configs.py", "docs/using.md": "configs/test_configs.py",
-    "docs/index.md": "cli/test_installing.py", "docs/python.md": "engine/test_python.py",
-    "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "data/test_docs.py",
-    "docs/lora.md": "models/test_peft_client.py",
-    "docs/studies.md": "cli/test_comparisons.py",
-    "docs/howto/compare.md": "cli/test_comparisons.py",
+    "docs/index.md": "core/cli/test_installing.py", "docs/python.md": "core/engine/test_python.py",
+    "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "docs/test_data.py",
+    "docs/lora.md": "algorithms/lora/test_peft_client.py",
+    "docs/studies.md": "lab/test_comparisons.py",
+    "docs/howto/compare.md": "lab/test_comparisons.py",
     "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "docs/test_examples.py",
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",
 }  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench import __main__ as command
+from bench import measure, plot, report
+from bench.case import COMPILED, OFFICIAL, OURS, Case, flat, relative_error
+from bench.cases import OPERATIONS, build_cases
+from bench.models import CNN, RATES, RESNET18, TINY
 from lightfed_kernels import _rows
 from lightfed_kernels._rows import interpreter_fault
-from lightfed_kernels.bench import __main__ as command
-from lightfed_kernels.bench import measure, plot, report
-from lightfed_kernels.bench.case import COMPILED, OFFICIAL, OURS, Case, flat, relative_error
-from lightfed_kernels.bench.cases import OPERATIONS, build_cases
-from lightfed_kernels.bench.models import CNN, RATES, RESNET18, TINY
 from lightfed_kernels.layout import Layout
 from lightfed_kernels.masks import pack_mask
 
@@ -343,7 +343,7 @@ def test_check_runs_the_kernels_in_the_interpreter() -> None:
     arguments = ["--check", "--case", "pack_mask", "grouped_mean", "--dtype", "float32"]
     hidden = ("TRITON_INTERPRET", "LIGHTFED_KERNELS")
     done = subprocess.run(
-        [sys.executable, "-m", "lightfed_kernels.bench", *arguments],
+        [sys.executable, "kernels/bench", *arguments],
         env={name: value for name, value in os.environ.items() if name not in hidden},
         capture_output=True, text=True,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""HeteroFL's control strings: `lightfed control STRING`, and `--config control:DATA:STRING`.
+"""HeteroFL's control strings: `--config control:DATA:STRING`, and what it says.
 
 The released code of Diao et al. names an experiment by nine fields, such as
 `1_100_0.1_iid_fix_a2-b8_bn_1_1`. All other hyper-parameters are those of its data set: a string
-stands for edits of a file in `configs/heterofl`.
+stands for edits of a file in `configs/heterofl`, which
+`lightfed configs control:DATA:STRING` prints.
 """
 
 import json
@@ -103,17 +104,10 @@ def with_configurations(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run `lightfed control`: print a configuration file with the fields as comments."""
-    usage = f"lightfed control DATA:STRING, where DATA is one of {', '.join(DATA)}"
-    if {"-h", "--help"} & {*argv}:
-        print(f"usage: {usage}; MNIST by default.\n\nExplain a control string of HeteroFL.")
-        return 0
-    require(len(argv) == 1, "control", f"{len(argv)} words", f"write {usage}")
-    text = argv[0] if ":" in argv[0] else f"MNIST:{argv[0]}"
+def explain(text: str) -> None:
+    """Print the configuration of `DATA:STRING`, with what its fields say as comments."""
     content = json.loads(json.dumps(configuration(text)))  # without anchors
     print(f"# HeteroFL: lightfed fit --config {PREFIX}{text}")
     for name, word in fields_of(text.rpartition(":")[2]).items():
         print(f"#   {name:<12}{word:<10}  {FIELDS[name][1]}")
     print(yaml.safe_dump(content, sort_keys=False, width=200, default_flow_style=None), end="")
-    return 0

@@ -1,4 +1,6 @@
-"""`lightfed latency`: how long a round lasts that waits for the first B of N servers.
+"""How long a round lasts that waits for the first B of N servers.
+
+    python -m lightfed.lab.studies.latency --delay Exponential --delay.mean 1
 
 Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
 AAAI 2021, arXiv:2012.13900, "latency analysis": the ratio r_{B,N} = E[tau_(B)] / E[tau_(N)] of the
@@ -10,8 +12,10 @@ with nearly constant delays, and longer with heavy tails, because stragglers acc
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -124,17 +128,22 @@ def latency(
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
 
 
-def main(words: Sequence[str]) -> int:
-    """Run `lightfed latency` with the parameters of `latency` as options."""
+def main(words: Sequence[str]) -> None:
+    """Print the table of `latency`, with its parameters as options."""
     from jsonargparse import ArgumentError, auto_cli
 
     try:
         auto_cli(
-            latency, args=[*words], as_positional=False, prog="lightfed latency",
-            exit_on_error=False,
+            latency, args=[*words], as_positional=False, exit_on_error=False,
+            prog="python -m lightfed.lab.studies.latency",
         )  # fmt: skip
     except ArgumentError as error:
         from lightfed.cli.errors import parser_error  # torch, which `--help` does not need
 
         raise parser_error(str(error), words, {"": latency}) from error
-    return 0
+
+
+if __name__ == "__main__":
+    from lightfed.cli.command_line import run_program
+
+    run_program(partial(main, sys.argv[1:]))

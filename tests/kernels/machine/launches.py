@@ -112,9 +112,10 @@ def caught() -> Iterator[list[dict[str, Any]]]:
 
 def calls() -> Iterator[Callable[[], object]]:
     """Every operation that has a kernel, on rows of the host."""
-    from lightfed_kernels.bench.case import OURS
-    from lightfed_kernels.bench.cases import OPERATIONS, build_cases
-    from lightfed_kernels.bench.models import MODELS
+    sys.path.insert(0, "kernels")  # for kernels/bench, which is not installed
+    from bench.case import OURS
+    from bench.cases import OPERATIONS, build_cases
+    from bench.models import MODELS
 
     cpu = torch.device("cpu")
     for case in build_cases(OPERATIONS, [MODELS["cnn-w2"]], [CLIENTS], DTYPES, cpu):

@@ -75,7 +75,7 @@ from lightfed.networks.mlp import MLP
 from lightfed.networks.resnet import PreActResNet
 from lightfed.networks.transformer import Transformer
 from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, images
-from tests.algorithms.low_rank import NAMES, Adapted
+from tests.algorithms.lora.low_rank import NAMES, Adapted
 from tests.promises.columns.cases import Tagger, tagged
 from tests.promises.conformance.hooked import Averaged, Falling, Gan
 

@@ -25,7 +25,7 @@ KEEPING = (
 def test_a_model_is_planned_tuned_exported_and_predicts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is exported, and that it has the accuracy of the run, is in test_exported_models.py."""
+    """What is exported, and its accuracy, is in tests/core/runs/test_exported_models.py."""
     case = CASES[name]
     keeps = case.algorithm().stateful or name in KEEPING
     kinds = ["global", "personal"] + ["finetuned"] * (not keeps)

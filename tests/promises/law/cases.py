@@ -33,8 +33,8 @@ from lightfed.networks import (
     Torchvision,
     Transformer,
 )
-from tests.algorithms.low_rank import NAMES
-from tests.local.packs import Windows
+from tests.algorithms.lora.low_rank import NAMES
+from tests.packs.federations import Windows
 from tests.promises.conformance.cases import AdapterNet
 from tests.small import Given
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.cli.command_line import main
-from tests.data import tiny
+from tests.datasets import tiny
 from tests.forked import forked
 from tests.promises.refusals.mistakes import edited, of_class, one_group
 from tests.promises.refusals.own_code import Net
@@ -98,7 +98,7 @@ INPUTS = {
         "model.optimizer",
         "2 of 2 sessions of round 0 failed",
         "where all fail, more tolerance would not help; where some do, "
-        "tests/api/test_failures.py shows that model.max_failed_clients is named",
+        "tests/core/api/test_failures.py shows that model.max_failed_clients is named",
     ),
     "a label that is none": Input(
         of_data("MNIST", verify_checksums=False),
@@ -161,7 +161,7 @@ def test_levels_of_a_control_string_may_have_any_order(
     printed = []
     for modes in ("a1-b1", "b1-a1"):
         with pytest.raises(SystemExit) as left:
-            main(["control", f"1_100_0.1_iid_fix_{modes}_bn_1_1"])
+            main(["configs", f"control:MNIST:1_100_0.1_iid_fix_{modes}_bn_1_1"])
         assert left.value.code in (0, None)
         printed.append(capsys.readouterr().out)
     first, second = (yaml.safe_load(text) for text in printed)
@@ -194,12 +194,12 @@ ELSEWHERE = {
         "the run ends with status 1, and goes on from the checkpoint before",
     ),
     "parameters that are complex": (
-        "tests/local/test_types.py",
+        "tests/core/local/test_types.py",
         "view_as_real",
         "rows are of float32: they are refused where they are trained, and kept where not",
     ),
     "a line of a sweep with another number of clients": (
-        "tests/cli/test_sweep.py",
+        "tests/lab/test_sweep.py",
         "def test_",
         "it is a run of its own",
     ),

@@ -63,8 +63,8 @@ COMMANDS = (
     ["report"], ["report", "nowhere"], ["report", "."], ["report", "case.yaml"],
     ["sweep"], ["sweep", "nowhere"], ["sweep", "case.yaml", "--line", "99"],
     ["compare", "case.yaml"], ["compare", "nowhere.yaml", "case.yaml"], ["study", "nowhere"],
-    ["control", "nowhere"], ["latency"], ["latency", "--delay", "Nothing"],
-    ["configs", "nowhere"],
+    ["configs", "control:nowhere"], ["configs", "control:MNIST:1_1"], ["configs", "nowhere"],
+    ["configs", "control:", "copy"],
     ["nothing"], ["fit"], ["fit", "--config"],
     ["test", "--config", "case.yaml", "--ckpt_path", "x"],
 )  # fmt: skip

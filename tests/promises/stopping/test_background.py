@@ -22,7 +22,7 @@ from lightfed.state.client_state import by_client
 from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import DiskError, UserError
 from lightfed.utils.memory import free_memory
-from tests.engine.spy import Spy, data, federation, state_of
+from tests.core.engine.spy import Spy, data, federation, state_of
 from tests.promises.stopping.test_suspend import SignalAt
 from tests.small import CPU, fit
 

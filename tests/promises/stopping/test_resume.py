@@ -17,7 +17,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.runs.checkpoint import load
 from lightfed.utils.errors import UserError
-from tests.engine.spy import Spy, data, federation, lr_schedule, state_of
+from tests.core.engine.spy import Spy, data, federation, lr_schedule, state_of
 from tests.small import fit
 
 ROUNDS = 4

@@ -18,7 +18,7 @@ from lightfed.lab.report import page
 from lightfed.runs.run_folder import RunFolder
 from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import DiskError, UserError
-from tests.engine.spy import data, federation
+from tests.core.engine.spy import data, federation
 from tests.small import fit
 
 TABLES = ("metrics", "clients", "timings")

@@ -31,7 +31,7 @@ from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.client_state import by_client
-from tests.engine.spy import lr_schedule
+from tests.core.engine.spy import lr_schedule
 from tests.small import CPU, fit, random_data
 from tests.tiers import by_default
 

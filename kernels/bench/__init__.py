@@ -1,0 +1,1 @@
+"""`python kernels/bench`: what the operations take, against what they replace."""

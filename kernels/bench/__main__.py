@@ -1,0 +1,180 @@
+"""Times every operation against the codes that it replaces, and checks all of them.
+
+    python kernels/bench              everything; minutes, on a GPU or on a CPU core
+    python kernels/bench --quick      one small model, in seconds
+    python kernels/bench --gate       the required numbers; exit status 1 if missed
+    python kernels/bench --check      the kernels in Triton's interpreter, no times
+
+A row of the table is one code (`ours`; `official`, as the papers' codes compute it, tensor by
+tensor; `foreach`, `flat`, `compiled`, ...: what torch offers) on one shape. `GB/s` is the bytes
+that have to be moved (inputs read once, outputs written once) over the time; `official/` the
+official time over this one. Every result is held against a float64 reference before it is timed:
+a wrong one prints FAIL, and the exit status is 1.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # kernels/, if the folder is run
+from lightfed_kernels._rows import interpreter_fault
+
+from bench import plot, report
+from bench.case import COMPILED, Case
+from bench.cases import OPERATIONS, build_cases
+from bench.measure import (
+    Row,
+    available_bytes,
+    can_compile,
+    check,
+    measure,
+    read_environment,
+)
+from bench.models import MODELS
+
+# Triton has to see these before the kernels are imported.
+INTERPRETED = {"TRITON_INTERPRET": "1", "LIGHTFED_KERNELS": "triton"}
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def parser() -> argparse.ArgumentParser:
+    description, _, epilog = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python kernels/bench", description=description, epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add(
+        "--case", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="OPERATION",
+        help=f"of {', '.join(OPERATIONS)}; all by default",
+    )  # fmt: skip
+    add("--model", nargs="+", choices=MODELS, help="resnet18 cnn by default")
+    add("--clients", nargs="+", type=_positive, metavar="N", help="1 10 100, or on a CPU 1 10")
+    add("--dtype", nargs="+", choices=DTYPES, help="of the rows; float32 bfloat16 by default")
+    add("--device", choices=["cpu", "cuda"], help="cuda by default, if there is one")
+    add("--save", type=_folder, metavar="FOLDER", help="write PROCESSOR.csv and .png there")
+    mode = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("quick", "one small model, 3 calls, nothing compiled"),
+        ("gate", "only what the requirements name; exit status 1 if one is missed"),
+        ("check", "only check the kernels, on small rows in Triton's interpreter"),
+    ):
+        mode.add_argument(f"--{name}", action="store_true", help=text)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _folder(text: str) -> Path:
+    """Refused before minutes of measuring, not after."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a folder")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("matplotlib is not installed")
+    return Path(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    usage = parser()
+    options = usage.parse_args(arguments)
+    if options.check:
+        if options.save or options.device == "cuda":
+            usage.error("--check: times nothing, on no device; leave out --save and --device")
+        if find_spec("triton") is None:
+            usage.error("--check: Triton is not installed; install it")
+        if fault := interpreter_fault():
+            usage.error(f"--check: {fault}")
+        os.environ.update(INTERPRETED)
+        return _check(options)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        usage.error("--device cuda: there is no CUDA device; leave it out, or use cpu")
+    cuda = torch.cuda.is_available() and options.device != "cpu"
+    if not cuda and os.environ.get("LIGHTFED_KERNELS") == "triton":
+        usage.error("LIGHTFED_KERNELS=triton: on a CPU the torch paths are timed; unset it")
+    return _time(options, torch.device("cuda" if cuda else "cpu"))
+
+
+def _check(options: argparse.Namespace) -> int:
+    """A line a case; 1 if one failed. Six clients have all five widths, one of them twice."""
+    failed = 0
+    for case in _cases(options, torch.device("cpu"), ["cnn-w2"], [6]):
+        error, passed = check(case)
+        failed += not passed
+        word = "ok" if passed else "FAIL"
+        print(f"  {word:4} {case.title}: interpreted kernel, error {error:.1e}", flush=True)
+    return min(failed, 1)
+
+
+def _time(options: argparse.Namespace, device: torch.device) -> int:
+    if device.type == "cpu":
+        print("On a CPU the torch paths are timed; --check interprets the kernels.")
+        torch.set_num_threads(1)
+    environment = read_environment(device)
+    print(environment.line(), report.HEADER, sep="\n", flush=True)
+    rows = _measure(options, device, environment.copy_gb_per_s)
+    if not rows:
+        print("nothing was measured")
+    lines, met = report.gates(rows, device.type, options.case)
+    if not options.quick:
+        print("required, of resnet18 in float32:", *lines, sep="\n")
+    if options.save and rows:
+        name = re.sub(r"\W+", "-", environment.processor).strip("-").lower()
+        report.write_csv(options.save / f"{name}.csv", environment, rows)
+        plot.save(options.save / f"{name}.png", environment, rows)
+    return int(not all(row.passed for row in rows) or (options.gate and not met))
+
+
+def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: float) -> list[Row]:
+    models = ["resnet18"] if options.gate else ["cnn-w8"] if options.quick else ["resnet18", "cnn"]
+    cases = _cases(options, device, models, [1, 10, 100] if device.type == "cuda" else [1, 10])
+    calls = 3 if options.quick else 7
+    rows: list[Row] = []
+    for case in cases:
+        if options.gate:
+            case = case.only(report.required(case, device.type))
+            if not case.codes:
+                continue
+        if options.quick or not can_compile(device):
+            case = case.only([name for name in case.codes if name != COMPILED])
+        if device.type == "cuda":
+            # What the case before has left in torch's allocator counts as taken.
+            torch.cuda.empty_cache()
+        if case.input_bytes > 0.8 * available_bytes(device):
+            print(f"{case.title}: left out, needs {case.input_bytes / 2**30:.0f} GiB of memory")
+            continue
+        for row in measure(case, device, copy_gb_per_s=copy_gb_per_s, calls=calls):
+            print(report.line(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def _cases(
+    options: argparse.Namespace, device: torch.device, models: list[str], clients: list[int]
+) -> list[Case]:
+    """The cases asked for; `models` and `clients` are the defaults."""
+    dtypes = options.dtype or (["float32"] if options.gate else ["float32", "bfloat16"])
+    return list(
+        build_cases(
+            options.case,
+            [MODELS[name] for name in options.model or models],
+            options.clients or clients,
+            [DTYPES[name] for name in dtypes],
+            device,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The table, the requirements, and the CSV."""
+
+import csv
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.case import COMPILED, OFFICIAL, OURS, Case
+from bench.measure import Environment, Row
+
+HEADER = (
+    f"{'operation':16} {'model':8} {'shape':24} {'dtype':8} {'code':9} {'ms':>9} {'p20':>9} "
+    f"{'p80':>9} {'GB/s':>7} {'%copy':>6} {'official/':>9} {'error':>8}"
+)
+
+
+def line(row: Row) -> str:
+    text = (
+        f"{row.operation:16} {row.model:8} {row.shape:24} {row.dtype:8} {row.contender:9} "
+        f"{row.ms:9.3f} {row.ms_p20:9.3f} {row.ms_p80:9.3f} {row.gb_per_s:7.4g} "
+        f"{row.copy_percent:6.1f} {row.times_official:9.2f} {row.error:8.1e}"
+    )
+    return text if row.passed else f"{text}  FAIL"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A required number, of ResNet-18 in float32 (or masks alone).
+
+    Attributes:
+        column: the field of a row that has to be at least `least`.
+    """
+
+    device: str
+    operation: str
+    shape: str
+    contender: str
+    column: str
+    least: float
+
+    def title(self) -> str:
+        what = {
+            "times_official": "times the official code",
+            "copy_percent": "% of the copy bandwidth, every input read once",
+            "read_percent": "% of the copy bandwidth, every receiver's reads",
+        }[self.column]
+        who = "" if self.contender == OURS else f" {self.contender}"
+        return f"{self.operation}{who}, {self.shape}: {what}"
+
+
+GATES = (
+    Gate("cpu", "masked_mean", "1 receiver of 11", OURS, "times_official", 1.2),
+    Gate("cpu", "masked_mean", "1 receiver of 11", COMPILED, "times_official", 5),
+    Gate("cpu", "slice_merge", "10 clients", OURS, "times_official", 10),
+    Gate("cpu", "prune_regrow", "1 client", OURS, "times_official", 2.5),
+    Gate("cpu", "pack_mask", "1 client", OURS, "times_official", 15),
+    Gate("cuda", "slice_merge", "10 clients", OURS, "copy_percent", 90),
+    Gate("cuda", "slice_merge", "100 clients", OURS, "copy_percent", 90),
+    Gate("cuda", "masked_mean", "1 receiver of 11", OURS, "copy_percent", 90),
+    Gate("cuda", "masked_mean", "13 receivers of 100", OURS, "read_percent", 90),
+    Gate("cuda", "masked_mean", "100 receivers of 100", OURS, "copy_percent", 50),
+    Gate("cuda", "slice_merge", "10 clients", OURS, "times_official", 50),
+    Gate("cuda", "slice_merge", "100 clients", OURS, "times_official", 50),
+    Gate("cuda", "masked_mean", "1 receiver of 11", OURS, "times_official", 50),
+    Gate("cuda", "masked_mean", "13 receivers of 100", OURS, "times_official", 50),
+    Gate("cuda", "masked_mean", "100 receivers of 100", OURS, "times_official", 50),
+)
+
+
+def required(case: Case, device: str) -> set[str]:
+    """The codes of a case that the requirements compare."""
+    found = {
+        gate.contender
+        for gate in GATES
+        if (gate.device, gate.operation, gate.shape) == (device, case.operation, case.shape)
+    }
+    return {*found, OURS, OFFICIAL} if found else set()
+
+
+def gates(rows: Iterable[Row], device: str, operations: Collection[str]) -> tuple[list[str], bool]:
+    """A line for every requirement on this device, and whether all were measured and met."""
+    measured = {
+        (row.operation, row.shape, row.contender): row
+        for row in rows
+        if row.model == "resnet18" and row.dtype in ("float32", "bool")
+    }
+    lines, met = [], True
+    for gate in GATES:
+        if gate.device != device or gate.operation not in operations:
+            continue
+        row = measured.get((gate.operation, gate.shape, gate.contender))
+        found = float("nan") if row is None else getattr(row, gate.column)
+        passed = row is not None and row.passed and found >= gate.least
+        met &= passed
+        word = "not measured" if row is None else "PASS" if passed else "FAIL"
+        lines.append(f"  {word:12}  {found:8.2f} >= {gate.least:<5g} {gate.title()}")
+    return lines, met
+
+
+def write_csv(path: Path, environment: Environment, rows: Sequence[Row]) -> None:
+    """One line a row; the environment is repeated in each, so that files can be joined."""
+    lines = [{**asdict(row), **asdict(environment)} for row in rows]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)

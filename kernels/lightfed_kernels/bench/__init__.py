@@ -1,1 +1,0 @@
-"""`python -m lightfed_kernels.bench`: what the operations take, against what they replace."""

@@ -1,0 +1,158 @@
+"""Virtual time by hand: two clients of known rates, order statistics, neighbours, own clocks."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.optim import SGD
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd.aspg import ASPG
+from lightfed.algorithms.fedbcd.fedbcd import FedBCD
+from lightfed.algorithms.fedbuff import FedBuff
+from lightfed.algorithms.peers.dpsgd import DPSGD
+from lightfed.algorithms.standalone import Standalone
+from lightfed.algorithms.topology.topology import Ring
+from lightfed.algorithms.width.heterofl import HeteroFL
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.devices.delays import Constant, Exponential
+from lightfed.devices.devices import Device, Devices
+from lightfed.devices.timing import clock_of
+from lightfed.local.client_group import ClientGroup
+from lightfed.networks.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.small import Line, fleet_of, random_data, run_round
+
+WEIGHTS = 4 * 6 + 6 + 6 * 3 + 3  # of mlp
+BYTES = 4 * WEIGHTS
+FLOPS = 2 * (4 * 6 + 6 * 3)  # of a forward pass of a sample
+mlp = partial(MLP, hidden=(6,))
+
+
+def fleet(algorithm: Algorithm, sizes: list[int], devices: Devices | None, **more: Any) -> Fleet:
+    groups = more.pop("groups", [ClientGroup(len(sizes), mlp)])
+    data = random_data(sizes)
+    return fleet_of(
+        groups, algorithm, data, **{"optimizer": partial(SGD, lr=0.1)} | more, devices=devices
+    )
+
+
+def groups(count: int) -> list[ClientGroup]:
+    """Groups of one client each, named by their numbers."""
+    return [ClientGroup(1, mlp, name=str(i)) for i in range(count)]
+
+
+def test_two_clients_of_known_rates() -> None:
+    """Receive, compute, send: the round lasts as long as the slower one, the other one waits."""
+    slow = Device(flops=1000.0, up=50.0, down=200.0, latency=0.25)
+    fast = Device(flops=4000.0, up=100.0, down=100.0)
+    devices = Devices(groups={"0": slow, "1": fast})
+    fed = fleet(FedAvg(), [5, 8], devices, groups=groups(2))
+    first = BYTES / 200 + 0.25 + 3 * FLOPS * 5 / 1000 + BYTES / 50 + 0.25
+    second = BYTES / 100 + 3 * FLOPS * 8 / 4000 + BYTES / 100
+    for t in range(2):
+        found = run_round(fed, t)
+        assert found["virtual_time"] == pytest.approx((t + 1) * first, rel=1e-14)
+        assert found["busy_time"] == pytest.approx((first + second) / 2, rel=1e-14)
+        assert found["idle_time"] == pytest.approx((first - second) / 2, rel=1e-14)
+    expected = [[2 * first, 0.0], [2 * second, 2 * (first - second)]]
+    np.testing.assert_allclose(clock_of(fed).times(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_client_is_priced_by_its_own_model() -> None:
+    """Half of the width: its own bytes and FLOPs."""
+    levels = [ClientGroup(1, mlp, level="a"), ClientGroup(1, mlp, level="b")]
+    fed = fleet(HeteroFL(), [6, 6], Devices(flops=100.0, up=10.0), groups=levels)
+    run_round(fed, 0)
+    half = 4 * 3 + 3 + 3 * 3 + 3, 2 * (4 * 3 + 3 * 3)
+    expected = [
+        3 * flops * 6 / 100 + 4 * weights / 10 for weights, flops in ((WEIGHTS, FLOPS), half)
+    ]
+    np.testing.assert_allclose(clock_of(fed).times()[:, 0], expected, rtol=1e-13)
+
+
+def test_clients_share_the_servers_link() -> None:
+    fed = fleet(
+        FedAvg(), [4, 4, 4, 4], Devices(up=30.0, down=10.0, server_up=20.0, server_down=400.0)
+    )
+    assert run_round(fed, 0)["virtual_time"] == pytest.approx(BYTES / 5 + BYTES / 30, rel=1e-14)
+
+
+def test_the_slowest_of_exponential_delays() -> None:
+    """The mean round of 5 clients is E[tau_(5)] of the latency study, within 4 standard errors."""
+    fed = fleet(FedAvg(), [2] * 5, Devices(delay=Exponential(2.0)), steps=1)
+    ends = [run_round(fed, t)["virtual_time"] for t in range(100)]
+    rounds = np.diff([0.0, *ends])
+    expected = Exponential(2.0).expected(5, 5)
+    assert expected == pytest.approx(2.0 * sum(1 / k for k in range(1, 6)))
+    assert abs(rounds.mean() - expected) < 4 * rounds.std() / 10
+
+
+def test_steps_have_delays() -> None:
+    given = Devices(delay=Constant(1.0), step_delay=Constant(0.5))
+    data = random_data([7, 3], batch_size=2)
+    fed = fleet_of([ClientGroup(2, mlp)], FedAvg(), data, devices=given)
+    assert run_round(fed, 0)["virtual_time"] == 1.0 + 4 * 0.5
+
+
+def test_clients_without_a_server_wait_for_their_neighbours() -> None:
+    """A ring of 4; client 0 takes 10 s, the others 1 s: after two rounds 2 is at 2 s, 1 at 11 s."""
+    devices = Devices(flops=1.0, groups={"0": Device(flops=0.1)})
+    fed = fleet(DPSGD(Ring()), [1] * 4, devices, groups=groups(4))
+    second = 3 * FLOPS
+    run_round(fed, 0)
+    run_round(fed, 1)
+    assert clock_of(fed)._finish.tolist() == pytest.approx(
+        [20 * second, 11 * second, 2 * second, 11 * second]
+    )
+    assert clock_of(fed).now == pytest.approx(20 * second)
+
+
+def test_clients_that_train_alone_do_not_wait() -> None:
+    fed = fleet(Standalone(), [2, 6], Devices(flops=10.0))
+    assert run_round(fed, 0)["virtual_time"] == pytest.approx(3 * FLOPS * 6 / 10)
+
+
+def test_fedbuff_and_fedbcd_take_rates_too() -> None:
+    """All clients alike: a server step takes a session; a phase its slowest active device."""
+    rates = {"flops": 50.0, "up": 4.0, "down": 8.0}
+    session = BYTES / 8 + 3 * FLOPS * 5 / 50 + BYTES / 4
+    buffered = fleet(FedBuff(3), [5] * 3, Devices(**rates))
+    assert run_round(buffered, 0)["virtual_time"] == pytest.approx(session, rel=1e-14)
+    clouds = fleet(
+        FedBCD(2, 2, steps=(1, 1)), [5] * 4, Devices(**rates, delay=Constant(0.5)),
+        optimizer=partial(ASPG, lr=0.1),
+    )  # fmt: skip
+    for t in range(2):
+        assert run_round(clouds, t)["virtual_time"] == pytest.approx((t + 1) * (0.5 + session))
+
+
+def test_a_device_that_nobody_pulls_only_computes() -> None:
+    fed = fleet(
+        FedBCD(2, 2, steps=(1, 1), gamma=0.0), [5] * 4, Devices(flops=50.0, up=4.0, down=8.0),
+        optimizer=partial(ASPG, lr=0.1),
+    )  # fmt: skip
+    assert run_round(fed, 0)["virtual_time"] == pytest.approx(3 * FLOPS * 5 / 50)
+
+
+def test_a_fleet_without_devices_has_no_time() -> None:
+    fed = fleet(FedAvg(), [3, 3], None)
+    assert fed.clock.times() is None
+    assert not {"virtual_time", "busy_time", "idle_time"} & run_round(fed, 0).keys()
+
+
+def test_rates_need_models_of_known_cost() -> None:
+    class Unknown(Line):
+        forward = None
+
+    data = random_data([2, 2])
+    with pytest.raises(UserError, match=r"model\.devices\.flops: given, and the FLOPs of group"):
+        fleet_of([ClientGroup(2, Unknown)], FedAvg(), data, devices=Devices(flops=1.0))
+
+
+def test_a_device_of_an_unknown_group_is_refused() -> None:
+    devices = Devices(groups={"c": Device(flops=1.0)})
+    with pytest.raises(UserError, match=r"model\.devices\.groups: a device of group \['c'\]"):
+        fleet(FedAvg(), [2, 2], devices, groups=groups(2))

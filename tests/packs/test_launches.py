@@ -1,0 +1,128 @@
+"""What a packed step launches: the arithmetic of its layers, and no copies between them."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import drop_statistics
+from lightfed.networks import Conv, LeNet, PreActResNet, SimpleCNN
+from lightfed.packs import stacked
+from tests.packs.federations import CLIENTS, fleet
+from tests.small import run_round
+
+K, B = 3, 5
+COPIES = ("clone", "copy_", "ones", "zeros", "new_zeros")
+
+
+class Launches(TorchDispatchMode):
+    """Counts operators below `vmap` and autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        self.names[func.name().partition("::")[2].partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def conv() -> nn.Module:
+    network = Conv(3, (1, 16, 16), hidden=(8, 12, 16))
+    drop_statistics(network)
+    return network
+
+
+def preactivated() -> nn.Module:
+    network = PreActResNet(3, (1, 16, 16), hidden=(8, 12), blocks=(1, 2))
+    drop_statistics(network)
+    return network
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "conv": conv,
+    "preactivated": preactivated,
+    "simple": lambda: SimpleCNN(3, (1, 16, 16), channels=(8, 12), hidden=16),
+    "lenet": lambda: LeNet(3, (1, 32, 32)),
+    "statistics": lambda: Conv(3, (1, 16, 16), hidden=(8, 12)),
+    "normalised last": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    ),
+}
+
+
+def trained(
+    network: nn.Module, x: Tensor, *, plain: bool
+) -> tuple[Tensor, Mapping[str, Tensor], Counter[str]]:
+    """Outputs and gradients of K clients, and what was launched; `plain` by the rules of vmap."""
+    generator = torch.Generator().manual_seed(1)
+    values = {
+        name: p.detach() + 0.1 * torch.randn(K, *p.shape, generator=generator)
+        for name, p in network.named_parameters()
+    }
+    leaves = [value.requires_grad_() for value in values.values()]
+    tensors = values | {name: torch.stack([b] * K) for name, b in network.named_buffers()}
+    places = stacked.Places(network, tensors, known=not plain)
+    if plain:
+        places.norms, places.pools = [], []
+    stacked.forward(network, dict(tensors), x, places=places)  # makes the constants
+    with Launches() as launches:
+        found = stacked.forward(network, dict(tensors), x, places=places)
+        grads = torch.autograd.grad((found**2).sum(), leaves)
+    return found.detach(), dict(zip(values, grads, strict=True)), launches.names
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_of_our_own_have_the_bits_of_vmap(name: str, layout: torch.memory_format) -> None:
+    size = 32 if name == "lenet" else 16
+    torch.manual_seed(0)
+    network = NETWORKS[name]().train()
+    x = torch.randn(K * B, 1, size, size)
+    network(x[:B])  # makes a lazy layer
+    batch = x.to(memory_format=layout).unflatten(0, (K, B))
+    ours, its = (trained(network, batch, plain=plain) for plain in (False, True))
+    assert torch.equal(ours[0], its[0])
+    for tensor, gradient in its[1].items():
+        assert torch.equal(ours[1][tensor], gradient), tensor
+    assert sum(ours[2].values()) <= sum(its[2].values())
+    for part in network.modules():
+        assert "forward" not in vars(part)
+        assert getattr(part, "inplace", True) or not isinstance(part, nn.ReLU)
+
+
+@pytest.mark.parametrize("name", ["conv", "preactivated", "simple"])
+def test_nothing_is_copied_between_layers(name: str) -> None:
+    torch.manual_seed(0)
+    network = NETWORKS[name]().train()
+    x = torch.randn(K, B, 1, 16, 16)
+    copies = {n: c for n, c in trained(network, x, plain=False)[2].items() if n in COPIES}
+    assert copies == {}
+    assert any(n in COPIES for n in trained(network, x, plain=True)[2])
+
+
+def test_a_long_session_launches_only_its_steps() -> None:
+    """What starts and ends a session, and gathers its batches, is launched once."""
+
+    def launched(epochs: int) -> Counter[str]:
+        made = fleet("mlp", CLIENTS, sizes=[8] * CLIENTS, epochs=epochs)
+        run_round(made, 0)
+        with Launches() as launches:
+            run_round(made, 1)
+        return launches.names
+
+    short, long = launched(1), launched(3)
+    for name in ("index_select", "clone", "copy_", "ones_like", "new_zeros", "stack", "cat"):
+        assert long[name] == short[name], name
+    assert long["baddbmm"] == 3 * short["baddbmm"]

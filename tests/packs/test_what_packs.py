@@ -1,0 +1,343 @@
+"""What `auto` packs by its types, what a number packs after a check, and why the rest is alone."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim import ASGD, SGD, Adam, RMSprop
+from typing_extensions import override
+
+from lightfed.models.client_module import ClientModule
+from lightfed.networks import (
+    MLP,
+    VGG,
+    CIFARResNet,
+    Conv,
+    LeNet,
+    MoECNN,
+    PreActResNet,
+    ResNet18GN,
+    SimpleCNN,
+)
+from lightfed.packs.packing import LAYERS, unknown
+from tests.packs.federations import (
+    CLIENTS,
+    Bent,
+    Listened,
+    Reads,
+    Residual,
+    Smooth,
+    after,
+    fleet,
+    images,
+)
+from tests.tiers import by_default
+
+
+def flat(*layers: nn.Module) -> Callable[..., nn.Module]:
+    """A network of layers between a first one and the logits, for 4 features."""
+    return partial(nn.Sequential, nn.Linear(4, 8), *layers, nn.Linear(8, 3))
+
+
+def spatial(*layers: nn.Module, size: int = 64) -> Callable[..., nn.Module]:
+    """A network of layers between a first one and the logits, for images 1 x 8 x 8."""
+    first = nn.Conv2d(1, 4, 3, padding=1)
+    return partial(nn.Sequential, first, *layers, nn.Flatten(), nn.Linear(4 * size, 3))
+
+
+NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
+    "activations": (
+        flat(
+            nn.ReLU(inplace=True), nn.LeakyReLU(), nn.ELU(), nn.GELU(), nn.SiLU(inplace=True),
+            nn.Sigmoid(), nn.Tanh(), nn.Identity(), nn.Dropout(0.0),
+        ),
+        False,
+    ),
+    "norms": (flat(nn.BatchNorm1d(8), nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.ReLU()), False),
+    "images": (
+        spatial(
+            nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2, groups=2),
+            nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), size=1,
+        ),
+        True,
+    ),
+    "lines": (
+        partial(
+            nn.Sequential, nn.Flatten(2), nn.Conv1d(1, 4, 3), nn.MaxPool1d(2), nn.AvgPool1d(2),
+            nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(12, 3),
+        ),
+        True,
+    ),
+    "dilated": (spatial(nn.Conv2d(4, 4, 3, stride=2, dilation=2, bias=False), size=4), True),
+    "Conv": (partial(Conv, hidden=(4, 8)), True),
+    "Conv, one pixel": (partial(Conv, hidden=(4, 8, 8, 8), norm="ln"), True),
+    "SimpleCNN": (partial(SimpleCNN, channels=(4, 4), hidden=8), True),
+    "PreActResNet": (partial(PreActResNet, hidden=(4, 8), blocks=(1, 1)), True),
+    "CIFARResNet": (partial(CIFARResNet, depth=8), True),
+    "ResNet18GN": (partial(ResNet18GN, width=4, groups=2), True),
+    "MLP": (partial(MLP, hidden=(8,)), False),
+}  # fmt: skip
+
+
+def taken(name: str) -> dict[str, Any]:
+    model, of_images = NETWORKS[name]
+
+    def build(**given: Any) -> nn.Module:
+        torch.manual_seed(0)
+        if isinstance(model, partial) and model.func is nn.Sequential:
+            return deepcopy(model())
+        return model(**given)
+
+    def network(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        return build(num_classes=num_classes, input_shape=input_shape)
+
+    return {"model": network} | ({"data": images} if of_images else {})
+
+
+# The others have the same layers.
+QUICK = ("activations", "norms", "images", "lines", "dilated", "PreActResNet")
+
+
+@pytest.mark.parametrize("name", by_default(NETWORKS, *QUICK))
+def test_known_networks_train_in_packs_as_alone(name: str) -> None:
+    sizes = [8] * CLIENTS
+    packed = fleet("mlp", CLIENTS, sizes, optimizer=partial(SGD, lr=1e-2), **taken(name))
+    assert unknown(packed.groups[0].module) == ""
+    assert [*packed.training.side_by_side.values()] == [CLIENTS]
+    alone = fleet("mlp", "off", sizes, optimizer=partial(SGD, lr=1e-2), **taken(name))
+    (rows, metrics), (its_rows, its) = after(packed), after(alone)
+    torch.testing.assert_close(rows, its_rows, rtol=1e-4, atol=2e-5)
+    assert metrics == pytest.approx(its, rel=1e-4)
+
+
+def test_every_known_layer_is_in_one_of_these_networks() -> None:
+    nets = [taken(name)["model"](3, (1, 8, 8) if NETWORKS[name][1] else (4,)) for name in NETWORKS]
+    assert {type(part) for net in nets for part in net.modules()} >= {*LAYERS}
+    large = {
+        partial(VGG, depth=11): (3, 32, 32),
+        LeNet: (3, 32, 32),
+        partial(MoECNN, variant=5): (3, 32, 32),
+    }
+    for build, shape in large.items():
+        module = ClientModule(build(10, shape), num_classes=10)
+        assert unknown(module) == ""
+
+
+def changed(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    """A network of three layers, after a change."""
+
+    def make() -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+        change(net)
+        return net
+
+    return make
+
+
+def patch(net: Any) -> None:
+    own = net[0].forward
+    net[0].forward = lambda x: 2 * own(x)
+
+
+class Own(nn.Linear):
+    """A layer of a user's."""
+
+
+UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
+    "a user's layer": (lambda: nn.Sequential(Own(4, 3)), "is a Own"),
+    "a user's network": (lambda: Residual(), "is a Residual"),
+    "a package's network, inherited": (lambda: type("Mine", (MLP,), {})(3, (4,)), "is a Mine"),
+    "a hook": (changed(lambda net: net[0].register_forward_hook(print)), "has hooks"),
+    "a hook on a gradient": (changed(lambda net: net[0].weight.register_hook(print)), "has hooks"),
+    "a parametrisation": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3))), "Parametrized"),
+    "a frozen layer": (changed(lambda net: net[0].requires_grad_(False)), "frozen"),
+    "tied layers": (changed(lambda net: setattr(net[1], "weight", net[0].weight)), "share"),
+    "a forward of its own": (changed(patch), "hooks"),
+    "a mean of all batches": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), "momentum",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_auto_trains_alone_what_it_does_not_know(name: str) -> None:
+    build, reason = UNKNOWN[name]
+    made = fleet("mlp", "auto", [4] * 12, model=build)
+    assert reason in str(made.training.side_by_side)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"model": Smooth}, "training step of its own"),
+        ({"algorithm": Bent}, "does not declare side_by_side"),
+        ({"optimizer": partial(RMSprop, lr=0.01)}, "RMSprop"),
+        ({"optimizer": partial(ASGD, lr=0.01)}, "mix"),
+        ({"optimizer": partial(Adam, lr=0.01, fused=True)}, "fused"),
+        ({"fraction": 0.2}, "clients in a round"),
+    ],
+)
+def test_auto_says_why_clients_train_alone(more: dict[str, Any], reason: str) -> None:
+    made = fleet("mlp", "auto", [4] * 12, **more)
+    assert reason in str(made.training.side_by_side)
+
+
+class Counts(Smooth):
+    """Keeps a number in Python."""
+
+    seen = 0
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.seen += 1
+        return super().training_step(batch, batch_idx)
+
+
+class Penalty(Smooth):
+    """A penalty on weights that it holds in a list, where vmap does not find them."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.held = [*self.net.parameters()]
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + sum(p.square().sum() for p in self.held)
+
+
+class Words(nn.Module):
+    """An embedding with a word that pads."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(5, 3, padding_idx=0), nn.Linear(12, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x.abs().long() % 5).flatten(1))
+
+
+class Twice(Smooth):
+    """Logs a name twice in a step."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.log("top", batch[0].max())
+        return super().training_step(batch, batch_idx)
+
+
+class Seeded(Residual):
+    """A fixed projection, drawn in every forward pass."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            shift = torch.randn(x.shape[1])
+        return super().forward(x + shift)
+
+
+class Rated(Smooth):
+    """Its step sets the rate of its own optimiser."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        self.own = SGD(self.parameters(), lr=0.1)
+        return self.own
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.own.param_groups[0]["lr"] = 0.1 * 0.5**batch_idx
+        return super().training_step(batch, batch_idx)
+
+
+class Late(Smooth):
+    """As `Penalty`, but in batches of three samples."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        parts = [p.square().sum() for p in self.held] if len(batch[0]) == 3 else []
+        return loss + sum(parts)
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.held = [*self.net.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Seeded, "sets the seed"),
+        (Rated, "settings of its optimiser"),
+        (Late, "in a pack the gradient of net."),  # in batches of three samples
+        (Reads, ".item()"),
+        (Listened, "hooks on gradients"),
+        (Counts, "numbers or tensors in attributes"),
+        (Penalty, "in a pack the gradient of net."),
+        (Words, "padding"),
+        (Twice, "twice"),
+    ],
+)
+def test_a_number_is_checked_on_a_copy(model: type[nn.Module], reason: str) -> None:
+    made = fleet("mlp", CLIENTS, model=model)
+    assert reason in str(made.training.side_by_side)
+    rows, metrics = after(made)
+    alone, its = after(fleet("mlp", "off", model=model))
+    assert torch.equal(rows, alone)
+    assert metrics == its
+
+
+def test_a_check_leaves_the_module_as_it_is() -> None:
+    state: dict[str, Any] = {}
+
+    class Watched(Counts):
+        @override
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            state.setdefault("modules", set()).add(id(self))
+            return super().training_step(batch, batch_idx)
+
+    made = fleet("mlp", CLIENTS, model=Watched)
+    module = made.groups[0].module
+    assert state["modules"]
+    assert id(module) not in state["modules"]
+    assert module.seen == 0
+    found = made.groups[0].live.row_of_module()
+    assert torch.equal(found.floats, made.groups[0].initial.floats)
+
+
+def centred(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+    """A hook that mixes the samples of a batch."""
+    return output - output.mean(0)
+
+
+def mixes_by_hook(net: Any) -> None:
+    net[1].register_forward_hook(centred)
+
+
+def mixes_by_patch(net: Any) -> None:
+    own = net[1].forward
+    net[1].forward = lambda x: own(x - x.mean(0))
+
+
+@pytest.mark.parametrize("change", [mixes_by_hook, mixes_by_patch])
+def test_samples_that_are_filled_up_are_not_mixed_with_others(
+    change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients with other batch sizes; and one line says what is not known."""
+    packed, alone = (fleet("mlp", side, model=changed(change)) for side in (3, "off"))
+    assert [*packed.training.side_by_side.values()] == [3]
+    torch.testing.assert_close(after(packed)[0], after(alone)[0], rtol=1e-4, atol=1e-5)
+    (said,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "trains 3 clients at once" in said
+    assert "2, 3 and 4 samples" in said
+
+
+def test_a_known_network_needs_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    fleet("mlp", 3)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
