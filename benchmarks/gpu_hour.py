@@ -7,10 +7,14 @@ and a folder of its own, so a run that is cut off keeps what it has; the same co
 the parts that are done. The end of a log is printed too if its part does not end well. Without a
 CUDA device, parts that need one are named as not run, and the others run on the CPU. `--quick`
 shows in minutes that they run. At the end stands what was aimed at, and what was reached.
+
+`cohort` compares with a peer, pfl, which a machine may lack. Who names `published` gets it as well,
+last, if pfl is installed and time is left.
 """
 
 import argparse
 import csv
+import importlib.util
 import os
 import signal
 import subprocess
@@ -28,8 +32,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # as a test imports it
 from aims import Aim, read_aims
 
 DONE, NOT_RUN = "done", "not run: no CUDA device"
+NO_TIME = "not run: no time is left"
 _GRACE = 15  # seconds for a part that is cut off to say what it has found
 _SHOWN = 4_000  # characters of the log of a part that did not end well
+_LEAST = 20.0  # seconds in which a part that follows another can still find something
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class Part:
         share: of the time.
         needs_card: not run on a CPU.
         quick: words after those, to take less time.
+        follows: the part whose name asks for this one as well. It then comes after all that are
+            named, in the time that they leave.
+        package: without which it does not follow.
     """
 
     name: str
@@ -49,6 +58,8 @@ class Part:
     share: float
     needs_card: bool = False
     quick: tuple[str, ...] = ()
+    follows: str = ""
+    package: str = ""
 
     def runs_on(self, device: str) -> bool:
         """Whether it runs on this device, cpu or cuda."""
@@ -87,14 +98,15 @@ _QUICKSTART = (
     *("-m", "lightfed", "fit", "--config", "configs/quickstart.yaml"),
     *("--trainer.accelerator", "ACCELERATOR", "--trainer.default_root_dir", "OUT/runs"),
 )
-_LITTLE = ("--tiny", "--passes", "1", "--workloads", "W6")
+_TINY = ("--tiny", "--passes", "1")
+_LITTLE = (*_TINY, "--workloads", "W6")
 # In the order of what they are worth, as a card may be lent for minutes only. Shares are about the
 # seconds that a part takes on an H100.
 PARTS = (
     Part("first", _FIRST, 30, needs_card=True),
     Part("kernels", (*_KERNELS, "--gate"), 60, needs_card=True),
-    Part("cohort", _COHORT, 60, quick=("--tiny", "--passes", "1")),
-    Part("published", _PUBLISHED, 110, quick=("--tiny", "--passes", "1", "--case", "hundred")),
+    Part("cohort", _COHORT, 60, quick=_TINY, follows="published", package="pfl"),
+    Part("published", _PUBLISHED, 110, quick=(*_TINY, "--case", "hundred")),
     Part("nccl", _NCCL, 40, needs_card=True, quick=("--cases", "heterofl")),
     Part("operators", _OPERATORS, 40, quick=("--workloads", "W5")),
     Part("tests", _PYTEST, 110, needs_card=True),
@@ -125,6 +137,20 @@ class Outcome:
 
     def line(self) -> str:
         return f"{self.part.name:10} {self.seconds:7.1f} s  {self.state}"
+
+
+def followers(named: Sequence[str]) -> list[Part]:
+    """The parts that are not named, and follow one that is."""
+    return [part for part in PARTS if part.follows in named and part.name not in named]
+
+
+def run_follower(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> Outcome:
+    """As `run`; a line says so if its package is missing, or no time is left."""
+    if part.package and importlib.util.find_spec(part.package) is None:
+        return Outcome(part, f"not run: {part.package} is not installed")
+    if seconds < _LEAST:
+        return Outcome(part, NO_TIME)
+    return run(part, out, device=device, seconds=seconds, quick=quick)
 
 
 def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> Outcome:
@@ -222,28 +248,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(title, flush=True)
     lines = [title]
     left = 60 * options.minutes
-    outcomes: list[Outcome] = []
-    for position, part in enumerate(chosen):
+    well = True
+    for position, part in enumerate([*chosen, *followers(named)]):
         if (out / f"{part.name}.done").exists():
             lines.append(f"{part.name:10} done by an earlier command")
             print(lines[-1], flush=True)
             continue
-        # What a part does not use is there for the later ones.
-        ahead = [later.share for later in chosen[position:] if later.runs_on(device)]
-        seconds = left * part.share / (sum(ahead) or 1)
-        found = run(part, out, device=device, seconds=seconds, quick=options.quick)
-        outcomes.append(found)
+        if position < len(chosen):
+            # What a part does not use is there for the later ones.
+            ahead = [later.share for later in chosen[position:] if later.runs_on(device)]
+            seconds = left * part.share / (sum(ahead) or 1)
+            found = run(part, out, device=device, seconds=seconds, quick=options.quick)
+        else:
+            found = run_follower(part, out, device=device, seconds=left, quick=options.quick)
         left -= found.seconds
         if found.state == DONE:
             (out / f"{part.name}.done").touch()
         lines.append(found.line())
         print(lines[-1], flush=True)
-        if found.state not in (DONE, NOT_RUN):
+        if found.state != DONE and not found.state.startswith("not run"):
+            well = False
             print((out / f"{part.name}.log").read_text(errors="replace")[-_SHOWN:], flush=True)
         (out / "summary.txt").write_text("\n".join([*lines, "", *_aims(out)]) + "\n")
     for line in _aims(out):
         print(line, flush=True)
-    return 0 if all(outcome.state in (DONE, NOT_RUN) for outcome in outcomes) else 1
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

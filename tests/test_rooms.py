@@ -219,18 +219,22 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def private_lightning_names(tree: ast.Module) -> set[str]:
+def private_names(tree: ast.Module, packages: set[str]) -> set[str]:
     return {
         f"{module}.{name}"
         for module, name in imports(tree)
-        if module.split(".")[0] in LIGHTNING
+        if module.split(".")[0] in packages
         and any(is_private(part) for part in [*module.split("."), name])
     }
 
 
-def test_private_names_of_lightning_are_imported_in_one_file() -> None:
-    found = {source for source, tree in trees().items() if private_lightning_names(tree)}
-    assert found == {"lightfed.utils.lightning_private"}
+@pytest.mark.parametrize(
+    ("packages", "file"),
+    [(LIGHTNING, "lightning_private"), ({"torch", "torchvision", "torchaudio"}, "torch_private")],
+)
+def test_private_names_of_a_library_are_imported_in_one_file(packages: set[str], file: str) -> None:
+    found = {source for source, tree in trees().items() if private_names(tree, packages)}
+    assert found == {f"lightfed.utils.{file}"}
 
 
 DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal", "poisson"}

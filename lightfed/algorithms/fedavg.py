@@ -10,13 +10,13 @@ such buffers; `buffers` offers two other readings.
 from typing import Literal
 
 import lightning.pytorch as L
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import DataSpec
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.torch_private import _BatchNorm
 
 
 class FedAvg(Algorithm):

@@ -9,6 +9,7 @@ list does.
 
 import struct
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +29,7 @@ from lightfed.data.dataset import (
     unreadable,
 )
 from lightfed.utils.cache import cached
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import numpy_generator
 
 RATE = 16_000
@@ -141,10 +142,9 @@ class SpeechCommands(Dataset):
 
     def _spoken(self, split: Split) -> list[_Clip]:
         """The clips of a split, in the order of torchaudio."""
-        from torchaudio.datasets import SPEECHCOMMANDS
-
+        kind = _torchaudio("datasets").SPEECHCOMMANDS
         name = self._folder.name
-        reader: Any = SPEECHCOMMANDS(self.root, url=name, subset=_SUBSETS[split])
+        reader: Any = kind(self.root, url=name, subset=_SUBSETS[split])
         found = [reader.get_metadata(i) for i in range(len(reader))]
         strange = {word for _, _, word, _, _ in found} - {*_WORDS[self.version]}
         what = f"{self._folder} holds {', '.join(sorted(strange))}, which {self.version} has not"
@@ -270,6 +270,19 @@ def _record(clip: int, word: int, speaker: int) -> np.ndarray:
     return (recording.clip(-1, 1) * 32767).astype(np.int16)
 
 
+def _torchaudio(part: str) -> Any:
+    """A module of torchaudio, imported here alone: it may refuse the torch that is installed.
+
+    Its last version, 2.11.0, does so beside a torch of another CUDA, as 2.15 is.
+    """
+    try:
+        return import_module(f"torchaudio.{part}")
+    except Exception as error:  # ImportError, OSError or RuntimeError, by how it finds out
+        found = f"torchaudio cannot be imported beside torch {torch.__version__} ({reason(error)})"
+        fix = "speech data need it: install a torch that it takes, from 2.11 to 2.14"
+        raise UserError("data.dataset", found, fix) from error
+
+
 def read_recording(path: Path) -> np.ndarray:
     """A whole recording, (n,) int16, mapped from its file.
 
@@ -295,11 +308,11 @@ def log_mel(recordings: Iterable[np.ndarray]) -> np.ndarray:
     tens of dB that distinguish words, and float16 would take twice the memory. A recording is (n,)
     levels of -32768 to 32767, of a second or less, and then zeros. Returns (N, 1, 32, 32) uint8.
     """
-    from torchaudio.functional import amplitude_to_DB
-    from torchaudio.transforms import MelSpectrogram
+    to_decibel = _torchaudio("functional").amplitude_to_DB
+    mel_spectrogram = _torchaudio("transforms").MelSpectrogram
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    spectrogram = MelSpectrogram(
+    spectrogram = mel_spectrogram(
         RATE, n_fft=2048, hop_length=512, n_mels=32, norm="slaney", mel_scale="slaney"
     ).to(device)
     seconds = (np.pad(samples, (0, RATE - len(samples))) for samples in recordings)
@@ -308,7 +321,7 @@ def log_mel(recordings: Iterable[np.ndarray]) -> np.ndarray:
         levels = torch.from_numpy(np.stack(batch)).to(device).float()
         power = spectrogram(levels / 32768)  # (B, 32, 32)
         # No top_db: with three axes, torchaudio would apply it relative to the whole batch.
-        decibel = amplitude_to_DB(power, multiplier=10.0, amin=1e-10, db_multiplier=0.0)
+        decibel = to_decibel(power, multiplier=10.0, amin=1e-10, db_multiplier=0.0)
         decibel -= decibel.amax(dim=(1, 2), keepdim=True)
         level = (decibel / _FLOOR_DB + 1).clamp_(min=0) * 255
         pictures.append(level.round_().to(torch.uint8).unsqueeze(1).cpu().numpy())

@@ -232,5 +232,7 @@ class Ranks:
 
 def _group(purpose: str, timeout: timedelta) -> dist.ProcessGroup:
     if purpose not in _groups:
-        _groups[purpose] = dist.new_group(backend="gloo", timeout=timeout)
+        # Of all ranks: what torch returns to a rank that is outside a group never comes back.
+        group: Any = dist.new_group(backend="gloo", timeout=timeout)
+        _groups[purpose] = group
     return _groups[purpose]

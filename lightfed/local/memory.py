@@ -1,13 +1,13 @@
 """An estimate of the memory that training a client takes, for packs and for fitting models."""
 
 import lightning.pytorch as L
-from torch.nn.modules.conv import _ConvNd
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import GroupState
 from lightfed.models.build import blank
 from lightfed.models.trials import on_trial
 from lightfed.state.costs import activation_bytes
+from lightfed.utils.torch_private import _ConvNd
 
 # Rows in work at once: the values, copies of them, gradients, and two moments.
 _ROWS = 6

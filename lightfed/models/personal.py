@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from lightfed.utils.errors import require
+from lightfed.utils.torch_private import _NormBase
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 

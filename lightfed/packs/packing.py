@@ -14,10 +14,7 @@ from typing import Any, Literal
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn, optim
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import GroupState, Packing, ignore
@@ -34,6 +31,7 @@ from lightfed.state.optimizer_state import settings_of
 from lightfed.state.rows import LiveModule, Row
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import python_states, seeded
+from lightfed.utils.torch_private import _BatchNorm, _ConvNd, tree_flatten
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.data.batches import sent
 from lightfed.data.datamodule import FederatedDataModule
@@ -20,6 +19,7 @@ from lightfed.models.client_module import ClientModule
 from lightfed.packs import stacked
 from lightfed.packs.packing import strange
 from lightfed.state.rows import Rows
+from lightfed.utils.torch_private import _BatchNorm
 
 _AT_ONCE = 4096  # samples, of a network that needs as little memory as that
 _FEW = 8  # clients; fewer at once take longer than one after the other

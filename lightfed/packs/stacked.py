@@ -8,19 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Those of torch.func.vmap, whose calls take twice as long as the steps of a small network.
-from torch._C._functorch import (
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.utils.torch_private import (
     _add_batch_dim,
+    _BatchNorm,
     _remove_batch_dim,
     get_unwrapped,
+    lazy_load_decompositions,
     maybe_get_bdim,
     maybe_get_level,
+    tree_map_only,
+    vmap_increment_nesting,
 )
-from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map_only
-
-from lightfed.state.rows import ModelLayout, Row
 
 Views = dict[str, Tensor]
 

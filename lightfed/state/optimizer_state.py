@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightfed.utils.errors import UserError, reason
+from lightfed.utils.torch_private import tree_flatten, tree_unflatten
 
 _KEY = "model.optimizer"
 # What torch itself puts into every optimizer, and what its schedulers add.

@@ -3,7 +3,6 @@
 To Lightning these ranks look externally launched.
 """
 
-import gc
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.distributed import collectives
+from lightfed.utils.process import freeze
 
 # Beginnings of the names of launchers' variables.
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_RANK", "SLURM_")
@@ -106,7 +106,7 @@ def kept_port() -> socket.socket:
 
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
     """Fork the ranks of a job, each of which calls `work`; the new process group."""
-    gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
+    freeze()  # the ranks then neither scan imported objects nor copy their pages
     group = 0
     with kept_port() as keeper:  # the ranks inherit it
         port = str(keeper.getsockname()[1])

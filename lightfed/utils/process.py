@@ -1,5 +1,6 @@
 """The beginning and the end of a process, and what it prints that is not of a run."""
 
+import atexit
 import gc
 import logging
 import os
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from lightfed.utils.errors import UserError
 
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
+_TRITON = "triton._C.libtriton"
 _RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")  # variables that number a process
 
 
@@ -39,8 +41,28 @@ def imports_begin() -> None:
 def imports_end() -> None:
     """Collect garbage from now on, but never look at what has been imported."""
     if not gc.isenabled():
-        gc.freeze()
+        freeze()
         gc.enable()
+
+
+def freeze() -> None:
+    """Never look at what there is now when collecting garbage.
+
+    What stays to the end of the process is not collected, which would take seconds. Bindings made
+    by nanobind list that as leaked; where there are some, it is collected after all.
+    """
+    gc.freeze()
+    if _lists_leaks():
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)
+
+
+def _lists_leaks() -> bool:
+    """Whether Triton has been imported, and its bindings are those of nanobind, as from 3.9 on."""
+    bindings = sys.modules.get(_TRITON)
+    if bindings is None:
+        return False
+    return any(type(value).__module__ == "nanobind" for value in vars(bindings).values())
 
 
 def drop_output(text: str = "") -> OSError | None:

@@ -9,6 +9,7 @@ from benchmarks import gpu_hour as gpu
 from benchmarks.aims import Aim, write_aims
 from benchmarks.gpu_hour import Part, main
 
+SHIPPED = gpu.PARTS
 _THIS = "tests/benchmarks/test_gpu_hour.py"
 SLEEPER = """
 import subprocess, sys
@@ -80,6 +81,54 @@ def test_a_second_command_takes_up_where_the_first_ended(tmp_path: Path) -> None
     assert not (tmp_path / "last/result").exists()
     assert (tmp_path / "good.done").exists()
     assert not (tmp_path / "bad.done").exists()
+
+
+def _named_by_another(package: str) -> Part:
+    words = ("-c", "import sys; open(r'OUT/result', 'w').write('ran')")
+    return Part("peer", words, 0.2, follows="last", package=package)
+
+
+@pytest.mark.parametrize(
+    ("package", "minutes", "state"),
+    [
+        ("pytest", "1", "done"),
+        ("no_such_peer", "1", "not run: no_such_peer is not installed"),
+        ("pytest", "0.3", "not run: no time is left"),
+    ],
+)
+def test_a_part_that_follows_another_comes_last_where_it_can_run(
+    package: str, minutes: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = _named_by_another(package)
+    monkeypatch.setattr(gpu, "PARTS", (peer, *PARTS))
+    limits: dict[str, float] = {}
+
+    def noted(part: Part, *_: object, seconds: float, **__: object) -> gpu.Outcome:
+        limits[part.name] = seconds
+        return gpu.Outcome(part, gpu.DONE, 1.0)
+
+    monkeypatch.setattr(gpu, "run", noted)
+
+    assert main(["--out", str(tmp_path), "--minutes", minutes, "--parts", "last,good"]) == 0
+
+    found = states(tmp_path)
+    assert [*found] == ["last", "good", "peer"]
+    assert found["peer"] == state
+    # It takes nothing from what was named: both of these ask for as much.
+    assert limits["last"] == 60 * float(minutes) / 2
+    assert limits.get("peer") == (60 * float(minutes) - 2 if state == "done" else None)
+
+
+def test_a_part_that_follows_none_of_those_named_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "PARTS", (_named_by_another("pytest"), *PARTS))
+    assert main(["--out", str(tmp_path), "--parts", "good"]) == 0
+    assert [*states(tmp_path)] == ["good"]
+
+
+def test_the_peer_is_reached_by_the_name_of_published() -> None:
+    assert [part.name for part in SHIPPED if part.follows == "published"] == ["cohort"]
 
 
 def test_the_table_says_what_was_reached(tmp_path: Path) -> None:

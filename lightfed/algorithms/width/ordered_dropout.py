@@ -8,11 +8,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from lightfed.models.build import build_network, parameters_of
 from lightfed.utils.errors import require
+from lightfed.utils.torch_private import _BatchNorm
 
 
 class OrderedDropout(nn.Module):

@@ -12,7 +12,6 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
@@ -23,6 +22,7 @@ from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, seed_default_generators
+from lightfed.utils.torch_private import _BatchNorm
 
 _BUFFER = "absent_labels"
 

@@ -52,7 +52,8 @@ def _case(
 # Per turn of the loop: four neighbours, or one of a tile.
 CASES: list[Case] = [
     _case("plain", 32, 10, 2, 100, blocks=16, masked=False, counted=False),
-    _case("float32", 48, 10, 2, 210, blocks=10),
+    # 48 registers and 10 blocks with Triton 3.6 and 3.7, 54 and 9 with 3.8.
+    _case("float32", 56, 10, 2, 210, blocks=9),
     _case("float32 receivers", 64, 10, 2, 210, blocks=8, kept=True),
     _case("float32 weights", 64, 10, 2, 224, blocks=8, weighted=True, kept=True),
     _case(

@@ -1,0 +1,25 @@
+"""The only file that imports private names of torch.
+
+They are those of torch 2.11 to 2.15. A missing name fails here, at import; what the names do, and
+which private attributes of modules, tensors and optimisers are read elsewhere, is in
+`tests/core/utils/test_torch_private.py`.
+"""
+
+# ruff: noqa: F401 - imported for others
+
+# What `torch.func.vmap` is made of. Its calls take twice as long as the steps of a small network.
+from torch._C._functorch import (
+    _add_batch_dim,
+    _remove_batch_dim,
+    get_unwrapped,
+    maybe_get_bdim,
+    maybe_get_level,
+)
+from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
+
+# Classes that the layers of a kind have in common.
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+# Nested structures of tensors.
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
