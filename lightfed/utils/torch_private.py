@@ -2,7 +2,7 @@
 
 They are those of torch 2.11 to 2.15. A missing name fails here, at import; what the names do, and
 which private attributes of modules, tensors and optimisers are read elsewhere, is in
-`tests/utils/test_torch_private.py`.
+`tests/core/utils/test_torch_private.py`.
 """
 
 # ruff: noqa: F401 - imported for others
