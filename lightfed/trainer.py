@@ -27,8 +27,8 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.federation import Federation
-from lightfed.fits.hook_table import split
 from lightfed.lab.results.run import Run, read
+from lightfed.lightning_fits.hook_table import split
 from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger

@@ -26,7 +26,7 @@ from lightfed.devices.timing import Timing
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.session_setup import OptimizerFactory, client_stepper, single_optimizer
 from lightfed.federation import Federation
-from lightfed.fits.session_trainer import SessionHost
+from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping

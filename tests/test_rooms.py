@@ -18,7 +18,7 @@ CORE = (
     "distributed",
     "state",
     "aggregation",
-    "fits",
+    "lightning_fits",
     "local",
     "api",
     "runs",
@@ -38,7 +38,7 @@ MAY = {
 # StackedASPG derives from StackedOptimizer: a protocol for one class would cost more than it saves.
 BY_NAME = {("lightfed.algorithms.fedbcd.aspg", "lightfed.packs.stacked_optimizer")}
 # The table of names is the one place of the core that names rings; it does not import them.
-TABLE = "lightfed.cli.rings"
+TABLE = "lightfed.cli.commands"
 # Families of algorithms, in the order in which they may import each other.
 PARENTS = {
     ("fednova", "fedavg"),

@@ -16,9 +16,9 @@ from typing_extensions import override
 from lightfed.algorithms.one_model import OneModel
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.devices.clock import VirtualClock, check_waits
 from lightfed.devices.delays import Exponential
 from lightfed.devices.devices import Devices
+from lightfed.devices.event_clock import VirtualClock, check_waits
 from lightfed.devices.timing import Timing, clock_of
 from lightfed.local.hooks import SessionContext
 from lightfed.utils.bounds import Count, Momentum, Positive, Weight

@@ -1,1 +1,1 @@
-"""The API for writing algorithms: `Algorithm` and the `Fleet` of clients."""
+"""What an algorithm is written in: the words are in `fleet.py`, hooks in `local/hooks.py`."""

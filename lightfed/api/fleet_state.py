@@ -21,7 +21,7 @@ from lightfed.api.failures import Outcomes
 from lightfed.api.places import Places
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
-from lightfed.fits.session_trainer import SessionHost
+from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.alone import Alone
 from lightfed.local.client_group import ClientGroup, GroupState, group_names
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks

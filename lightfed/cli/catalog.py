@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import _typehints
 
-from lightfed.cli.rings import CATALOGUE
+from lightfed.cli.commands import CATALOGUE
 
 for name in CATALOGUE:
     package = import_module(name)

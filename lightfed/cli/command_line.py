@@ -7,7 +7,7 @@ from functools import partial
 from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
-from lightfed.cli.rings import COMMANDS, CONFIGURATIONS, imported
+from lightfed.cli.commands import COMMANDS, CONFIGURATIONS, imported
 from lightfed.distributed.slurm import check_variables
 from lightfed.utils import __version__
 from lightfed.utils.errors import Exited, UserError, is_raised_by_user, of_users_code

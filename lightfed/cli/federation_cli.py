@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli.catalog import subclasses, walked_once
+from lightfed.cli.commands import TRAINERS, trainer_of
 from lightfed.cli.config_files import beside_class_path, check_arguments, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
-from lightfed.cli.rings import TRAINERS, trainer_of
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.federation import Federation

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
-from lightfed.cli.rings import EXPLANATIONS, imported
+from lightfed.cli.commands import EXPLANATIONS, imported
 from lightfed.utils.errors import OneLineParser, UserError
 
 PREFIX = "lightfed:"

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightfed.fits.client_fit import Configure, Configured
-from lightfed.fits.session_trainer import Position, SessionHost, SessionTrainer
+from lightfed.lightning_fits.lightning_fit import Configure, Configured
+from lightfed.lightning_fits.session_trainer import Position, SessionHost, SessionTrainer
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper, Steps, hooked, make_stepper, rate_of
 from lightfed.local.session import Runtime

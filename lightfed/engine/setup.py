@@ -18,9 +18,9 @@ from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
-from lightfed.fits.hook_table import check_datamodule, vars_of
-from lightfed.fits.session_rates import SessionRates
-from lightfed.fits.session_trainer import SessionHost
+from lightfed.lightning_fits.hook_table import check_datamodule, vars_of
+from lightfed.lightning_fits.session_rates import SessionRates
+from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.client_group import GroupState, ignore
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient

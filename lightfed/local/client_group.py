@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightfed.fits.hook_table import MODULE_HOOKS, HookTable, check_module, table_of
-from lightfed.fits.session_trainer import SessionHost, SessionTrainer
+from lightfed.lightning_fits.hook_table import MODULE_HOOKS, HookTable, check_module, table_of
+from lightfed.lightning_fits.session_trainer import SessionHost, SessionTrainer
 from lightfed.local.logbook import batch_size
 from lightfed.local.session import LocalSession
 from lightfed.models.agreement import Gathers, agree, are_alike, is_small, warn_of_draws

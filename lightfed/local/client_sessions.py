@@ -9,7 +9,7 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
-from lightfed.fits.python_state import Attributes
+from lightfed.lightning_fits.python_state import Attributes
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans

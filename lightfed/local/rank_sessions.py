@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
-from lightfed.fits.session_rates import SessionRates
+from lightfed.lightning_fits.session_rates import SessionRates
 from lightfed.local.alone import Alone
 from lightfed.local.client_group import Packing
 from lightfed.local.client_sessions import ClientSessions

@@ -15,10 +15,10 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
-from lightfed.fits.client_fit import ClientFit, Configure
-from lightfed.fits.python_state import Attributes, PythonState
-from lightfed.fits.session_rates import SessionRates
-from lightfed.fits.session_trainer import Position, SessionTrainer
+from lightfed.lightning_fits.lightning_fit import ClientFit, Configure
+from lightfed.lightning_fits.python_state import Attributes, PythonState
+from lightfed.lightning_fits.session_rates import SessionRates
+from lightfed.lightning_fits.session_trainer import Position, SessionTrainer
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.evaluating import Stage, StageHooks, stage_of

@@ -8,7 +8,7 @@
 A reader sees the old checkpoint or the new one, never a mixture. The shards of a new tag and the
 main file that names the tag are written and flushed under temporary names. Then the new main file
 takes the place of the old one. Shards of other tags are removed last, but for those of the
-checkpoint before the last one.
+checkpoint before the last one. What is in a checkpoint is said by `runs/federation_state.py`.
 """
 
 import logging

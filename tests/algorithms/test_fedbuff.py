@@ -8,9 +8,9 @@ from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbuff import FedBuff
-from lightfed.devices.clock import VirtualClock
 from lightfed.devices.delays import Constant
 from lightfed.devices.devices import Devices
+from lightfed.devices.event_clock import VirtualClock
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.devices.clock import VirtualClock, check_waits
+from lightfed.devices.event_clock import VirtualClock, check_waits
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

@@ -29,8 +29,8 @@ from lightfed.api.fleet import Fleet
 from lightfed.cli.usage import COMMANDS
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.federation import Federation
-from lightfed.fits.session_trainer import SessionTrainer
 from lightfed.lab.studies.latency import latency
+from lightfed.lightning_fits.session_trainer import SessionTrainer
 from lightfed.local.hooks import SessionContext
 from lightfed.state.server_model import ServerModel
 from lightfed.trainer import FederatedTrainer

@@ -40,7 +40,7 @@ from lightfed.algorithms.fedbcd.hierarchy import Phase
 from lightfed.algorithms.topology.matrices import count_edges, read_mixing
 from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.devices.clock import VirtualClock, check_waits
+from lightfed.devices.event_clock import VirtualClock, check_waits
 from lightfed.devices.timing import clock_of
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal

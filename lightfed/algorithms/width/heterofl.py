@@ -12,6 +12,9 @@ its loss; in the dynamic setting clients draw their level every round.
 Deviation: static BatchNorm statistics are estimated on the training set in a fixed order, without
 augmentation, and only when the model is evaluated; the released code shuffles and augments, every
 round. A last batch of one sample is left out, because it has no variance.
+
+Beside it: the masked loss and the tests of slices (`slices.py`), the released code's control strings
+(`control.py`), its layer `networks.layers.Scaler`, and its figures (`lab/studies/heterofl.py`).
 """
 
 from collections.abc import Sequence

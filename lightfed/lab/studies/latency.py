@@ -61,7 +61,7 @@ class Cloud:
 
         The error is that of means of consecutive rounds, without the first batch of them.
         """
-        from lightfed.devices.clock import VirtualClock  # after the command is parsed: torch
+        from lightfed.devices.event_clock import VirtualClock  # after the command is parsed: torch
 
         clock = VirtualClock(self.servers, wait)
         ends = []
@@ -112,7 +112,7 @@ def latency(
         found = f"{servers} servers of {devices} devices"
         require(value <= _MOST, f"--{name}", found, f"give at most {_MOST} in all")
     require(len(waits or ()) <= _MOST_WAITS, "--waits", f"{len(waits or ())} values", "give fewer")
-    from lightfed.devices.clock import check_waits
+    from lightfed.devices.event_clock import check_waits
 
     waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)

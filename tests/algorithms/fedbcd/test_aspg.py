@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcd.aspg import ASPG
 from lightfed.engine.session_setup import client_stepper
-from lightfed.fits.hook_table import HookTable
+from lightfed.lightning_fits.hook_table import HookTable
 from lightfed.local.optimizer import Clipping, Proximal, make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
 from lightfed.state.rows import LiveModule, ModelLayout

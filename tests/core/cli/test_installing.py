@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 from lightfed import __version__
-from lightfed.cli import command_line, rings, shipped
+from lightfed.cli import command_line, commands, shipped
 from lightfed.cli.usage import COMMANDS
 from lightfed.utils.errors import UserError
 
@@ -90,7 +90,7 @@ def test_a_configuration_is_found_by_its_name_and_copied(
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     command_line.main(["--version"])
     assert capsys.readouterr().out == f"lightfed {__version__}\n"
-    assert set(rings.COMMANDS) <= set(COMMANDS)
+    assert set(commands.COMMANDS) <= set(COMMANDS)
 
 
 def test_every_key_of_fit_has_a_description(

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
+from lightfed.cli.commands import CATALOGUE
 from lightfed.cli.errors import WORDS, accepted, parser_error, run_error
-from lightfed.cli.rings import CATALOGUE
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.federation import Federation
 from lightfed.lab.previews.trainer import PreviewTrainer

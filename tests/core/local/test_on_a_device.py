@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.fits.session_trainer import SessionHost
+from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup
 from tests.packs.federations import CASES, CLIENTS, after, fleet
 from tests.pretend import DEVICE, There, pretended_device

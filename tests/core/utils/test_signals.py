@@ -14,7 +14,7 @@ import pytest
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.cli import command_line, rings
+from lightfed.cli import command_line, commands
 from lightfed.cli.usage import COMMANDS
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -101,10 +101,10 @@ def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help() 
 
 
 def test_the_help_names_all_commands() -> None:
-    assert set(COMMANDS) == {*rings.COMMANDS, *rings.TRAINERS}
-    assert all(callable(rings.imported(program)) for program in rings.COMMANDS.values())
-    for name in rings.TRAINERS:
-        assert callable(getattr(rings.trainer_of((name,)), name))
+    assert set(COMMANDS) == {*commands.COMMANDS, *commands.TRAINERS}
+    assert all(callable(commands.imported(program)) for program in commands.COMMANDS.values())
+    for name in commands.TRAINERS:
+        assert callable(getattr(commands.trainer_of((name,)), name))
 
 
 def _importing_torch(process: "subprocess.Popen[str]") -> bool:

@@ -20,7 +20,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.schemes import Iid
 from lightfed.data.torch_data import FromTorch
 from lightfed.federation import Federation
-from lightfed.fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS
+from lightfed.lightning_fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import SessionPlans
 from lightfed.trainer import FederatedTrainer

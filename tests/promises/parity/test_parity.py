@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core import hooks
 
-from lightfed.fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS
+from lightfed.lightning_fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS
 from tests.promises.parity.cases import CASES
 from tests.promises.parity.harness import ALGORITHMS, Case, ours, plain, theirs
 

@@ -19,8 +19,13 @@ from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.topology.topology import TimeVarying
-from lightfed.fits.hook_table import CALLBACK_HOOKS, DATA_HOOKS, MODULE_HOOKS, acts_on_steps
-from lightfed.fits.session_trainer import SessionHost
+from lightfed.lightning_fits.hook_table import (
+    CALLBACK_HOOKS,
+    DATA_HOOKS,
+    MODULE_HOOKS,
+    acts_on_steps,
+)
+from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import Phase, RoundPlan
 from lightfed.local.penalties import LinearTerm, Pull

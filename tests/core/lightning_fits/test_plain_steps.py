@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.profiler import ProfilerActivity, profile
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.fits.session_trainer import SessionHost
+from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
 from tests.small import fleet_of, random_data, run_round

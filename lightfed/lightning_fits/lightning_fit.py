@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.fits.optimizer_states import OptimizerStates
-from lightfed.fits.session_rates import SessionRates
-from lightfed.fits.session_trainer import SessionTrainer
+from lightfed.lightning_fits.optimizer_states import OptimizerStates
+from lightfed.lightning_fits.session_rates import SessionRates
+from lightfed.lightning_fits.session_trainer import SessionTrainer
 from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import (

@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.fits.hook_table import split
+from lightfed.lightning_fits.hook_table import split
 from lightfed.utils.errors import UserError, reason
 from lightfed.utils.lightning_private import (
     _call_callback_hooks,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lightfed.fits.optimizer_states import from_bytes, to_bytes
+from lightfed.lightning_fits.optimizer_states import from_bytes, to_bytes
 from lightfed.models.attributes import attributes, changed
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import is_overridden
