@@ -51,6 +51,8 @@ FOREIGN = (torch, torch.nn, torch.optim, torch.distributed, L, L.callbacks, L.st
 NOT_OURS = {
     # Files that a reader writes.
     *("mine.py", "slurm/site.sh"),
+    # Folders of pages that commands make.
+    *("runs/compare/", "runs/comparison/"),
     # Beginnings of the names of metrics, and of columns.
     *("global/", "personal/", "aggregated/", "trained/", "finetuned/", "official/"),
 }
@@ -258,7 +260,8 @@ def is_an_option(option: str) -> bool:
     """Whether a program has it, or it is a key of a configuration."""
     head, _, key = option.removeprefix("--").partition(".")
     if not key:
-        return option in options()
+        # argparse makes `--no-group` beside `--group`.
+        return option in options() or option.replace("--no-", "--", 1) in options()
     return head not in OBJECTS or any(has(kind, key.split(".")[0]) for kind in OBJECTS[head])
 
 

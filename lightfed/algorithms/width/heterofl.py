@@ -13,8 +13,9 @@ Deviation: static BatchNorm statistics are estimated on the training set in a fi
 augmentation, and only when the model is evaluated; the released code shuffles and augments, every
 round. A last batch of one sample is left out, because it has no variance.
 
-Beside it: the masked loss and the tests of slices (`slices.py`), the released code's control strings
-(`control.py`), its layer `networks.layers.Scaler`, and its figures (`lab/studies/heterofl.py`).
+Beside it: the masked loss and the tests of slices (`slices.py`), the released code's control
+strings (`control.py`), its layer `Scaler` (`networks/layers.py`), its figures
+(`lab/studies/heterofl.py`).
 """
 
 from collections.abc import Sequence
