@@ -56,7 +56,7 @@ def test_what_else_a_file_names_is_refused_and_not_called(place: str, tmp_path: 
         "whole": Names(),
     }[place]
     called.clear()
-    with pytest.raises(ValueError, match=r"it names tests\.data\.test_cifar_batches\.note"):
+    with pytest.raises(ValueError, match=r"it names tests\.datasets\.test_cifar_batches\.note"):
         batch_of(written(tmp_path, content))
     assert called == []
 
