@@ -71,7 +71,7 @@ FOREIGN_OPTIONS = {
 def files() -> tuple[str, ...]:
     """All files of the checkout with / in front, without what programs have made."""
     found = [f"/{path.name}" for path in ROOT.iterdir() if path.is_file()]
-    for top in (*CODE, "docs", "configs", "slurm", ".ci"):
+    for top in (*CODE, "docs", "configs", "slurm", "findings", ".ci"):
         for path in (ROOT / top).rglob("*"):
             name = path.relative_to(ROOT).as_posix()
             if path.is_file() and not re.search(r"__pycache__|docs/_build|\.log$", name):
