@@ -1,6 +1,6 @@
 """The kernels of selection; the counts of a tile's digits and ties pass through shared memory."""
 
-from tests.kernels.machine.harness import Case
+from tests.kernels.machine.harness import TRITON_3_8, Case
 
 _KEYS = {"fp32": 32, "bf16": 16, "fp64": 64}
 # 16-byte loads that hold the 16 elements of a thread.
@@ -66,7 +66,8 @@ def _cases() -> list[Case]:
         toggles = free or not drawn
         found.append(_case("histogram", row, 80 if drawn else 64, 1024, atomics=True, **form))
         found.append(_case("ties", row, 64 if drawn else 48, 512, **form))
-        registers, shared = (120, 1024) if drawn else (80, 512)
+        registers = 120 if drawn else 80
+        shared = 1024 if drawn and TRITON_3_8 else 512
         found.append(_case("apply", row, registers, shared, TOGGLE=toggles, **form))
     return found
 
