@@ -26,7 +26,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.alone import TestsAtOnce
 from lightfed.local.logbook import needs_whole
-from lightfed.local.session import Report, weighted_means
+from lightfed.local.session import GLOBAL, Report, weighted_means
 from lightfed.models.client_module import reported
 from lightfed.models.evaluating import is_whole
 from lightfed.state.rows import ModelKind, Moment, Rows
@@ -41,8 +41,7 @@ WORST = 0.1  # share of the clients in the "worst" metric
 MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
 
 
-# A job is a client, one of these two, or the number of clients plus the position of a piece.
-GLOBAL = -1
+# A job is a client, GLOBAL, IDLE, or the number of clients plus the position of a piece.
 IDLE = -2
 
 

@@ -33,12 +33,15 @@ _NO_TRAINER = SimpleNamespace(should_stop=False)
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
+GLOBAL = -1  # stands for the global test set, where others have the number of a client
+
+
 @dataclass
 class Report:
     """The report of a session or an evaluation; sent between ranks.
 
     Attributes:
-        client: number of the client; -1 for the global model.
+        client: number of the client; GLOBAL for the global model.
         samples: samples processed (a sample counts once per epoch).
         steps: batches whose loss the optimisers have used.
         updates: steps of all optimisers, as Lightning's `global_step` counts them.

@@ -44,7 +44,7 @@ class RowTests:
 
     Args:
         rows: of the group; those of later evaluations are of the same kind.
-        clients: ascending; a single -1 stands for the global test set.
+        clients: ascending; a single GLOBAL stands for the global test set.
         data: their test splits.
         packs: clients that are tested side by side, if their rows differ.
         flops: forward FLOPs of a sample, 0 if unknown.

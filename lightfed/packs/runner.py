@@ -15,7 +15,7 @@ from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.optimizer import Stepper
-from lightfed.local.session import Autocast, Runtime, SessionReport, Work
+from lightfed.local.session import GLOBAL, Autocast, Runtime, SessionReport, Work
 from lightfed.packs.packing import Packs, unknown
 from lightfed.packs.row_tests import RowTests, at_once
 from lightfed.packs.session import LaneReport, PackSession, PackWork
@@ -24,8 +24,6 @@ from lightfed.state.rows import Rows
 from lightfed.utils.errors import UserError, reason
 
 log = logging.getLogger(__name__)
-
-GLOBAL = -1  # stands for the global test set among clients
 
 
 class PackRunner(Alone):

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
+from lightfed.cli.catalog import subclasses
 from lightfed.cli.commands import CATALOGUE
 from lightfed.cli.errors import WORDS, accepted, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
@@ -155,7 +156,3 @@ def test_every_public_algorithm_has_a_short_name() -> None:
         kind.__name__ for kind in subclasses(Algorithm) if kind.__module__.startswith(packages)
     }
     assert set(methods()) <= imported
-
-
-def subclasses(base: type) -> set[type]:
-    return {base}.union(*map(subclasses, base.__subclasses__()))
