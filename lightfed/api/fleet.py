@@ -14,6 +14,7 @@ import lightning.pytorch as L
 import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
+from typing_extensions import override
 
 from lightfed.aggregation.coverage import Parts
 from lightfed.aggregation.weights import whole
@@ -21,6 +22,8 @@ from lightfed.api.client_rows import pickled
 from lightfed.api.failures import check
 from lightfed.api.fleet_state import FleetState
 from lightfed.distributed.placement import split
+from lightfed.local.client_group import GroupState
+from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.session import Report, weighted_means
 from lightfed.state.rows import ModelLayout, Row, Rows
@@ -142,7 +145,11 @@ class Fleet(FleetState):
         # Some clients leave during their session. What they have done by then is sent, or lost.
         leaving = self.clock.leaving(clients, t)
         plans = replace(
-            self.training.plans, steps=steps or {}, phases=phases, repeat=repeat, shares=leaving
+            self.client_sessions.plans,
+            steps=steps or {},
+            phases=phases,
+            repeat=repeat,
+            shares=leaving,
         )
         if leaving and self.clock.loses_partial:
             self._lose(leaving, plans, t)
@@ -150,7 +157,7 @@ class Fleet(FleetState):
 
         clients_by_rank = Counter(self.places.owner[client] for client in clients)
         waves = max(clients_by_rank.values(), default=0)
-        reports = self.training.sessions(clients, waves, t, plans)
+        reports = self.training.train(clients, waves, t, plans)
         self._record(reports, t)
 
         rejected = self.outcomes.add(reports)
@@ -164,7 +171,7 @@ class Fleet(FleetState):
         for penalty in self.penalties:
             penalty.trained(self, [report.client for report in accepted], t)
         self._count(accepted, t)
-        for moment, tests in self.training.tests.items():
+        for moment, tests in self.client_sessions.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
 
     def _record(self, reports: Sequence[Report], t: int) -> None:
@@ -510,7 +517,9 @@ class Fleet(FleetState):
         given: ServerModel | None = None,
         tensors: Collection[str] | None = None,
     ) -> Rows:
-        """The clients' own models; of a session under way, the model that is in it.
+        """The clients' own models, as they are in their rows.
+
+        While a model is tested in its session, it is the model in that session.
 
         Args:
             clients: Of one group.
@@ -518,7 +527,7 @@ class Fleet(FleetState):
                 changed.
             tensors: Names of the tensors to take; all by default.
         """
-        state = self.state(clients[0]) if self.session is None else self.session.group
+        state = self._group_of_rows(clients)
         if given is None:
             return Rows(state.live, clients, self._read)
 
@@ -534,10 +543,12 @@ class Fleet(FleetState):
 
         return Rows(state.live, clients, read_with_given)
 
+    def _group_of_rows(self, clients: Sequence[int]) -> GroupState:
+        """The group of clients whose rows are read."""
+        return self.state(clients[0])
+
     def _read(self, clients: Sequence[int]) -> Row:
-        """(K, P) and (K, Q) on the device: rows of one group's clients on this rank."""
-        if self.session is not None:
-            return self.session.row.repeated(1)
+        """Read rows of one group's clients on this rank, as (K, P) and (K, Q) on the device."""
         if len(clients) == 1:
             return self.row_here(clients[0]).repeated(1)
         block = self.state(clients[0]).store.block(clients)
@@ -591,7 +602,7 @@ class Fleet(FleetState):
         Drawn by (seed, "gradient", t, client); the client must be on this rank. Its FLOPs count
         with the client's next session in the round, as three dense forward passes.
         """
-        return self.training.gradient(client, self.row_here(client), t)
+        return self.client_sessions.gradient(client, self.row_here(client), t)
 
     def loss(self, client: int, t: int) -> float:
         """The mean loss of the client's training samples at its row, in eval mode, not augmented.
@@ -599,7 +610,16 @@ class Fleet(FleetState):
         After `send` and before `train` it is that of the model received. The client must be on this
         rank; `collect` gives all ranks those of all. FLOPs count as for `gradient`, once.
         """
-        return self.training.loss(client, self.row_here(client), t)
+        return self.client_sessions.loss(client, self.row_here(client), t)
+
+    @override
+    def in_session(self, session: SessionContext) -> "Fleet":
+        """The same fleet, in which `rows` gives the model that is in a session.
+
+        An algorithm's `models` gets it for a test within a session: there the client's row may be
+        on another device, or in a pack, and only the session has the model.
+        """
+        return _InSession(self, session)
 
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
         """Gather a value per client from every rank, by client, on all ranks.
@@ -637,3 +657,23 @@ class Fleet(FleetState):
                 if isinstance(result, Exception):
                     raise result
                 yield result
+
+
+class _InSession(Fleet):
+    """A fleet as it is seen while the model in a session is tested.
+
+    Everything is the fleet's own but the rows, which are the session's.
+    """
+
+    def __init__(self, fleet: Fleet, session: SessionContext) -> None:
+        # Not FleetState's constructor: this is a second look at the fleet, not a second fleet.
+        vars(self).update(vars(fleet))
+        self._session = session
+
+    @override
+    def _group_of_rows(self, clients: Sequence[int]) -> GroupState:
+        return self._session.group
+
+    @override
+    def _read(self, clients: Sequence[int]) -> Row:
+        return self._session.row.repeated(1)

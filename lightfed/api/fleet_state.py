@@ -1,6 +1,7 @@
 """What a run holds of its clients: groups, rows, places, costs, clock, and the round under way."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.alone import Alone
 from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
@@ -38,7 +40,7 @@ from lightfed.utils.errors import UserError, require
 log = logging.getLogger(__name__)
 
 
-class FleetState:
+class FleetState(ABC):
     """The state below the words of a `lightfed.api.fleet.Fleet`.
 
     Sessions, evaluation, checkpoints and exports work on it. An algorithm sees the Fleet, which
@@ -86,8 +88,8 @@ class FleetState:
         client_rows: The rows of this rank's clients.
         coverages: Which part of a server model each group's rows cover.
         server_step: Lets the server's optimizer step.
-        training: Runs sessions.
-        session: Under way, while its model is tested.
+        client_sessions: Begins, ends and tests the sessions of this rank's clients.
+        training: Trains this rank's clients.
         plan: Of this round, or of the last one.
         outcomes: Whether the clients that have trained in this round can be used.
         uncounted: Rounds of sessions that may turn out to be too late, by client.
@@ -177,13 +179,13 @@ class FleetState:
         self.coverages = self._make_coverages()
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
 
-        self.session: SessionContext | None = None
         self.plan = RoundPlan()
         self.outcomes = Outcomes()
         self.uncounted: dict[int, int] = {}
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
-        self.training = Training(self, self.packs)
+        self.client_sessions = ClientSessions(self)
+        self.training = Training(self, self.client_sessions, self.packs)
 
         self._warn_of_groups()
         algorithm.setup(self)
@@ -307,6 +309,10 @@ class FleetState:
         """The client's row on the device: its own, or a copy of a row on the host."""
         row, state = self.row(client), self.state(client)
         return row if state.staging is None else state.borrow(row)
+
+    @abstractmethod
+    def in_session(self, session: SessionContext) -> "FleetState":
+        """This fleet as an algorithm's `models` sees it while the model in a session is tested."""
 
     def stored_bytes(self, client: int) -> int:
         """Bytes that a client of this rank keeps; 0 for a stateless one."""

@@ -12,7 +12,7 @@ A job is one client's own test split, a rank's share of the global test set, or 
 several clients at once (`lightfed.local.alone.TestsAtOnce`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
-sessions (`Training.tests`); their reports are added here.
+sessions (`ClientSessions.tests`); their reports are added here.
 """
 
 from collections import UserList
@@ -194,13 +194,13 @@ class Evaluation:
             # Lightning evaluates in inference mode, where gradients cannot be computed.
             with torch.inference_mode(False), torch.enable_grad():
                 row = self._fleet.deployed(job).row(job)
-                self._reports["finetuned"].append(self._fleet.training.finetune(job, row))
+                self._reports["finetuned"].append(self._fleet.client_sessions.finetune(job, row))
 
     def _run_client(self, kind: Kind, client: int) -> None:
         """Test a client's model of a kind, if there is one."""
         rows = self._rows.get((kind, self._fleet.home_group(client)))
         if rows is not None:
-            report = self._fleet.training.test(client, rows)
+            report = self._fleet.client_sessions.test(client, rows)
             report.stored = 0 if kind == "local" else self._fleet.stored_bytes(client)
             self._reports[kind].append(report)
 
@@ -209,7 +209,7 @@ class Evaluation:
         ranks, total = self._fleet.ranks, self._data.global_test_batches()
         for server in rows.clients:
             with rows.bound(server) as module:
-                session = self._fleet.training.session_of(module)
+                session = self._fleet.client_sessions.session_of(module)
                 length = total if needs_whole(module) or is_whole(module) else 1
                 for first in range(ranks.rank * length, total, ranks.world * length):
                     batches = map(self._data.global_test_batch, range(first, first + length))

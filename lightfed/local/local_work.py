@@ -185,7 +185,7 @@ class SessionPlans:
         phases = zip(starts, self.phases, strict=False)
         return {start: phase.parameters(module) for start, phase in phases}
 
-    def batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
+    def batches(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
         """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
         epochs = self.epochs(client, t, left, purpose)
         return self.timings.each("data", chain.from_iterable(map(self.data.batches, epochs)))
