@@ -21,7 +21,7 @@ from lightfed.local.session import (
     Runtime,
     SessionReport,
 )
-from lightfed.state.rows import Row
+from lightfed.state.rows import Moment, Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
 from lightfed.utils.reading import read
@@ -197,10 +197,12 @@ class Training:
             raise self._suspended(reports, reports_of_this_rank)
 
         self.calls += 1
+        tests: dict[Moment, list[Report]] = {}
         for moment in sessions.tests:
-            sessions.tests[moment] = []
+            tests[moment] = []
             for _, _, tests_of_a_rank in outcomes:
-                sessions.tests[moment].extend(tests_of_a_rank[moment])
+                tests[moment].extend(tests_of_a_rank[moment])
+        sessions.tests = tests
         return sorted(reports, key=lambda report: report.client)
 
     def _train_on_this_rank(self, own_clients: list[int], waves: int, t: int) -> list[Report]:
