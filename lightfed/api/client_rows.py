@@ -7,7 +7,7 @@ import io
 import pickle
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from lightfed_kernels import compress, expand, popcount
 from torch import Tensor
@@ -17,6 +17,8 @@ from lightfed.api.places import Places
 from lightfed.local.client_group import GroupState
 from lightfed.state.client_state import KeptStates, Saved, block, stacked
 from lightfed.state.rows import Row
+
+T = TypeVar("T")
 
 
 class ClientRows:
@@ -119,6 +121,50 @@ class _Pickler(pickle.Pickler):
         if not isinstance(obj, Tensor):
             return NotImplemented
         return obj.detach().clone().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+class _Copier(pickle.Pickler):
+    """Pickles everything but tensors, of which it keeps copies.
+
+    Attributes:
+        tensors: The copies, in the order in which they were met.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    @override
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self.tensors.append(obj.detach().clone())
+        return len(self.tensors) - 1
+
+
+class _Copied(pickle.Unpickler):
+    """Puts tensors back where `_Copier` has met them."""
+
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    @override
+    def persistent_load(self, pid: int) -> Tensor:
+        return self._tensors[pid]
+
+
+def copied(values: T) -> T:
+    """Return a deep copy of values of clients; tensors among them may be views of rows.
+
+    It is what `pickled` and `pickle.loads` give, without writing the tensors as bytes.
+    """
+    file = io.BytesIO()
+    copier = _Copier(file)
+    copier.dump(values)
+    file.seek(0)
+    copies: T = _Copied(file, copier.tensors).load()
+    return copies
 
 
 def pickled(values: object) -> bytes:

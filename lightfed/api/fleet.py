@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightfed.aggregation.coverage import Parts
 from lightfed.aggregation.weights import whole
-from lightfed.api.client_rows import pickled
+from lightfed.api.client_rows import copied, pickled
 from lightfed.api.failures import check
 from lightfed.api.fleet_state import FleetState
 from lightfed.distributed.placement import split
@@ -668,6 +668,9 @@ class Fleet(FleetState):
         The values are copies, also on a single rank: a view of a row would change as the client
         trains.
         """
+        if self.ranks.alone:
+            return dict(sorted(copied(dict(mine)).items()))
+
         collected: dict[int, T] = {}
         for of_a_rank in self.ranks.gather([pickled(dict(mine))]):
             collected |= pickle.loads(of_a_rank)

@@ -202,17 +202,31 @@ class SessionPlans:
     repeat: int = 1
     shares: Mapping[int, float] = field(default_factory=dict)
 
+    # Placement, packs and sessions each ask for the lengths of all sessions of a round, which tiny
+    # networks notice.
+    _known_lengths: dict[tuple[int, int], tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
     def seed(self, client: int, t: int, purpose: str = "") -> int:
         """Return the seed of a session's dropout and of other draws from the default generator."""
         return derive_seed(self.run_seed, f"{purpose}session", t, client)
 
-    def lengths(self, client: int, t: int) -> list[int]:
+    def lengths(self, client: int, t: int) -> tuple[int, ...]:
         """Return the number of steps of each phase of a client's session in round t."""
+        lengths = self._known_lengths.get((client, t))
+        if lengths is None:
+            lengths = self._find_lengths(client, t)
+            self._known_lengths[client, t] = lengths
+        return lengths
+
+    def _find_lengths(self, client: int, t: int) -> tuple[int, ...]:
+        """Return what `lengths` returns."""
         batches = self._batches_of_phases(client, t)
         share = self.shares.get(client)
         if share is not None:
             batches = _cut(batches, max(1, rounded_down(share * sum(batches))))
-        return [self.repeat * count for count in batches]
+        return tuple(self.repeat * count for count in batches)
 
     def _batches_of_phases(self, client: int, t: int) -> list[int]:
         """Return the number of batches of each phase, of a client that does not leave."""
@@ -277,7 +291,7 @@ class SessionPlans:
         """
         lengths = self.lengths(client, t)
         if not even:
-            return tuple(lengths[:-1])
+            return lengths[:-1]
 
         batches = sum(lengths) // self.repeat
         sizes = self.data.batch_sizes(client, t)

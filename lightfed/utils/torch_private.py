@@ -21,5 +21,8 @@ from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesti
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+# Hooks that a program has registered for the steps of all optimizers.
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
 # Nested structures of tensors.
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
