@@ -107,7 +107,7 @@ def side_by_side(made: Fleet, most: int, patch: pytest.MonkeyPatch, *, few: int 
     """From now on so many clients are tested at once, in packs of `few` at least."""
     for state in made.groups:
         patch.setattr(state, "packing", Packing(most))
-    patch.setattr(row_tests, "_FEW", few)
+    patch.setattr(row_tests, "SMALLEST_PACK", few)
     if made.stateful:
         counts = [state.group.count for state in made.groups]
         made.places.packs = dict(enumerate(blocks(counts, [most] * len(counts))))

@@ -24,7 +24,7 @@ from lightfed.networks import (
     ResNet18GN,
     SimpleCNN,
 )
-from lightfed.packs.packing import LAYERS, unknown
+from lightfed.packs.known_layers import LAYERS, unknown
 from tests.packs.federations import (
     CLIENTS,
     Bent,
@@ -243,7 +243,7 @@ class Seeded(Residual):
 
 
 class Rated(Smooth):
-    """Its step sets the rate of its own optimiser."""
+    """Its step sets the rate of its own optimizer."""
 
     @override
     def configure_optimizers(self) -> Any:
@@ -274,7 +274,7 @@ class Late(Smooth):
     ("model", "reason"),
     [
         (Seeded, "sets the seed"),
-        (Rated, "settings of its optimiser"),
+        (Rated, "settings of its optimizer"),
         (Late, "in a pack the gradient of net."),  # in batches of three samples
         (Reads, ".item()"),
         (Listened, "hooks on gradients"),
