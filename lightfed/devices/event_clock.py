@@ -61,7 +61,7 @@ class VirtualClock(nn.Module):
             delays: Virtual seconds of the I idle servers, (I,) in the order of `idle`.
 
         Returns:
-            The first B servers to finish, ascending; ties go to the lower number. They are idle now.
+            The first B servers to finish, ascending; ties go to the lower number. They are idle.
         """
         busy = torch.as_tensor(np.asarray(delays, dtype=np.float64)).to(self.finish.device)
         assert len(busy) == int(self.free.sum())
