@@ -307,8 +307,8 @@ class FedBCD(Hierarchical):
 
         A server knows the last models of all its devices.
         """
-        devices = []
-        active = []
+        devices: list[int] = []
+        active: list[int] = []
         for n in servers:
             devices.extend(self.hierarchy.devices(n, fed.clients))
             active.extend(self.queue[n].tolist())
