@@ -42,6 +42,9 @@ class DeviceClock(Clock):
         sampled: Number of clients in a round.
         policy: What the server waits for; all clients by default.
         seed: Of the run.
+
+    Attributes:
+        finish: When each client has finished its last work, in virtual seconds, (N,).
     """
 
     def __init__(
@@ -64,8 +67,9 @@ class DeviceClock(Clock):
         self.loses_partial = self.policy.partial == "lose"
         self._ledger = ledger
 
-        # When each client has finished its last work, and its seconds at work in ended rounds.
-        self._finish = np.zeros(clients)
+        self.finish = np.zeros(clients)
+
+        # Each client's seconds at work in the rounds that have ended.
         self._busy = np.zeros(clients)
 
         # Which clients were available in the last round that asked for it.
@@ -82,7 +86,7 @@ class DeviceClock(Clock):
     @override
     def state_dict(self) -> dict[str, Any]:
         arrays = []
-        for values in (self._finish, self._busy, self._were_there):
+        for values in (self.finish, self._busy, self._were_there):
             arrays.append(torch.from_numpy(values.copy()))
         return {"now": self.now, "began": dict(self._round_begun), "arrays": arrays}
 
@@ -92,7 +96,7 @@ class DeviceClock(Clock):
         finish, busy, were_there = state["arrays"]
         self.now = state["now"]
         self._round_begun = dict(state["began"])
-        self._finish = finish.numpy().copy()
+        self.finish = finish.numpy().copy()
         self._busy = busy.numpy().copy()
         self._were_there = were_there.numpy().copy()
 
@@ -128,7 +132,7 @@ class DeviceClock(Clock):
         rng = numpy_generator(self.seed, "participants", t)
 
         # A client whose update is still under way cannot be asked before that has been merged.
-        free_at = self._finish.copy()
+        free_at = self.finish.copy()
         free_at[self.under_way] = np.inf
         start = max(self.now, float(free_at.min()))
         is_free = free_at <= start
@@ -161,9 +165,9 @@ class DeviceClock(Clock):
     @override
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
         """Let clients start when they and their senders have done their last round."""
-        last_finish = self._finish.copy()
+        last_finish = self.finish.copy()
         for client, its_senders in senders.items():
-            self._finish[client] = last_finish[[client, *its_senders]].max()
+            self.finish[client] = last_finish[[client, *its_senders]].max()
 
         # There is no server whose round they wait for.
         self._earliest_work = 0.0
@@ -191,18 +195,18 @@ class DeviceClock(Clock):
 
         trained = list(self._steps)
         workers, work = self._new_work(trained)
-        begin = np.maximum(self._finish[workers], self._earliest_work)
-        self._finish[workers] = begin + self._spend(workers, work)
-        self._finish[trained] += self._draw_delays(trained, "delay")
+        begin = np.maximum(self.finish[workers], self._earliest_work)
+        self.finish[workers] = begin + self._spend(workers, work)
+        self.finish[trained] += self._draw_delays(trained, "delay")
 
         sent = [client for client in trained if client not in silent]
         coming = [*sent, *self._round_begun]
         if not coming:
             # Nobody has sent an update: the round lasts as long as its work.
-            self.now = float(self._finish[workers].max(initial=self.now))
+            self.now = float(self.finish[workers].max(initial=self.now))
             return
 
-        finish = self._finish[coming]
+        finish = self.finish[coming]
         if self.policy.waits:
             self.now = float(finish.max(initial=self.now))
             return
@@ -223,7 +227,7 @@ class DeviceClock(Clock):
             usable: By client, whether its update can count in any round.
         """
         missed = set()
-        for client, finish in zip(coming, self._finish[coming].tolist(), strict=True):
+        for client, finish in zip(coming, self.finish[coming].tolist(), strict=True):
             if finish > self.now:
                 missed.add(client)
         self.late = missed.intersection(sent)
@@ -432,10 +436,10 @@ class DeviceClock(Clock):
         if self._method_sets_time:
             return
 
-        in_time = workers[self._finish[workers] <= self.now]
-        begin = np.maximum(self._finish[workers], self.now)
-        self._finish[workers] = begin + self._spend(workers, work)
-        self.now = float(self._finish[in_time].max(initial=self.now))
+        in_time = workers[self.finish[workers] <= self.now]
+        begin = np.maximum(self.finish[workers], self.now)
+        self.finish[workers] = begin + self._spend(workers, work)
+        self.now = float(self.finish[in_time].max(initial=self.now))
 
     @override
     def discount(self, client: int) -> float:

@@ -104,7 +104,7 @@ def test_clients_without_a_server_wait_for_their_neighbours() -> None:
     second = 3 * FLOPS
     run_round(fed, 0)
     run_round(fed, 1)
-    assert clock_of(fed)._finish.tolist() == pytest.approx(
+    assert clock_of(fed).finish.tolist() == pytest.approx(
         [20 * second, 11 * second, 2 * second, 11 * second]
     )
     assert clock_of(fed).now == pytest.approx(20 * second)
