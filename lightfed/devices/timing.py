@@ -91,7 +91,7 @@ def check_flops(groups: Sequence[GroupState]) -> None:
 
 
 def clock_of(fleet: Fleet) -> DeviceClock:
-    """The clock of a fleet, for a method that sets the time by a rule of its own.
+    """Return the clock of a fleet, for a method that sets the time by a rule of its own.
 
     Raises:
         AssertionError: The fleet has no devices: the class of the method names no `timing`.

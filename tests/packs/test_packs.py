@@ -39,7 +39,7 @@ from tests.tiers import by_default
 DRAWS = ("dropout", "dropout of convolutions", "static bn of drops", "masked language model")
 ALONE = {"tied": "layers share parameters"}
 EQUAL = [name for name in CASES if name not in DRAWS]
-# One of each kind of layer, optimiser and hook.
+# One of each kind of layer, optimizer and hook.
 QUICK = (
     "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
     "late", "dispfl", "my1", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
