@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.optim import SGD
+from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd.aspg import ASPG
@@ -121,6 +122,28 @@ def test_clients_without_a_server_wait_for_their_neighbours() -> None:
     expected = [20 * second, 11 * second, 2 * second, 11 * second]
     assert clock_of(fed).finish.tolist() == pytest.approx(expected)
     assert clock_of(fed).now == pytest.approx(20 * second)
+
+
+class SendsAgain(FedAvg):
+    """FedAvg whose participants also receive the merged model."""
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        super().round(fed, t)
+        fed.send(self.model, fed.participants(t))
+
+
+def test_clients_that_do_not_take_part_do_nothing_after_a_merge() -> None:
+    """The server waits for what its clients do after the merge, and for nobody else."""
+    fed = fleet(SendsAgain(), [2] * 4, Devices(down=10.0), clients_per_round=2)
+    metrics = run_round(fed, 0)
+    assert metrics["virtual_time"] == pytest.approx(2 * BYTES / 10)
+
+    finish = clock_of(fed).finish
+    participants = fed.participants(0)
+    for client in range(4):
+        expected = 2 * BYTES / 10 if client in participants else 0.0
+        assert finish[client] == pytest.approx(expected)
 
 
 def test_clients_that_train_alone_do_not_wait() -> None:
