@@ -113,7 +113,7 @@ class PackForward:
                     randomness=randomness,
                 )
 
-        # Made once and kept: a kernel for every step would cost a small model several percent.
+        # Made once and kept, so that a step launches no kernel for them.
         if self._ones.shape != losses.shape or self._ones.dtype != losses.dtype:
             self._ones = torch.ones_like(losses)
 

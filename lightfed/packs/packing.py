@@ -198,7 +198,7 @@ class Packs:
             )
 
         least = _FEWEST_CLIENTS if state.store.device.type == "cpu" else 2
-        return Packing(AUTO, least, may_mix_samples(module))
+        return Packing(AUTO, least, even=may_mix_samples(module))
 
     def _of_a_number(
         self,

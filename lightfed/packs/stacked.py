@@ -71,7 +71,7 @@ _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU)
 class Places:
     """Where a module has some tensors, and which of its layers get a forward of their own.
 
-    Looking this up takes longer than a step of a small model, so a session does it once.
+    Looking this up walks through the whole module, so a session does it once.
 
     Args:
         module: The module.
