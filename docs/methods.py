@@ -28,7 +28,8 @@ from lightfed.local.hooks import Hooks
 from lightfed.local.penalties import Pull
 from lightfed.networks.cnn import Conv
 from lightfed.networks.mlp import MLP
-from lightfed.packs.packing import _hooks_allow, unknown
+from lightfed.packs.known_layers import unknown
+from lightfed.packs.packing import hooks_allow_packs
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 
@@ -181,7 +182,7 @@ def answers(kind: type[Algorithm], data: Any) -> dict[str, str]:
         found[what] = getattr(algorithm, f"no_{what}") or "yes"
     modules = [state.module for state in fed.groups]
     packs = "by number" if any(map(unknown, modules)) else "yes"
-    found["packs"] = packs if _hooks_allow(algorithm) else "-"
+    found["packs"] = packs if hooks_allow_packs(algorithm) else "-"
     return found
 
 

@@ -18,14 +18,17 @@ from tests.small import CPU, fleet_of, random_data, run_round
 
 mlp = partial(MLP, hidden=(8,))
 SIZES = [4, 8, 6, 6, 10, 2]
+# FLOPs of a training step for a sample, by level: its hidden layer has 8, 4 or 2 units.
 FLOPS = {"a": 3 * 2 * (4 * 8 + 8 * 3), "b": 3 * 2 * (4 * 4 + 4 * 3), "c": 3 * 2 * (4 * 2 + 2 * 3)}
 
 
 def levels(*names: str) -> list[ClientGroup]:
+    """Return six clients in groups of these levels."""
     return [ClientGroup(6 // len(names), mlp, level=name) for name in names]  # type: ignore[arg-type]
 
 
 def fit(rule: FastestFit, groups: list[ClientGroup], devices: Devices, method: Any = None) -> Any:
+    """Return the groups and devices that a rule gives."""
     data = random_data(SIZES)
     data.prepare(clients=6, seed=0, device=CPU)
     return fitted(rule, groups, method or HeteroFL(), devices, data, LocalWork(), seed=0)
@@ -75,14 +78,18 @@ def test_a_device_that_fits_nothing() -> None:
 
 
 def test_rules_without_effect() -> None:
-    for rule, given, key in (
+    for rule, devices, key in (
         (FastestFit(), Devices(), "model.assign"),
         (FastestFit(deadline=0.0), Devices(), "model.assign.deadline"),
         (FastestFit(deadline=1.0), None, "model.assign"),
     ):
         with pytest.raises(UserError) as stated:
-            rule.check(given)
+            rule.check(devices)
         assert stated.value.key == key
-    own = Devices(groups={"a": Device(flops=1.0)})
+
+
+def test_a_device_of_a_group_is_refused() -> None:
+    """The clients of a group are not known before the models have been chosen."""
+    devices = Devices(groups={"a": Device(flops=1.0)})
     with pytest.raises(UserError, match=r"model\.assign: given, and group \['a'\] has a device"):
-        fit(FastestFit(deadline=1.0), [ClientGroup(6, mlp, level="a")], own)
+        fit(FastestFit(deadline=1.0), [ClientGroup(6, mlp, level="a")], devices)
