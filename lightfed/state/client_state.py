@@ -1,4 +1,4 @@
-"""What clients keep besides their rows, as an algorithm declares it, and the form it is saved in."""
+"""What clients keep besides their rows, as an algorithm declares it, and how it is saved."""
 
 from collections import UserDict, defaultdict
 from collections.abc import Iterable
