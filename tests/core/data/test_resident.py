@@ -185,7 +185,7 @@ def epoch_and_tests(
 ) -> list[Batch]:
     """A shuffled and augmented epoch, and two batches that are tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightfed.data.batches._GATHER_BYTES", {"cpu": gathered, "cuda": gathered})
+        patch.setattr("lightfed.data.batches.GATHER_BYTES", {"cpu": gathered, "cuda": gathered})
         split = ResidentSplit(samples, transform, device=torch.device(device), train=True, **kept)
     how: dict[str, Any] = {"generator": seeded(1), "order": seeded(2)}
     epoch = list(epoch_of(split, np.arange(len(samples.y)), batch_size=7, **how))
@@ -249,6 +249,6 @@ def test_what_the_device_does_not_hold_stays_mapped(
     x = torch.from_numpy(kept)
     samples = Samples(x, torch.arange(10))
     split = ResidentSplit(samples, Transform((0.0,), (1.0,)), device=CPU, train=True, held=False)
-    assert split._x.data_ptr() == x.data_ptr()
+    assert split.stored.data_ptr() == x.data_ptr()
     found = split.batch(torch.tensor([9]))[0].flatten()
     torch.testing.assert_close(found * 255, torch.arange(36.0, 40.0))
