@@ -554,7 +554,7 @@ def resident(
         size = samples.x.nbytes
     else:
         size = sum(column.nbytes for column in columns.tensors.values())
-    held = _fits(size, device) if place == "auto" else place == "device"
+    held = fits_in_free_memory(size, device) if place == "auto" else place == "device"
 
     if columns is not None:
         return ResidentColumns(samples, device=device, held=held)
@@ -575,7 +575,7 @@ def resident(
     )
 
 
-def _fits(size: int, device: torch.device) -> bool:
+def fits_in_free_memory(size: int, device: torch.device) -> bool:
     """Return whether this many bytes fit in half of the free memory; models need the other half."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -602,9 +602,10 @@ def draw_rectangles(
     """Draw the rectangles of random erasing (Zhong et al., AAAI 2020, arXiv:1708.04896).
 
     The area of a rectangle is uniform between .04 and .2 of the image's. The logarithm of its
-    height over its width is uniform between those of 1/2 and 2. Its place is uniform. The authors of
-    pFedMoE use this in other repositories, by torchvision's `RandomErasing`, which erases the same
-    rectangle of all images of a batch.
+    height over its width is uniform between those of 1/2 and 2. Its place is uniform.
+
+    The authors of pFedMoE use this in other repositories, by torchvision's `RandomErasing`, which
+    erases the same rectangle of all images of a batch.
 
     Args:
         count: The number of images.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.batches import Batch, LastBatch, ResidentSplit, _fits
+from lightfed.data.batches import Batch, LastBatch, ResidentSplit, fits_in_free_memory
 from lightfed.data.dataset import Samples, Transform
 from lightfed.utils.cache import cached
 
@@ -236,8 +236,8 @@ def test_float_samples_of_the_caller_do_not_change(float_limit: int) -> None:
 def test_auto_takes_the_device_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightfed.data.batches.free_memory", lambda: 1000.0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 800))
-    assert [_fits(size, torch.device("cuda")) for size in (200, 201)] == [True, False]
-    assert [_fits(size, CPU) for size in (500, 501)] == [True, False]
+    assert [fits_in_free_memory(size, torch.device("cuda")) for size in (200, 201)] == [True, False]
+    assert [fits_in_free_memory(size, CPU) for size in (500, 501)] == [True, False]
 
 
 def test_what_the_device_does_not_hold_stays_mapped(
