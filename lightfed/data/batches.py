@@ -578,10 +578,9 @@ def resident(
 def fits_in_free_memory(size: int, device: torch.device) -> bool:
     """Return whether this many bytes fit in half of the free memory; models need the other half."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = free_memory()
-    return 2 * size <= free
+        free_on_card, _ = torch.cuda.mem_get_info(device)
+        return 2 * size <= free_on_card
+    return 2 * size <= free_memory()
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
