@@ -47,7 +47,7 @@ def guarded(network: nn.Module) -> dict[str, nn.Module]:
     without a message under torch 2.12.1. Other versions have not been tried; the guard costs
     little, since such layers are small.
     """
-    convolutions = {}
+    convolutions: dict[str, nn.Module] = {}
     for name, layer in network.named_modules():
         if not isinstance(layer, nn.Conv2d) or layer.in_channels >= _VECTOR:
             continue
