@@ -144,6 +144,7 @@ class Coverage:
             `out`.
         """
         if source in self.copies:
+            # The whole model, or its first layers: a plain copy is faster than the kernel.
             size = self.copies[source]
             covered = out if size == out.shape[-1] else out[..., :size]
             # Not with `non_blocking`: the host reads its rows next.
@@ -184,6 +185,8 @@ class Coverage:
         """
 
         def members(positions: Sequence[int]) -> Members:
+            # All clients are named each time: the divisor is the weight of all of them, while only
+            # the rows at these positions are added up here.
             return Members.build(
                 self.table,
                 [self.levels[source] for source in sources],
@@ -196,6 +199,7 @@ class Coverage:
             return [client_row.to(row.device, non_blocking=True) for client_row in rows[chosen]]
 
         any_elsewhere = any(client_row.device != row.device for client_row in rows)
+        # If all rows are at hand, one kernel adds up and divides.
         if ranks is None and not any_elsewhere:
             slice_merge_(row, on_device(slice(None)), members(local))
             return
@@ -213,6 +217,7 @@ class Coverage:
                 sums += batch_sums
         assert sums is not None
 
+        # One collective for all elements. Every rank divides the same sums, so all have one result.
         if ranks is not None:
             sums = ranks.sum_(sums)
         slice_finish_(row, sums, members([]))
@@ -434,6 +439,8 @@ class Coverages:
             for entry in shared(model, group, group_layout.floats):
                 group_shapes.setdefault(entry.name, []).append(entry.shape)
 
+        # An axis that no group narrows is whole everywhere, so the order of its units is free, and
+        # it may be one that must not be permuted, such as that of the inputs.
         for name, tensor in model.layout.floats.views(model.floats).items():
             sizes_per_axis = zip(*group_shapes[name], strict=True)
             for axis, sizes in enumerate(sizes_per_axis):
@@ -503,6 +510,7 @@ class Coverages:
         ranks: Ranks,
     ) -> None:
         """Put the largest of the clients' integer buffers into a server model."""
+        # A mean of whole numbers, such as counts of batches, would not be whole.
         largest = torch.full_like(into.integers, NOTHING)
         for group, row in zip(local_groups, local_rows, strict=True):
             client_integers = integers_of(into, group, self._layouts[group], row)

@@ -295,6 +295,7 @@ class ResidentSplit(Resident):
         """Gather, normalize, erase, crop and mirror the samples of an index, as in `Resident`."""
         x = sent(self.stored.index_select(0, index), self.device)
         if not self._held:
+            # What stays on the host is stored as it was loaded, in torch's own order of axes.
             x = self._in_memory_order(x).clone(memory_format=torch.contiguous_format)
         y = sent(self.y.index_select(0, index), self.device)
         return self._finished(x.float(), draw), y
@@ -479,6 +480,7 @@ class PackBatches:
     def __init__(self, source: Resident, sessions: Sequence[Sequence[Plan]]) -> None:
         plans = [plan for session in sessions for plan in session]
         sizes = [[size for plan in session for size in plan.sizes] for session in sessions]
+        # Sessions that end early have batches of no samples.
         steps = max(len(session_sizes) for session_sizes in sizes)
         self.sizes = np.array([own + [0] * (steps - len(own)) for own in sizes])
         self.source = source
@@ -521,6 +523,7 @@ class PackBatches:
 
     def _positions(self, step: int) -> np.ndarray:
         """Return where the samples of a step lie among those of all sessions, (k, B)."""
+        # Sessions that have ended come last.
         active = int((self.sizes[:, step] > 0).sum())
         sizes = self.sizes[:active, step]
         starts = self._starts[:active, step]

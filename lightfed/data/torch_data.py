@@ -130,7 +130,9 @@ class FromTorch(Dataset):
         if self.task == "columns":
             return ()
 
-        first = self._samples["test"].x[:1].clone()  # a transform may change it
+        # Of the test set, because the transform of training samples may be random. A copy, because
+        # a transform may change what it is given.
+        first = self._samples["test"].x[:1].clone()
         if isinstance(self.transform, Transform):
             return tuple(first.shape[1:])
         try:

@@ -49,9 +49,11 @@ class OptimizerState:
         self._outside: dict[int, Any] = {}
         self._add_outside(self._outside)
 
+        # Everything below is copied now, before the first step, and copied again by `restore`.
         self._groups = [_Group(group, self) for group in optimizer.param_groups]
         self._following = self._parameter_copies_in_state()
         self._state = {key: self.copied("state", value) for key, value in optimizer.state.items()}
+        # Attributes with other names have been added by a session, and are removed by `restore`.
         self._names = frozenset(vars(optimizer)) | _OF_TORCH
         self._attributes = {
             name: self._recipe(name, value) for name, value in own_attributes(optimizer).items()

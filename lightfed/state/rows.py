@@ -251,7 +251,7 @@ class LiveModule:
                 self._copied_floats.append((tensor, entry))
         self._copied_integers = [(tensors[entry.name], entry) for entry in layout.integers]
 
-        # Where each tensor belongs. A step may put another one there.
+        # Where each tensor belongs. A step may put another one there, which `unbind` finds.
         in_row = [entry.name for entry in [*layout.floats, *layout.integers]]
         self._homes = [self._home(name, tensors[name]) for name in in_row]
 
@@ -259,7 +259,8 @@ class LiveModule:
         self.frozen = {name: p for name, p in parameters.items() if name in in_no_row}
         self._frozen_homes = [self._home(name, p) for name, p in self.frozen.items()]
 
-        # Buffers with `persistent=False`, and copies of their initial values.
+        # Buffers with `persistent=False`, and copies of their initial values. No row holds them, so
+        # they would carry what one client leaves there to the next.
         self._loose = [
             (self._home(name, buffer), buffer.clone())
             for name, buffer in buffers.items()
@@ -541,6 +542,7 @@ class RowStore:
             is a new, larger one.
         """
         if not keep:
+            # Slots are used again, from the first one on.
             self.slots.clear()
         for client in clients:
             self.slots.setdefault(client, len(self.slots))
