@@ -1,7 +1,7 @@
 """The only file that imports private names of torch.
 
 They are those of torch 2.11 to 2.15. A missing name fails here, at import; what the names do, and
-which private attributes of modules, tensors and optimisers are read elsewhere, is in
+which private attributes of modules, tensors and optimizers are read elsewhere, is in
 `tests/core/utils/test_torch_private.py`.
 """
 
