@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class Recorded(Topology):
-    """The neighbours of a recorded run."""
+    """The neighbors of a recorded run."""
 
     def __init__(self, choices: list[dict[str, Any]]) -> None:
         self.heard = {(c["round"], c["client"]): sorted(c["neighbours"]) for c in choices}

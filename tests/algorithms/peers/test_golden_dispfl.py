@@ -50,7 +50,7 @@ class LowestIndex(Starts, DisPFL):
 
     @override
     def growth(self, fed: Fleet, client: int, t: int) -> Tensor | int:
-        return torch.zeros(self._segments.size)
+        return torch.zeros(self.segments.size)
 
 
 class RecordedMy1(Starts, My1):
@@ -60,8 +60,8 @@ class RecordedMy1(Starts, My1):
 class RecordedMy2(Starts, My2):
     @override
     def others(self, fed: Fleet, free: Tensor, counts: Tensor, client: int, t: int) -> Tensor:
-        none = torch.zeros(self._segments.size)
-        return select_by_magnitude(none, free, counts, self._segments, largest=True)
+        none = torch.zeros(self.segments.size)
+        return select_by_magnitude(none, free, counts, self.segments, largest=True)
 
 
 CLASSES: dict[str, Any] = {

@@ -104,8 +104,8 @@ def test_means_replace_their_rows_a_few_columns_at_a_time(monkeypatch: pytest.Mo
     hears = {k: [(k + 1) % 5, (k + 2) % 5] for k in range(5)}
     owner = dict.fromkeys(hears, 0)
     expected, _, _ = run(Ranks(CPU), owner, hears, whole=True)
-    monkeypatch.setattr(gossip, "_ROOM", 0)
-    monkeypatch.setattr(gossip, "_LEAST", 32)
+    monkeypatch.setattr(gossip, "BLOCK_BYTES", 0)
+    monkeypatch.setattr(gossip, "LEAST_BLOCK_COLUMNS", 32)
     found, _, _ = run(Ranks(CPU), owner, hears, whole=True)
     for k in hears:
         assert all(map(torch.equal, found[k], expected[k]))
