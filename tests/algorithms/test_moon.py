@@ -121,7 +121,7 @@ def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:
             )
         )
         z = F.relu(F.batch_norm(F.linear(x, **linear), **norm))
-        torch.testing.assert_close(composite._representation(frozen, x), z)
+        torch.testing.assert_close(composite.representation_of(frozen, x), z)
     assert composite.extractor.training
 
 
