@@ -199,23 +199,22 @@ def _runs(
     groups = list(names)
     columns_by_group = [list(_columns(layouts[group], names[group])) for group in groups]
 
-    starts: list[int] = []  # of the run that is growing, in the order of `groups`
+    starts: list[int] = []  # of the run that grows, in the order of `groups`
     length = 0
-    # One step a tensor: its columns in every group, in the order of the first group's rows.
-    for tensor in sorted(zip(*columns_by_group, strict=True)):
-        shapes = {columns.shape for columns in tensor}
+    # One step is one tensor: its columns in every group. The order is that of the first group.
+    for columns in sorted(zip(*columns_by_group, strict=True)):
+        shapes = {in_group.shape for in_group in columns}
         assert len(shapes) == 1, f"tensors of unlike shapes: {shapes}"
 
-        tensor_starts = [columns.start for columns in tensor]
-        tensor_length = tensor[0].length
-        if starts and tensor_starts == [start + length for start in starts]:
-            length += tensor_length
-            continue
-        if starts:
-            yield Run(members, dict(zip(groups, starts, strict=True)), length)
-        starts = tensor_starts
-        length = tensor_length
-    if starts:
+        is_adjacent = [in_group.start for in_group in columns] == [at + length for at in starts]
+        if not is_adjacent:
+            if length > 0:
+                yield Run(members, dict(zip(groups, starts, strict=True)), length)
+            starts = [in_group.start for in_group in columns]
+            length = 0
+        length += columns[0].length
+
+    if length > 0:
         yield Run(members, dict(zip(groups, starts, strict=True)), length)
 
 

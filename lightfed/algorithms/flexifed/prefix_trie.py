@@ -8,9 +8,16 @@ averaged over the clients of its groups.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeAlias
 
 from lightfed.algorithms.flexifed.group_mean import SharedTensors
 from lightfed.algorithms.flexifed.signature import Layer
+
+Path: TypeAlias = tuple[tuple[tuple[str, ...], bool], ...]
+"""Layers from the input on: the signature of each, and whether it is the network's last."""
+
+Shapes: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
+"""The shapes of the tensors of each of some layers."""
 
 
 @dataclass(frozen=True, order=True)
@@ -45,18 +52,21 @@ class Trie:
     @classmethod
     def build(cls, models: Mapping[int, Sequence[Layer]]) -> "Trie":
         """Build the trie of groups and their layers; the order of the groups does not matter."""
-        # Two groups are at one node if and only if all layers up to here are alike.
-        groups_of_path: dict[tuple[tuple[tuple[str, ...], bool], ...], list[int]] = {}
-        for group in sorted(models):
-            layers = models[group]
-            path: tuple[tuple[tuple[str, ...], bool], ...] = ()
+        in_order = {group: tuple(models[group]) for group in sorted(models)}
+
+        # Two groups are at one node if and only if their paths to it are equal.
+        groups_of_path: dict[Path, list[int]] = {}
+        for group, layers in in_order.items():
+            path: Path = ()
             for position, layer in enumerate(layers):
                 is_last = position == len(layers) - 1
                 path = (*path, (layer.signature, is_last))
                 groups_of_path.setdefault(path, []).append(group)
 
-        nodes = [Node(len(path) - 1, tuple(groups)) for path, groups in groups_of_path.items()]
-        in_order = {group: tuple(models[group]) for group in sorted(models)}
+        nodes = []
+        for path, groups in groups_of_path.items():
+            depth = len(path) - 1
+            nodes.append(Node(depth, tuple(groups)))
         return cls(in_order, tuple(sorted(nodes)))
 
     @property
@@ -99,14 +109,17 @@ class Trie:
         A network has at least its last layer in a head. A layer is shared by the groups that have
         the same shapes from there to the end. Depths are negative.
         """
-        groups_of_shapes: dict[tuple[tuple[tuple[int, ...], ...], ...], list[int]] = {}
+        groups_of_shapes: dict[Shapes, list[int]] = {}
         for group, layers in self.models.items():
             final_linear = list(takewhile(lambda layer: layer.kind == "Linear", reversed(layers)))
-            for count in range(1, max(len(final_linear), 1) + 1):
-                shapes = tuple(layer.shapes for layer in layers[-count:])
+            longest = max(len(final_linear), 1)
+            for length in range(1, longest + 1):
+                shapes = tuple(layer.shapes for layer in layers[-length:])
                 groups_of_shapes.setdefault(shapes, []).append(group)
 
-        heads = [Node(-len(shapes), tuple(groups)) for shapes, groups in groups_of_shapes.items()]
+        heads = []
+        for shapes, groups in groups_of_shapes.items():
+            heads.append(Node(-len(shapes), tuple(groups)))
         return sorted(heads)
 
     def shared(self, nodes: Sequence[Node]) -> list[SharedTensors]:

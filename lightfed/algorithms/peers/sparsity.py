@@ -24,29 +24,34 @@ def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[flo
         density: The share of all elements that a model has, above 0 and at most 1.
     """
     sizes = [prod(shape) for shape in shapes]
-    raw = []  # densities for eps = 1
+    raw = []  # sum(shape) / prod(shape), the density for eps = 1
     for shape, size in zip(shapes, sizes, strict=True):
         raw.append(sum(shape) / size if shape else 1.0)
 
+    every_tensor = range(len(shapes))
     dense: set[int] = set()
     while len(dense) < len(shapes):
-        sparse = [i for i in range(len(shapes)) if i not in dense]
+        sparse = [i for i in every_tensor if i not in dense]
 
-        # The sparse tensors have what is left of all elements when the dense ones have theirs.
-        left = sum(sizes[i] * density for i in sparse)
-        left -= sum(sizes[i] * (1 - density) for i in dense)
-        eps = left / sum(raw[i] * sizes[i] for i in sparse)
+        # What dense tensors have above the overall density, the sparse ones have to lack.
+        elements = sum(sizes[i] * density for i in sparse)
+        elements -= sum(sizes[i] * (1 - density) for i in dense)
+        eps = elements / sum(raw[i] * sizes[i] for i in sparse)
 
         largest = max(raw[i] for i in sparse)
         if largest * eps <= 1:
-            return [1.0 if i in dense else eps * raw[i] for i in range(len(shapes))]
+            return [1.0 if i in dense else eps * raw[i] for i in every_tensor]
         dense |= {i for i in sparse if raw[i] == largest}
+
     return [1.0] * len(shapes)
 
 
 def active_counts(shapes: Sequence[tuple[int, ...]], densities: Sequence[float]) -> list[int]:
     """Return the number of elements of every tensor at its density, rounded down."""
-    return [int(d * prod(shape)) for shape, d in zip(shapes, densities, strict=True)]
+    counts = []
+    for shape, density in zip(shapes, densities, strict=True):
+        counts.append(int(density * prod(shape)))
+    return counts
 
 
 def random_mask(
