@@ -51,7 +51,7 @@ class FedAvg(Algorithm):
         if buffers == "drop":
             self.deployed_with = (
                 "set track_running_stats to False and running_mean and running_var to None in its "
-                "BatchNorm layers: they normalise by the batch in evaluation, too"
+                "BatchNorm layers: they normalize by the batch in evaluation, too"
             )
 
     @override

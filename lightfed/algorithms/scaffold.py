@@ -92,13 +92,15 @@ class SCAFFOLD(OneModel):
         if kind is SGD and len(rates) == 1 and not has_own_rate:
             return
 
-        found = kind.__name__
+        optimizer = kind.__name__
         if len(rates) > 1:
-            found += f" of {len(rates)} rates"
+            optimizer += f" of {len(rates)} rates"
         if has_own_rate:
-            found += ", whose rate is its own"
+            optimizer += ", whose rate is its own"
         raise UserError(
-            "model.optimizer", found, "name SGD; (x - y) / (K eta) is its mean gradient"
+            key="model.optimizer",
+            found=optimizer,
+            fix="name SGD; (x - y) / (K eta) is its mean gradient",
         )
 
     @override

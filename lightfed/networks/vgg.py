@@ -21,7 +21,7 @@ _LAST_CHANNELS = 512  # channels of the last convolution at width 1
 
 
 class VGG(nn.Module):
-    """FlexiFed's VGG-11, -13, -16 and -19 with batch normalisation.
+    """FlexiFed's VGG-11, -13, -16 and -19 with batch normalization.
 
     The head is dropout, linear, ReLU, dropout, linear, ReLU, linear. On CIFAR-10 they have
     28,149,514, 28,334,410, 33,646,666 and 38,958,922 parameters (released code). Modules are
