@@ -24,9 +24,8 @@ Deviation: static BatchNorm statistics are estimated on the training set in a fi
 augmentation, and only when the model is evaluated. The released code shuffles and augments, in
 every round. A last batch of one sample is left out, because it has no variance.
 
-Beside it: the masked loss and the tests of slices (`slices.py`), the released code's control
-strings (`control.py`), its layer `Scaler` (`networks/layers.py`), its figures
-(`lab/studies/heterofl.py`).
+See also the masked loss and the tests of slices (`slices.py`), the released code's control strings
+(`control.py`), its layer `Scaler` (`networks/layers.py`), its figures (`lab/studies/heterofl.py`).
 """
 
 from collections.abc import Sequence
