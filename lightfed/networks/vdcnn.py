@@ -103,12 +103,13 @@ class ConvBlock(nn.Module):
             nn.Conv1d(outputs, outputs, 3, padding=1),
             nn.BatchNorm1d(outputs),
         )
-        self.shortcut: nn.Module | None = None
-        if widens:
-            self.shortcut = nn.Sequential(
-                nn.Conv1d(inputs, outputs, 1, bias=False),
-                nn.BatchNorm1d(outputs),
-            )
+        # Made even where it is not needed: otherwise layers that are made later would draw other
+        # initial values than in earlier versions.
+        widening = nn.Sequential(
+            nn.Conv1d(inputs, outputs, 1, bias=False),
+            nn.BatchNorm1d(outputs),
+        )
+        self.shortcut = widening if widens else None
         self.relu = nn.ReLU(inplace=True)
 
     @override
