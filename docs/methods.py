@@ -192,7 +192,8 @@ def _sends_a_part(fed: Fleet) -> bool:
     own = getattr(algorithm, "personal", None)  # what FedBN and FedPer declare
     personal = callable(own) and bool(own(fed.groups[0].module))
     parts = any(isinstance(m, ServerModel) and m.part for m in algorithm.modules())
-    return parts or personal or any(getattr(algorithm, name, ()) for name in ("body", "_global"))
+    named = getattr(algorithm, "body", ()) or getattr(algorithm, "global_tensors", ())
+    return parts or personal or bool(named)
 
 
 def trial(
