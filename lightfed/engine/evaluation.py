@@ -67,6 +67,9 @@ class Evaluation:
         at: The moment of the personal metric.
         in_sessions: What to test in the sessions of a round: the kind of the metric, by moment.
         clients: The clients to evaluate, ascending.
+        rows: The models to test outside of sessions, by the kind of the metric and the group; each
+            evaluation finds them anew.
+        tests_at_once: Those of these tests that are run for several clients at once.
 
     Raises:
         UserError: The algorithm has no models of such a kind.
@@ -114,8 +117,8 @@ class Evaluation:
         for client in self.clients:
             self._clients_by_group.setdefault(fleet.home_group(client), []).append(client)
 
-        self._rows = self._find_models()
-        self._tests_at_once = self._find_tests_at_once()
+        self.rows = self._find_models()
+        self.tests_at_once = self._find_tests_at_once()
         self._pieces: list[tuple[TestKey, Any]] = []
 
     def _kinds_by_moment(self) -> dict[Moment, Kind]:
@@ -161,7 +164,7 @@ class Evaluation:
     def _find_tests_at_once(self) -> dict[TestKey, TestsAtOnce]:
         """Return tests of several clients at once, for groups whose clients also train so."""
         tests_at_once: dict[TestKey, TestsAtOnce] = {}
-        for (kind, group), rows in self._rows.items():
+        for (kind, group), rows in self.rows.items():
             clients = [] if kind == "global" else self._clients_by_group[group]
             tests = self._fleet.packs.tests(group, rows, clients)
             if tests is not None:
@@ -173,10 +176,10 @@ class Evaluation:
         if "finetuned" in self._kinds:
             return True
         group_of_client = self._fleet.home_group(client)
-        for kind, group in self._rows:
+        for kind, group in self.rows:
             if group != group_of_client or kind == "global":
                 continue
-            if (kind, group) not in self._tests_at_once:
+            if (kind, group) not in self.tests_at_once:
                 return True
         return False
 
@@ -211,11 +214,11 @@ class Evaluation:
         else:
             jobs = [client for client in clients_with_own_job if rank_of_client(client) == rank]
 
-        if ("global", 0) in self._rows and ("global", 0) not in self._tests_at_once:
+        if ("global", 0) in self.rows and ("global", 0) not in self.tests_at_once:
             jobs.insert(0, GLOBAL)
 
         pieces: list[tuple[TestKey, Any]] = []
-        for key, tests in self._tests_at_once.items():
+        for key, tests in self.tests_at_once.items():
             for piece in tests.pieces(rank, world, rank_of_client):
                 pieces.append((key, piece))
         jobs += [fleet.clients + position for position in range(len(pieces))]
@@ -224,24 +227,24 @@ class Evaluation:
     def start(self) -> None:
         """Prepare an evaluation; called before its first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
-        for tests in self._tests_at_once.values():
+        for tests in self.tests_at_once.values():
             tests.start()
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
             self._fleet.algorithm.evaluation_start(self._fleet)
-        self._rows = self._find_models()
+        self.rows = self._find_models()
 
     def run(self, job: int) -> None:
         """Run a job of `jobs`; its reports stay on this rank until `finish`."""
         if job == IDLE:
             return
         if job == GLOBAL:
-            self._test_global(self._rows["global", 0])
+            self._test_global(self.rows["global", 0])
         elif job < self._fleet.clients:
             self._test_client(job)
         else:
             key, piece = self._pieces[job - self._fleet.clients]
-            self._tests_at_once[key].run(piece, self._rows[key])
+            self.tests_at_once[key].run(piece, self.rows[key])
 
     def _test_client(self, client: int) -> None:
         """Run the tests that a client has for itself alone."""
@@ -249,9 +252,9 @@ class Evaluation:
         group = fleet.home_group(client)
         for kind in self._tested:
             key = kind, group
-            if kind == "global" or key in self._tests_at_once or key not in self._rows:
+            if kind == "global" or key in self.tests_at_once or key not in self.rows:
                 continue
-            report = fleet.training.test(client, self._rows[key])
+            report = fleet.training.test(client, self.rows[key])
             report.stored = 0 if kind == "local" else fleet.stored_bytes(client)
             self._reports[kind].append(report)
 
@@ -343,7 +346,7 @@ class Evaluation:
         """
         fleet = self._fleet
         rank = fleet.ranks.rank
-        for (kind, _), tests in self._tests_at_once.items():
+        for (kind, _), tests in self.tests_at_once.items():
             reports = tests.finish(fleet.ranks)
             if not fleet.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]

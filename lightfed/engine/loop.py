@@ -187,17 +187,14 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run
 
-        reports: list[SessionReport] = []
         if not any(any(overriding(name, self.trainer)) for name in _WAVE_HOOKS):
             # Nobody listens. At a thousand sessions per second, calling empty hooks and counting
             # each wave would take a noticeable part of a round.
             self._count(waves)
-            for client in clients:
-                report = run_client(client)
-                if report is not None:
-                    reports.append(report)
-            return reports
+            every = [run_client(client) for client in clients]
+            return [report for report in every if report is not None]
 
+        reports: list[SessionReport] = []
         connector = self.trainer._logger_connector
         for wave in range(waves):
             # Without a client of its own left, a rank calls the hooks all the same: those of other

@@ -72,9 +72,10 @@ class RunTrainer(Recorded, L.Trainer):
         The command sets it. A run from a script gets it from the arguments of its objects.
         """
         if self._config is None:
+            federation: Any = self.lightning_module
             self._config = {
                 "trainer": arguments(self),
-                "model": arguments(self.lightning_module),
+                "model": arguments(federation),
                 "data": arguments(self.datamodule),
             }
         return self._config

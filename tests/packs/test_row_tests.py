@@ -215,12 +215,12 @@ def test_pieces_do_not_depend_on_the_ranks(name: str, monkeypatch: pytest.Monkey
     evaluation = Evaluation(made, made.data, kinds=kinds)
     evaluation.start()
     run: list[Sequence[Any]] = []
-    for (kind, group), tests in evaluation._row_tests.items():
+    for (kind, group), tests in evaluation.tests_at_once.items():
         for rank in range(2):
             home = homes.__getitem__ if made.stateful else None
             run.append(tests.pieces(rank, 2, home))
             for piece in run[-1]:
-                tests.run(piece, evaluation._rows[kind, group])
+                tests.run(piece, evaluation.rows[kind, group])
     assert sum(map(bool, run)) > 1
     assert evaluation.finish()[1]["personal"] == expected
 

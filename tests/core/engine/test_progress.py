@@ -32,9 +32,9 @@ def run(bar: RoundProgressBar, folder: Path, *others: Callback, **flags: Any) ->
 
 def logged(folder: Path, **flags: Any) -> list[str]:
     bar = RoundProgressBar(seconds=0.0)
-    bar._console = Console(file=io.StringIO(), width=300)
+    bar.console = Console(file=io.StringIO(), width=300)
     run(bar, folder, **flags)
-    return bar._console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return bar.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -64,13 +64,13 @@ def test_a_narrow_terminal_shows_times_and_figures_whole(tmp_path: Path) -> None
     class Look(Callback):
         @override
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            assert bar._progress is not None
+            assert bar.progress is not None
             screen = Console(file=io.StringIO(), width=72)
-            screen.print(bar._progress.get_renderable())
+            screen.print(bar.progress.get_renderable())
             shown.append(screen.file.getvalue())  # type: ignore[attr-defined]
 
     bar = RoundProgressBar()
-    bar._console = Console(file=io.StringIO(), width=72, force_terminal=True)
+    bar.console = Console(file=io.StringIO(), width=72, force_terminal=True)
     run(bar, tmp_path, Look(), rounds=2)
     text = " ".join(shown[-1].split())
     accuracies = rf"global/accuracy {NUMBER} personal/accuracy {NUMBER}"
