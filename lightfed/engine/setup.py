@@ -18,7 +18,7 @@ from lightfed.engine import session_setup
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
-from lightfed.lightning_fits.hook_table import check_datamodule, vars_of
+from lightfed.lightning_fits.hook_table import check_datamodule, transfer_hooks_of
 from lightfed.lightning_fits.session_rates import SessionRates
 from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.client_group import GroupState, ignore
@@ -100,7 +100,7 @@ def host_of(trainer: RunTrainer, data: FederatedDataModule) -> SessionHost:
 
     transfers = None
     for datamodule in (users_datamodule, data):
-        if transfers is None and vars_of(datamodule):
+        if transfers is None and transfer_hooks_of(datamodule):
             transfers = datamodule
 
     return SessionHost(
