@@ -35,7 +35,7 @@ class RoundModule(L.LightningModule):
     modules and rows are in the `Fleet`, which `setup` makes when the ranks are connected and the
     data is split.
 
-    A subclass sets `algorithm` and `exports`, and defines `assemble`.
+    A subclass sets `algorithm` and `exports`, and defines `assemble` and `prepare`.
 
     Attributes:
         algorithm: Runs the rounds.
@@ -55,8 +55,18 @@ class RoundModule(L.LightningModule):
         self.predicts: int | None = None
         self._report = RoundReport()
 
-    def assemble(self, stage: str) -> tuple[Fleet, Evaluation]:
-        """Make the clients and their tests, when the ranks are connected and the data is split.
+    def assemble(self, stage: str) -> Fleet:
+        """Make the clients, when the ranks are connected and the data is split.
+
+        Args:
+            stage: What runs: fit, validate, test or predict.
+        """
+        raise NotImplementedError
+
+    def prepare(self, stage: str) -> Evaluation:
+        """Set up what belongs to the run and needs the clients, and make their tests.
+
+        Users' callbacks are set up here, and may ask for `fleet`.
 
         Args:
             stage: What runs: fit, validate, test or predict.
@@ -67,7 +77,8 @@ class RoundModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         if hasattr(self, "evaluation"):
             return  # `test` after `fit` in one process: it is the same federation
-        self.fleet, self.evaluation = self.assemble(stage)
+        self.fleet = self.assemble(stage)
+        self.evaluation = self.prepare(stage)
 
     @override
     def teardown(self, stage: str) -> None:
