@@ -167,12 +167,12 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
         ValueError: A row begins elsewhere.
     """
     begins: list[int] = []
-    is_misaligned = False
+    remainders = 0  # all of them in one number, because this is called for every row of a merge
     for tensor in tensors:
         first = tensor.data_ptr()
+        remainders |= first % multiple
         if tensor.dim() == 1:
             begins.append(first)
-            is_misaligned |= first % multiple != 0
             continue
         count = tensor.shape[0]
         step = tensor.stride(0) * tensor.element_size()
@@ -180,10 +180,11 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
             begins += range(first, first + step * count, step)
         else:
             begins += [first] * count  # one row that is expanded to several
-        is_misaligned |= first % multiple != 0 or (count > 1 and step % multiple != 0)
+        if count > 1:
+            remainders |= step % multiple
 
     table = np.array(begins, np.int64)
-    if is_misaligned and (table % multiple).any():
+    if remainders and (table % multiple).any():
         row = int(np.flatnonzero(table % multiple)[0])
         raise ValueError(
             f"{name}: row {row} starts {table[row] % multiple} bytes past a multiple of "
