@@ -1,6 +1,6 @@
-"""What clients keep: rows, and what an algorithm declares; saved and restored.
+"""The rows of clients, and what else they keep: opened, saved and restored.
 
-A rank saves one matrix per client group, with the numbers of its clients, instead of 10,000 rows.
+A rank saves one matrix for each group, with the numbers of its clients, instead of 10,000 rows.
 """
 
 import io
@@ -24,8 +24,8 @@ class ClientRows:
 
     Args:
         states: The groups.
-        places: Of the clients.
-        kept: What they keep besides their rows.
+        places: The group and the rank of each client.
+        kept: What clients keep besides their rows.
     """
 
     def __init__(self, states: Sequence[GroupState], places: Places, kept: KeptStates) -> None:
@@ -38,7 +38,7 @@ class ClientRows:
                 state.store.fill(state.initial)
 
     def open(self, clients: Sequence[int]) -> None:
-        """Give those clients slots that are on this rank."""
+        """Give slots of the row stores to those of the clients that are on this rank."""
         places = self._places
         by_group: list[list[int]] = [[] for _ in self._states]
         for client in clients:
@@ -49,55 +49,65 @@ class ClientRows:
             state.open(members, keep=places.keeps)
 
     def view(self, clients: Sequence[int]) -> Row | None:
-        """(K, P) and (K, Q): a view of the rows, if they are of one group and follow each other."""
+        """Return rows as one view, of shapes (K, P) and (K, Q); None if there is no such view.
+
+        There is one if the clients are of one group, and their rows follow each other.
+        """
         groups = {self._places.groups[client] for client in clients}
         if len(groups) != 1:
             return None
         return self._states[groups.pop()].store.view(clients)
 
     def saved(self) -> Saved:
-        """The state in host memory of this rank's clients.
+        """Return the state of this rank's clients, in host memory.
 
-        Of masked rows only the covered values. Matrices on the host are views of the rows: write
-        them before the next round.
+        Of masked rows it has only the covered values. Matrices on the host are views of the rows:
+        write them before the next round begins.
         """
-        found: Saved = defaultdict(list)
+        saved: Saved = defaultdict(list)
         for state in self._states:
             store = state.store
-            clients = [*store.slots]
-            masked = {k for k in clients if self._kept.mask(k) is not None}
-            found["values"] += stacked((k, self._covered(k)) for k in clients if k in masked)
-            dense = [k for k in clients if k not in masked]
+            clients = list(store.slots)
+            masked = [client for client in clients if self._kept.mask(client) is not None]
+            dense = [client for client in clients if self._kept.mask(client) is None]
+            saved["values"] += stacked((client, self._covered(client)) for client in masked)
             if dense:
-                found["floats"].append(block(dense, store.block(dense).floats))
+                saved["floats"].append(block(dense, store.block(dense).floats))
             if clients:
-                found["integers"].append(block(clients, store.block(clients).integers))
+                saved["integers"].append(block(clients, store.block(clients).integers))
+
         for name, kept in self._kept.items():
             if kept.durable:
-                found[name] = stacked(kept.data.items())
-        return dict(found)
+                saved[name] = stacked(kept.data.items())
+        return dict(saved)
 
     def _row(self, client: int) -> Row:
-        return self._states[self._places.groups[client]].store.row(client)
+        """Return the row of a client of this rank."""
+        group = self._places.groups[client]
+        return self._states[group].store.row(client)
 
     def _covered(self, client: int) -> Tensor:
-        """The values of a client's row that its mask covers."""
-        row, mask = self._row(client).floats, self._kept.mask(client)
+        """Return the values of a client's row that its mask covers, of shape (nnz,)."""
+        values = self._row(client).floats
+        mask = self._kept.mask(client)
         assert mask is not None
-        mask = mask.to(row.device)
-        return compress(row, mask, nnz=int(popcount(mask)))
+        mask = mask.to(values.device)
+        return compress(values, mask, nnz=int(popcount(mask)))
 
     def restore(self, client: int, state: Mapping[str, Tensor]) -> None:
         """Restore a client of this rank from its saved state."""
+        # First, because the mask, which says how the row was saved, is one of them.
         for name, kept in self._kept.items():
             if kept.durable:
                 kept.restore(client, state.get(name))
-        row, mask = self._row(client), self._kept.mask(client)
+
+        row = self._row(client)
+        mask = self._kept.mask(client)
         if mask is None:
             row.floats.copy_(state["floats"])
         else:
-            place = row.floats.device
-            expand(state["values"].to(place), mask.to(place), out=row.floats)
+            device = row.floats.device
+            expand(state["values"].to(device), mask.to(device), out=row.floats)
         row.integers.copy_(state["integers"])
 
 
@@ -112,7 +122,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pickled(values: object) -> bytes:
-    """Values of clients, of which tensors may be views of their rows."""
+    """Return values of clients as bytes; tensors among them may be views of rows."""
     file = io.BytesIO()
     _Pickler(file).dump(values)
     return file.getvalue()

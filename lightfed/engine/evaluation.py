@@ -15,8 +15,8 @@ test set, or a piece of a test of several clients at once (`lightfed.local.alone
 global test set is cut into the same batches on any number of ranks, and means are taken over them
 in order, so the metrics do not depend on the ranks.
 
-A model that the rest of the round overwrites is tested in the session (`Training.tests`). `finish`
-adds the reports of these tests to those of the jobs.
+A model that the rest of the round overwrites is tested in the session (`ClientSessions.tests`).
+`finish` adds the reports of these tests to those of the jobs.
 """
 
 from collections import UserList
@@ -254,7 +254,7 @@ class Evaluation:
             key = kind, group
             if kind == "global" or key in self.tests_at_once or key not in self.rows:
                 continue
-            report = fleet.training.test(client, self.rows[key])
+            report = fleet.client_sessions.test(client, self.rows[key])
             report.stored = 0 if kind == "local" else fleet.stored_bytes(client)
             self._reports[kind].append(report)
 
@@ -262,7 +262,7 @@ class Evaluation:
             # Lightning evaluates in inference mode, where gradients cannot be computed.
             with torch.inference_mode(False), torch.enable_grad():
                 row = fleet.deployed(client).row(client)
-                self._reports["finetuned"].append(fleet.training.finetune(client, row))
+                self._reports["finetuned"].append(fleet.client_sessions.finetune(client, row))
 
     def _test_global(self, rows: Rows) -> None:
         """Test the server's models on this rank's batches of the global test set.
@@ -274,7 +274,7 @@ class Evaluation:
         total = self._data.global_test_batches()
         for server in rows.clients:
             with rows.bound(server) as module:
-                session = fleet.training.session_of(module)
+                session = fleet.client_sessions.session_of(module)
                 length = total if needs_whole(module) or is_whole(module) else 1
                 for first in range(ranks.rank * length, total, ranks.world * length):
                     batches = map(self._data.global_test_batch, range(first, first + length))

@@ -219,7 +219,7 @@ class RoundModule(L.LightningModule):
             step_under_way(),
         ):
             yield StageHooks(module, "predict")
-            fleet.training.session_of(module).forget()
+            fleet.client_sessions.session_of(module).forget()
 
     @override
     def predict_step(self, batch: Any, *args: Any) -> Any:

@@ -85,7 +85,7 @@ def test_half_precision_has_gradients_outside_of_autocast() -> None:
 def packs_of(made: Any, clients: list[int]) -> list[list[int]]:
     made.open_round()
     made.send(made.algorithm.model, clients)
-    return sorted(sorted(pack) for pack in made.packs.form(made.training, clients, 0))
+    return sorted(sorted(pack) for pack in made.packs.form(made.client_sessions, clients, 0))
 
 
 def test_packs_of_stateless_clients_have_sessions_of_about_one_length() -> None:
@@ -105,7 +105,7 @@ def test_clients_with_rows_are_in_blocks_of_a_group() -> None:
     assert blocks([5, 4], [2, 3]) == [0, 0, 1, 1, 2, 3, 3, 3, 4]
     assert cut([*range(7)], 3) == [[0, 1], [2, 3], [4, 5, 6]]
     made = fleet("standalone", 3)
-    assert made.packs.form(made.training, [0, 2, 3, 6], 0) == [[0, 2]]
+    assert made.packs.form(made.client_sessions, [0, 2, 3, 6], 0) == [[0, 2]]
 
 
 class Refuses(FedAvg):

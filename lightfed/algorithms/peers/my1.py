@@ -54,7 +54,7 @@ class My1(DisPFL):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        signal = s.fed.training.gradient(s.client, s.row, s.round)  # at the consensus
+        signal = s.fed.client_sessions.gradient(s.client, s.row, s.round)  # at the consensus
         self._signals[s.client] = self._weights(signal)
         apply_mask_(s.row.floats, self.masks[s.client])  # w_{k,t+1/2}
 
