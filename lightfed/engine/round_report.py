@@ -202,9 +202,8 @@ def _client_rows(
             if kind == "personal" or report.client not in costs_of:
                 costs_of[report.client] = report
 
-    # A client may lack some metrics. A metric cannot have the name of one of the two costs.
+    # A client may lack some metrics. None has the name of another column: `log` refuses those.
     names = list(dict.fromkeys(name for metrics in metrics_of.values() for name in metrics))
-    names = [name for name in names if name not in ("samples", "stored_bytes")]
 
     clients = sorted(metrics_of)
     bytes_of_clients = fleet.ledger.bytes[clients].tolist()
