@@ -21,7 +21,10 @@ Run = Callable[[], Result]
 # input sets of its own, which it may overwrite.
 Bind = Callable[[Any], Run]
 
-OURS, OFFICIAL, COMPILED = "ours", "official", "compiled"
+# Names of codes.
+OURS = "ours"
+OFFICIAL = "official"
+COMPILED = "compiled"
 
 # The largest relative errors of sums of a few rows. Our code rounds once; a rival rounds at every
 # addition, in the rows' dtype.

@@ -51,6 +51,7 @@ def dispfl_aggregate(
 
 
 def _copy(tensors: Tensors) -> Tensors:
+    """Return copies of all tensors."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -139,6 +140,7 @@ def heterofl_combine(
 
 
 def _grid(index: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the indices of all combinations of some indices per dimension."""
     return torch.meshgrid(*index, indexing="ij")
 
 
@@ -175,9 +177,11 @@ def pack_by_shifts(mask: Tensor) -> Tensor:
 
 
 def unpack_by_shifts(words: Tensor) -> Tensor:
+    """Unpack a mask by thirty-two shifts."""
     shifts = torch.arange(_SHIFTS, device=words.device, dtype=torch.int32)
     return (((words[:, None] >> shifts) & 1) > 0).view(-1)
 
 
 def count_by_shifts(words: Tensor) -> Tensor:
+    """Count the ones of a mask after unpacking it."""
     return unpack_by_shifts(words).sum()

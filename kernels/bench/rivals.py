@@ -17,6 +17,7 @@ List = list[Tensor]
 def foreach_masked_mean(
     models: Sequence[List], masks: Sequence[List], own: int, keep: List
 ) -> List:
+    """Average as DisPFL does, on lists of tensors; arguments as of `official.dispfl_aggregate`."""
     counts = _zeros_like(keep)
     sums = _zeros_like(keep)
     for mask in masks:
@@ -32,6 +33,7 @@ def foreach_masked_mean(
 def flat_masked_mean(
     rows: Sequence[Tensor], masks: Sequence[Tensor], own: int, keep: Tensor
 ) -> Tensor:
+    """Average as DisPFL does, on rows; arguments as of `official.dispfl_aggregate`."""
     total = torch.zeros_like(keep)
     count = torch.zeros_like(keep)
     for row, mask in zip(rows, masks, strict=True):
@@ -130,6 +132,7 @@ def foreach_aspg(
     point: List, x: List, gradient: List, anchor: List, *, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
+    """Take FedBCD's step on lists of tensors."""
     step = torch._foreach_sub(point, anchor)
     torch._foreach_mul_(step, gamma)
     torch._foreach_add_(step, gradient)
@@ -146,6 +149,7 @@ def flat_aspg(
     point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, *, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
+    """Take FedBCD's step on rows."""
     new = (point - lr * (gradient + gamma * (point - anchor))).clamp(*box)
     point.copy_(new + extrapolation * (new - x))
     x.copy_(new)
@@ -157,4 +161,5 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _zeros_like(tensors: List) -> List:
+    """Return zeros like every tensor."""
     return [torch.zeros_like(tensor) for tensor in tensors]

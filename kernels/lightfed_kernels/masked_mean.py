@@ -162,6 +162,10 @@ def _masked_mean(
     weights: Tensor | None,
     over_neighbours: bool,
 ) -> None:
+    """Write the means into `out`, (R, P), on the backend of the tensors.
+
+    `first`, `index` and `weights` are those of `Neighbours`.
+    """
     if out.numel() == 0:
         return
     row_table = _rows.addresses("rows", rows)

@@ -218,6 +218,7 @@ def _compress_into(values: Tensor, row: Tensor, words: Tensor) -> Tensor:
 # A custom operator, as steps are, so that tools that record or check a step see it as one.
 @torch.library.custom_op("lightfed::apply_mask_", mutates_args=("rows",))
 def _apply_mask(rows: Tensor, words: Tensor) -> None:
+    """Set what a mask does not cover to 0, on the backend of the tensors."""
     if rows.numel() == 0:
         return
     if _rows.backend(rows, words) == "triton":

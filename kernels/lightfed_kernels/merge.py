@@ -423,6 +423,10 @@ class _Counts:
         return weights
 
 
+# Custom operators, so that tools that record or compile a step see each merge as one. `flat` and
+# `rest` are the tiles of SliceTable, and `tables` is what `_tables` returns.
+
+
 @torch.library.custom_op("lightfed::slice_merge", mutates_args=("out",))
 def _merge(
     out: Tensor,
@@ -432,6 +436,7 @@ def _merge(
     tables: Sequence[Tensor],
     weights: Tensor,
 ) -> None:
+    """Write the mean of `rows` into `out`."""
     if backend(out, *rows) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
@@ -463,6 +468,7 @@ def _sum(
     tables: Sequence[Tensor],
     weights: Tensor,
 ) -> None:
+    """Add the sum of `rows` to `partial`."""
     if backend(partial, *rows) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
@@ -484,6 +490,7 @@ def _finish(
     rest: Tensor,
     tables: Sequence[Tensor],
 ) -> None:
+    """Write the mean into columns of `out`, from their sums in `partial`."""
     if backend(out, partial) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
@@ -523,6 +530,7 @@ def _take(
     levels: Tensor,
     first: Tensor,
 ) -> None:
+    """Copy parts of `row` into `outs`."""
     if backend(row, *outs) == "triton":
         from lightfed_kernels.gpu.slices import take
 

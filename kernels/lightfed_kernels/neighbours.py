@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 # Weights outside of these bounds could vanish or overflow in float32, in which they are summed.
-SMALLEST, LARGEST = 1e-30, 1e30
+SMALLEST = 1e-30
+LARGEST = 1e30
 
 
 @dataclass(frozen=True, eq=False)

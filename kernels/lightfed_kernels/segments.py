@@ -105,6 +105,7 @@ def count_per_tensor(words: Tensor, segments: Segments) -> Tensor:
 
 @torch.library.custom_op("lightfed::count_per_tensor", mutates_args=("counts",))
 def _count_per_tensor(counts: Tensor, words: Tensor, bounds: Tensor, tiles: Tensor) -> None:
+    """Write the counts, (.., T) int64, on the backend of the tensors."""
     check_padding("words", words, bounds)
     if words.numel() == 0:
         counts.zero_()

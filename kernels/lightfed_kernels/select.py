@@ -144,6 +144,10 @@ def _select(
     seed: int,
     largest: bool,
 ) -> None:
+    """Write the mask of the chosen candidates into `out`.
+
+    `bounds` and `tiles` are those of Segments.
+    """
     _check_values("candidates", candidates, counts, bounds)
     order = Order(scores, largest=largest, seed=expand_seed(seed))
     _choose(out, candidates, counts, bounds, tiles, order)
@@ -160,6 +164,7 @@ def _prune_regrow(
     tiles: Tensor,
     seed: int,
 ) -> None:
+    """Write the next mask into `out`; `bounds` and `tiles` are those of Segments."""
     _check_values("words", words, counts, bounds)
     # Drop the smallest active weights: their bits become 0.
     pruned = torch.empty_like(words)

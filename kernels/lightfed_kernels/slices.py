@@ -150,6 +150,7 @@ class SliceTable:
 
     @property
     def device(self) -> torch.device:
+        """The device of the tables."""
         return self.tensors.device
 
     def tiles(self, dtype: torch.dtype, rank: int) -> tuple[Tensor, Tensor]:
@@ -245,11 +246,12 @@ def _columns(rows: int, columns: int) -> int:
     if columns >= _WIDE or rows == 1:
         return TILE
 
-    def lanes(width: int) -> int:
+    def num_tiles(width: int) -> int:
+        """Return the number of tiles with so many columns; all tiles have as many lanes."""
         return -(-rows // (TILE // width)) * -(-columns // width)
 
     widths = [TILE >> shift for shift in range(TILE.bit_length())]  # the widest first
-    return min(widths, key=lanes)
+    return min(widths, key=num_tiles)
 
 
 @dataclass(frozen=True, eq=False)

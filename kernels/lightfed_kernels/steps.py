@@ -79,6 +79,7 @@ def _aspg_step(
     point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, lr: float, gamma: float,
     extrapolation: float, low: float, high: float, bounded: bool,
 ) -> None:  # fmt: skip
+    """Check the numbers, and take the step on the backend of the tensors."""
     _check_numbers(lr=lr, gamma=gamma, extrapolation=extrapolation)
     if bounded and not (low <= 0 <= high and low < high):
         raise ValueError(f"box: [{low}, {high}]; an interval around 0 is needed, or None")

@@ -113,7 +113,7 @@ def launch_means(
     """
     like = rows[0]
     jobs = groups.jobs.numpy()
-    start, stop, begin, end = jobs[:, 0], jobs[:, 1], jobs[:, 2], jobs[:, 3]
+    start, stop, begin, end, _ = jobs.T
     programs_of_job = -(-(stop - start) // groups.tile)
     programs = int(programs_of_job.sum())
     check_grid("rows", programs)
