@@ -177,18 +177,21 @@ class Federation(Recorded, RoundModule):
         }
 
     @override
-    def assemble(self, stage: str) -> tuple[Fleet, Evaluation]:
+    def assemble(self, stage: str) -> Fleet:
         trainer = self.federated_trainer
-        data, ranks = trainer.datamodule, trainer.strategy.ranks
-        fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
-        # Hooks of the user's modules may ask for the fleet while they are attached.
-        self.fleet = fleet
-        setup.attach_configured(trainer, fleet, self, stage)
-        setup.watch_rates(trainer, fleet)
+        return self.make_fleet(Fleet, trainer.datamodule, trainer, ranks=trainer.strategy.ranks)
+
+    @override
+    def prepare(self, stage: str) -> Evaluation:
+        trainer = self.federated_trainer
+        data = trainer.datamodule
+        setup.attach_configured(trainer, self.fleet, self, stage)
+        setup.watch_rates(trainer, self.fleet)
+
         validates = stage != "fit" or trainer.limit_val_batches != 0
-        evaluated = self._kinds if validates else ()
-        setup.check_built(evaluated, fleet, data, tests=stage == "test")
-        return fleet, self._evaluate(fleet, data)
+        kinds = self._kinds if validates else ()
+        setup.check_built(kinds, self.fleet, data, tests=stage == "test")
+        return self._evaluate(self.fleet, data)
 
     def dealt(
         self, data: FederatedDataModule, trainer: RunTrainer
