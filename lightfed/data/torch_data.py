@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightfed.data.dataset import KEY, Dataset, Samples, Split, Task, Transform, moments
 from lightfed.data.torch_loaders import check_loader, loader_of, settings_not_followed
 from lightfed.data.torch_samples import kind_of, num_shared, read_columns
-from lightfed.data.transforms import Functions, normalises, transformed
+from lightfed.data.transforms import Functions, normalizes, transformed
 from lightfed.utils.errors import UserError, reason
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import seeded
@@ -81,11 +81,11 @@ class FromTorch(Dataset):
                 found="given twice" if is_module else "missing",
                 fix="give a test set, unless a data module has it: FromTorch(train, test)",
             )
-        if test_transform is None and normalises(train_transform):
+        if test_transform is None and normalizes(train_transform):
             raise UserError(
                 key=f"{KEY}.test_transform",
-                found="missing, and train_transform normalises",
-                fix="normalise the samples of both",
+                found="missing, and train_transform normalizes",
+                fix="normalize the samples of both",
             )
 
         self._train = train

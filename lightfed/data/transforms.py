@@ -56,7 +56,7 @@ def steps(transform: Function | None) -> Iterator[Function]:
         yield from steps(inner)
 
 
-def normalises(transform: Function | None) -> bool:
+def normalizes(transform: Function | None) -> bool:
     """Return whether a step of torchvision normalizes. Of a user's own function it is unknown."""
     return any(isinstance(step, v1.Normalize | v2.Normalize) for step in steps(transform))
 
