@@ -37,7 +37,7 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of
 from lightfed.utils.bounds import Number

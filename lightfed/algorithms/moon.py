@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.contrastive import Contrastive
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.client_module import ClientModule

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import Hooks, LocalPenalty
 from lightfed.models.personal import personal_tensors
 from lightfed.utils.errors import UserError

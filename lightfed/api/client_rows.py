@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.api.places import Places
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.state.client_state import KeptStates, Saved, block, stacked
 from lightfed.state.rows import Row
 

@@ -22,7 +22,7 @@ from lightfed.api.client_rows import copied, pickled
 from lightfed.api.failures import check
 from lightfed.api.fleet_state import FleetState
 from lightfed.distributed.placement import split
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.session import Report, weighted_means

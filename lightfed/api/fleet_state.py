@@ -24,8 +24,9 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.alone import Alone
-from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.local.client_group import ClientGroup, group_names
 from lightfed.local.client_sessions import ClientSessions
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves

@@ -6,7 +6,7 @@ from functools import partial
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, blocks, cut, place, split
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.local_work import LocalWork, SessionPlans
 from lightfed.utils.rng import numpy_generator
 

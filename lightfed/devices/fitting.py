@@ -9,7 +9,8 @@ import torch
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.devices.devices import Devices, seconds
-from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.local.client_group import ClientGroup, group_names
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import LocalWork
 from lightfed.local.memory import client_bytes

@@ -12,7 +12,7 @@ from lightfed.devices.devices import KEY as DEVICES
 from lightfed.devices.devices import Devices
 from lightfed.devices.policy import KEY as POLICY
 from lightfed.devices.policy import Policy
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import Hooks
 from lightfed.utils.errors import UserError
 

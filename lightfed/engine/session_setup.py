@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.lightning_fits.lightning_fit import Configure, Configured
 from lightfed.lightning_fits.session_trainer import Position, SessionHost, SessionTrainer
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.optimizer import Clipping, Stepper, Steps, hooked, make_stepper, rate_of
 from lightfed.local.session import Runtime
 from lightfed.state.optimizer_state import settings_of

@@ -21,7 +21,8 @@ from lightfed.engine.session_setup import OptimizerFactory
 from lightfed.lightning_fits.hook_table import check_datamodule, transfer_hooks_of
 from lightfed.lightning_fits.session_rates import SessionRates
 from lightfed.lightning_fits.session_trainer import SessionHost
-from lightfed.local.client_group import GroupState, ignore
+from lightfed.local.group_state import GroupState
+from lightfed.local.model_costs import ignore
 from lightfed.models.build import blank
 from lightfed.models.client_module import ClientModule, NetworkClient
 from lightfed.models.evaluating import is_evaluated

@@ -150,8 +150,3 @@ def _check_user_module(module: L.LightningModule, key: str) -> None:
         found = f"{type(module).__name__} has no training_step"
         raise UserError(key, found, "define one that returns a batch's loss")
     check_module(module, key)
-
-
-# Moved below at the end of the merge.
-from lightfed.local.group_state import GroupState, Packing  # noqa: E402, F401
-from lightfed.local.model_costs import ignore  # noqa: E402, F401

@@ -11,7 +11,7 @@ from lightfed_kernels import apply_mask_
 from torch import Tensor
 
 from lightfed.lightning_fits.python_state import Attributes
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec

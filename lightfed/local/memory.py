@@ -3,7 +3,7 @@
 import lightning.pytorch as L
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.models.build import blank
 from lightfed.models.trials import on_trial
 from lightfed.state.costs import activation_bytes

@@ -7,9 +7,9 @@ from itertools import islice
 
 from lightfed.lightning_fits.session_rates import SessionRates
 from lightfed.local.alone import Alone
-from lightfed.local.client_group import Packing
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.finished import Suspended, finished, put_in_place
+from lightfed.local.group_state import Packing
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.optimizer import Stepper, Steps

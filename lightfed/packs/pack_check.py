@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import GroupState, ignore
+from lightfed.local.group_state import GroupState
+from lightfed.local.model_costs import ignore
 from lightfed.local.session import Autocast
 from lightfed.models.attributes import attributes
 from lightfed.packs import stacked

@@ -13,7 +13,7 @@ import lightning.pytorch as L
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from lightfed.local.client_group import GroupState, Packing
+from lightfed.local.group_state import GroupState, Packing
 from lightfed.local.hooks import SESSION_HOOKS, SessionFleet, SessionHooks
 from lightfed.local.memory import client_bytes
 from lightfed.local.session import Autocast

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from lightfed.distributed.placement import split
 from lightfed.local.alone import Alone
-from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.client_sessions import ClientSessions
+from lightfed.local.group_state import GroupState, Packing
 from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.optimizer import Stepper
 from lightfed.local.session import GLOBAL, Autocast, Runtime, SessionReport, Work

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.own_network import own_network, plain, tensors_of
 from lightfed.models.trials import on_trial

@@ -22,7 +22,8 @@ from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import blocks
 from lightfed.engine.evaluation import Evaluation
-from lightfed.local.client_group import ClientGroup, Packing
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.group_state import Packing
 from lightfed.local.session import LocalSession, Report
 from lightfed.models.client_module import ClientModule
 from lightfed.networks import MLP, Conv

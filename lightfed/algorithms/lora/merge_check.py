@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lightfed.algorithms.lora.adapters import Adapter
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import GroupState, ignore
+from lightfed.local.group_state import GroupState
+from lightfed.local.model_costs import ignore
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import seeded, torch_generator
 

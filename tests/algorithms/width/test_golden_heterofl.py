@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.width.heterofl import HeteroFL
-from lightfed.local.client_group import ClientGroup, GroupState
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.networks.cnn import Conv
