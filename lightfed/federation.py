@@ -161,6 +161,7 @@ class Federation(Recorded, RoundModule):
         self._devices = devices
         self._policy = policy
         self._assign = assign
+        self._parts = tuple(algorithm.parts)  # as configured, before devices choose of them
         self.packs = Packs(side_by_side, pack_memory)
 
         personal_prefixes = personal
@@ -208,11 +209,19 @@ class Federation(Recorded, RoundModule):
             return self.groups, work, self._devices
 
         assert self._devices is not None, "the constructor has checked that there are devices"
-        data.trainer = trainer  # also in a plan
-        groups, devices = fitted(
-            self._assign, self.groups, self.algorithm, self._devices, data, work, seed=self.seed
+        dealt = fitted(
+            self._assign,
+            self.groups,
+            self.algorithm,
+            self._devices,
+            data,
+            work,
+            seed=self.seed,
+            parts=self._parts,
+            trainer=trainer,
         )
-        return groups, work, devices
+        self.algorithm = dealt.algorithm
+        return dealt.groups, work, dealt.devices
 
     def make_fleet(
         self, kind: type[F], data: FederatedDataModule, trainer: RunTrainer, **options: Any

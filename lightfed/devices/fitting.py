@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import lightning.pytorch as L
 import numpy as np
 import torch
 
+from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.devices.devices import Devices, seconds
 from lightfed.local.client_group import ClientGroup, group_names
 from lightfed.local.group_state import GroupState
-from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import LocalWork
 from lightfed.local.memory import client_bytes
 from lightfed.state.frozen_base import FrozenBase
@@ -87,20 +88,46 @@ class FastestFit:
         return chosen
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """Clients that have been given the models which their devices can train.
+
+    Attributes:
+        groups: The groups with their clients, without empty ones.
+        devices: The devices, in the order of the clients.
+        algorithm: The algorithm, with the parts that fit if clients hold parts of one model.
+    """
+
+    groups: list[ClientGroup]
+    devices: Devices
+    algorithm: Algorithm
+
+
 def fitted(
     rule: FastestFit,
     groups: Sequence[ClientGroup],
-    algorithm: Hooks,
+    algorithm: Algorithm,
     devices: Devices,
     data: FederatedDataModule,
     work: LocalWork,
     *,
     seed: int,
-) -> tuple[list[ClientGroup], Devices]:
-    """Return the groups with the clients that fit, without empty ones, and the devices.
+    parts: Sequence[float] = (),
+    trainer: L.Trainer | None = None,
+) -> Fitted:
+    """Give each client the model that its device can train.
 
-    The devices are in the order of the clients. If clients hold parts of one model, the algorithm
-    gets the parts that fit, and nothing else changes.
+    Args:
+        rule: Which model that is.
+        groups: A model each, the largest first. Their counts add up to the number of clients.
+        algorithm: Prepares the models.
+        devices: The devices of the clients.
+        data: The samples of the clients.
+        work: The length of sessions.
+        seed: Seed of the run.
+        parts: The shares of one model that clients may hold, if the algorithm deals shares: then
+            these are dealt, and the groups do not change.
+        trainer: What a step of a model may ask for as `self.trainer` while its cost is measured.
 
     Raises:
         UserError: A group has a device of its own, or a device can train none of the models.
@@ -116,17 +143,19 @@ def fitted(
     values = devices.of({"all": clients}, seed=seed)
     samples = sum(work.samples(data, client, None) for client in range(clients)) / clients
     names = group_names(groups)
-    needed_work, needed_memory = _needs(groups, names, algorithm, data, samples, seed)
+    needed_work, needed_memory = _needs(
+        groups, names, algorithm, data, samples, seed=seed, trainer=trainer
+    )
 
-    if algorithm.parts:
+    if parts:
         # A part needs its share of what the whole model needs.
-        parts = sorted(set(algorithm.parts), reverse=True)
-        names = [f"a density of {part:g}" for part in parts]
-        work_of_parts = np.outer(parts, needed_work[0])
-        memory_of_parts = np.multiply(parts, needed_memory[0])
+        largest_first = sorted(set(parts), reverse=True)
+        names = [f"a density of {part:g}" for part in largest_first]
+        work_of_parts = np.outer(largest_first, needed_work[0])
+        memory_of_parts = np.multiply(largest_first, needed_memory[0])
         chosen = rule.choose(values, work_of_parts, memory_of_parts, names)
-        algorithm.parts = [parts[position] for position in chosen]
-        return list(groups), devices
+        part_of_each_client = [largest_first[position] for position in chosen]
+        return Fitted(list(groups), devices, algorithm.with_parts(part_of_each_client))
 
     chosen = rule.choose(values, np.array(needed_work), np.array(needed_memory), names)
     counts = np.bincount(chosen, minlength=len(groups))
@@ -138,16 +167,18 @@ def fitted(
     # A stable sort: within a group, clients are in the order of the devices.
     order = np.argsort(chosen, kind="stable")
     ordered: dict[str, Any] = {name: of_clients[order] for name, of_clients in values.items()}
-    return nonempty, replace(devices, table=None, **ordered)
+    return Fitted(nonempty, replace(devices, table=None, **ordered), algorithm)
 
 
 def _needs(
     groups: Sequence[ClientGroup],
     names: Sequence[str],
-    algorithm: Hooks,
+    algorithm: Algorithm,
     data: FederatedDataModule,
     samples: float,
+    *,
     seed: int,
+    trainer: L.Trainer | None,
 ) -> tuple[list[list[float]], list[float]]:
     """Return what a session with each group's model needs.
 
@@ -158,6 +189,7 @@ def _needs(
         data: Has the shape of a sample.
         samples: Mean number of samples of a session.
         seed: Of the run.
+        trainer: As of `fitted`.
 
     Returns:
         Bytes up, bytes down and FLOPs for each group; and the bytes that a session holds.
@@ -175,6 +207,7 @@ def _needs(
             device=torch.device("cpu"),
             host_rows=False,
             prepare=algorithm.prepare_module,
+            trainer=trainer,
         )
         size = 4 * state.layout.floats.numel + 8 * state.layout.integers.numel
         work.append([size, size, state.passes * state.flops * samples])

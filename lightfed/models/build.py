@@ -28,8 +28,6 @@ class DataSpec(Protocol):
 
     def longest(self) -> Any: ...
 
-    trainer: Any
-
 
 def blank(data: DataSpec, *, samples: int) -> Tensor:
     """Return a batch of zeros for a model of these data, (samples, *input_shape).

@@ -83,7 +83,6 @@ class MergeCheck:
     ) -> None:
         self._state = state
         self._adapters = adapters
-        self._trainer = data.trainer
         self._batch = data.train_batch(0, _SAMPLES)
         self._row = state.borrow(state.initial)
         state.bind(self._row)
@@ -113,7 +112,7 @@ class MergeCheck:
             Exception: What the module's step raises.
         """
         module = self._state.module
-        module.trainer = self._trainer  # a step may ask it
+        module.trainer = self._state.trainer  # a step may ask it
         vars(module).update(log=ignore, log_dict=ignore)
         module.eval()
         try:
