@@ -1,5 +1,6 @@
 """Where the clients are: their groups, packs and ranks."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -24,6 +25,27 @@ def participants(count: int, clients: int, *, seed: int, t: int) -> list[int]:
         return list(range(clients))
     rng = numpy_generator(seed, "participants", t)
     return sorted(rng.choice(clients, count, replace=False, shuffle=False).tolist())
+
+
+def _block_size(state: GroupState, share: float) -> int:
+    """Return how many clients of a group, which keep their rows, have one home.
+
+    Only the participants of a round can train side by side. Blocks are therefore so large that
+    about as many of each take part as fit into a pack. The size follows from the configuration
+    alone: packs, and so the bits of results, must not depend on the number of ranks.
+
+    Args:
+        state: The group.
+        share: Share of the clients in a round.
+    """
+    most = state.packing.most
+    if most == 1 or share == 1.0:
+        return most
+
+    # Blocks of equal size, so that no rank has much less to do than the others.
+    clients = state.group.count
+    number_of_blocks = max(1, math.ceil(clients * share / most))
+    return math.ceil(clients / number_of_blocks)
 
 
 class Places:
@@ -74,7 +96,8 @@ class Places:
         if keeps:
             # Their homes stay for the whole run: rows do not move between ranks.
             counts = [state.group.count for state in states]
-            sizes = [state.packing.most for state in states]
+            share = work.share(sum(counts))
+            sizes = [_block_size(state, share) for state in states]
             self.packs = dict(enumerate(blocks(counts, sizes)))
             self._settle([*self.packs])
 

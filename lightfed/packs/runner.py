@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.distributed.placement import split
+from lightfed.distributed.placement import cut, split
 from lightfed.local.alone import Alone
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.group_state import GroupState, Packing
@@ -106,7 +106,10 @@ class PackRunner(Alone):
         fleet = self._fleet
         most = fleet.groups[group].packing.most
         if fleet.stateful:
-            return split(clients, fleet.pack_of)
+            packs = []
+            for of_one_home in split(clients, fleet.pack_of):
+                packs.extend(cut(of_one_home, most))
+            return packs
 
         by_size = sorted(clients, key=lambda client: len(fleet.data.test_index(client)))
         return [by_size[start : start + most] for start in range(0, len(by_size), most)]
@@ -131,11 +134,13 @@ class PackRunner(Alone):
                 shape = sessions.plans.shape(client, t, even=even)
                 members.setdefault((fleet.pack_of(client), *shape), []).append(client)
 
+        # More participants than a pack can have may live together: a draw is not even.
         packs = []
-        for pack in members.values():
-            packing = fleet.groups[group_of[pack[0]]].packing
-            if len(pack) >= packing.least:
-                packs.append(pack)
+        for together in members.values():
+            packing = fleet.groups[group_of[together[0]]].packing
+            for pack in cut(together, packing.most):
+                if len(pack) >= packing.least:
+                    packs.append(pack)
         return packs
 
     def _has_changed(self, group: int) -> bool:

@@ -1,6 +1,7 @@
 """Clients trained side by side: what one set of operators gives them, and who shares it."""
 
 import logging
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,43 @@ def test_clients_with_rows_are_in_blocks_of_a_group() -> None:
 
     made = fleet("standalone", 3)
     assert made.packs.form(made.client_sessions, [0, 2, 3, 6], 0) == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "expected_sizes"),
+    [
+        (40, 1.0, [4] * 10),  # all take part: a pack is a block
+        (40, 0.25, [14, 14, 12]),  # three blocks of which about four take part
+        (40, 0.05, [40]),
+    ],
+)
+def test_few_participants_with_rows_still_share_packs(
+    count: int, fraction: float, expected_sizes: list[int]
+) -> None:
+    sizes = [4] * count
+    made = fleet("standalone", 4, sizes=sizes, fraction=fraction)
+    block_sizes = Counter(made.places.packs.values())
+    assert list(block_sizes.values()) == expected_sizes
+
+    made.open_round()
+    participants = made.participants(0)
+    packs = made.packs.form(made.client_sessions, participants, 0)
+    in_packs = [client for pack in packs for client in pack]
+    assert len(in_packs) == len(set(in_packs))
+    assert all(2 <= len(pack) <= 4 for pack in packs)
+    for pack in packs:
+        assert len({made.places.packs[client] for client in pack}) == 1
+    # Only a participant that no other shares a block with, or that is one too many, is alone.
+    assert len(in_packs) >= len(participants) - len(expected_sizes)
+
+
+@pytest.mark.parametrize("name", ["standalone", "momentum"])
+def test_packs_of_few_participants_give_what_clients_alone_get(name: str) -> None:
+    sizes = [4 + client % 3 for client in range(24)]
+    changes: dict[str, Any] = {"sizes": sizes, "fraction": 0.25, "algorithm": Standalone}
+    expected_rows, _ = after(fleet(name, "off", **changes), rounds=3)
+    rows, _ = after(fleet(name, 3, **changes), rounds=3)
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-5, atol=2e-5)
 
 
 class Plain(FedAvg):
