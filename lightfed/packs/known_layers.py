@@ -1,5 +1,6 @@
 """Which networks can train side by side without a trial, because every layer is known."""
 
+import sys
 from typing import Any
 
 import lightning.pytorch as L
@@ -11,9 +12,12 @@ from lightfed.utils.torch_private import _BatchNorm
 
 # The layers that `model.side_by_side: auto` packs. tests/packs/test_what_packs.py compares each of
 # them with clients that train alone. A network of this package is known if its class declares
-# `packs`: then its forward only calls its layers, and operators that do not mix samples.
+# `packs`: then its forward only calls its layers, and operators that do not mix samples. A layer
+# with adapters of a user's own can declare it as well.
 LAYERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
+    nn.ModuleDict,  # these two are never called: peft keeps its adapters in them
+    nn.ParameterDict,
     nn.Identity,
     nn.Flatten,
     nn.Linear,
@@ -39,6 +43,14 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.Tanh,
 )
 
+# The adapters of linear layers in peft, and what wraps a network that has them, by the module that
+# defines each. They are looked up among the modules that are imported: peft is no requirement.
+PEFT_LAYERS: tuple[tuple[str, str], ...] = (
+    ("peft.peft_model", "PeftModel"),
+    ("peft.tuners.lora.model", "LoraModel"),
+    ("peft.tuners.lora.layer", "Linear"),
+)
+
 
 def has_known_loss(module: L.LightningModule) -> bool:
     """Return whether the module's loss is the cross-entropy of what its network returns."""
@@ -55,20 +67,19 @@ def unknown(module: L.LightningModule) -> str:
     if obstacle:
         return obstacle
 
-    if not all(parameter.requires_grad for parameter in module.parameters()):
-        return "it has frozen parameters"
-
     return shared_parts(module)
 
 
 def unknown_layer(network: nn.Module) -> str:
     """Return which layer of the network is not known, and why; empty if all are known."""
+    peft_layers = _imported_layers_of_peft()
     for name, layer in network.named_modules():
         kind = type(layer)
 
         # `vars`, not `hasattr`: a user's class that inherits from a network of this package may
         # have another forward.
-        if kind not in LAYERS and not vars(kind).get("packs", False):
+        is_known = kind in LAYERS or kind in peft_layers or vars(kind).get("packs", False)
+        if not is_known:
             return f"{name or 'the network'} is a {kind.__name__}"
 
         if "forward" in vars(layer) or not _has_known_hooks(layer):
@@ -78,6 +89,11 @@ def unknown_layer(network: nn.Module) -> str:
         # counter for each client, and cannot.
         if isinstance(layer, _BatchNorm) and layer.momentum is None:
             return f"{name} has no momentum"
+
+        # Such as DoRA's, which computes other things; and a forward that first takes adapters out
+        # of the weight that all clients share.
+        if getattr(layer, "lora_variant", None) or getattr(layer, "merged", False) is True:
+            return f"{name} has merged adapters or a variant of them"
 
     return ""
 
@@ -122,6 +138,16 @@ def listens_to_gradients(layer: nn.Module) -> bool:
             return True
 
     return False
+
+
+def _imported_layers_of_peft() -> list[type[nn.Module]]:
+    """Return the classes of `PEFT_LAYERS`; none if peft has not been imported."""
+    layers = []
+    for module, name in PEFT_LAYERS:
+        layer = getattr(sys.modules.get(module), name, None)
+        if layer is not None:
+            layers.append(layer)
+    return layers
 
 
 def _has_known_hooks(layer: nn.Module) -> bool:

@@ -42,6 +42,7 @@ _FEWEST_CLIENTS = 6
 _MOST_FLOPS = 5e7
 _MOST_FLOPS_OF_CONVOLUTIONS = 1e7
 # Above this number of bytes, the parameters and gradients of several clients leave a core's cache.
+# Frozen parameters do not count: there is one copy of them for all clients.
 _MOST_PARAMETER_BYTES = 512 << 10
 
 

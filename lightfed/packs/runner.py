@@ -144,9 +144,14 @@ class PackRunner(Alone):
         return packs
 
     def _has_changed(self, group: int) -> bool:
-        """Return whether a callback has frozen parameters, or has changed known layers."""
+        """Return whether a callback has changed which parameters are trained, or known layers.
+
+        Clients then train alone, where a frozen parameter that is to be trained now is refused.
+        """
         state = self._fleet.groups[group]
         if not all(parameter.requires_grad for parameter in state.live.trainable):
+            return True
+        if any(parameter.requires_grad for parameter in state.live.frozen.values()):
             return True
 
         return state.packing.known and bool(unknown(state.module))

@@ -1,5 +1,6 @@
 """What `auto` packs by its types, what a number packs after a check, and why the rest is alone."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import ASGD, SGD, Adam, RMSprop
@@ -24,7 +26,7 @@ from lightfed.networks import (
     ResNet18GN,
     SimpleCNN,
 )
-from lightfed.packs.known_layers import LAYERS, unknown
+from lightfed.packs.known_layers import LAYERS, PEFT_LAYERS, unknown
 from tests.packs.federations import (
     CLIENTS,
     Bent,
@@ -48,6 +50,23 @@ def spatial(*layers: nn.Module, size: int = 64) -> Callable[..., nn.Module]:
     """Return a network with layers between a first one and the logits, for 1 x 8 x 8 images."""
     first = nn.Conv2d(1, 4, 3, padding=1)
     return partial(nn.Sequential, first, *layers, nn.Flatten(), nn.Linear(4 * size, 3))
+
+
+def adapted(**settings: Any) -> Callable[..., nn.Module]:
+    """Return what makes a network for 4 features with peft's adapters of its linear layers."""
+
+    def build(num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> nn.Module:
+        config = LoraConfig(r=2, lora_alpha=8, target_modules=r".*\.(1|3)", **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # one package warns of the other
+            return get_peft_model(MLP(num_classes, input_shape, hidden=(8,)), config)  # type: ignore[arg-type]
+
+    return build
+
+
+def frozen_norm() -> nn.Module:
+    """Return a layer of batch normalization whose weights are frozen; its statistics are not."""
+    return nn.BatchNorm1d(8).requires_grad_(False)
 
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
@@ -81,6 +100,9 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
     "CIFARResNet": (partial(CIFARResNet, depth=8), True),
     "ResNet18GN": (partial(ResNet18GN, width=4, groups=2), True),
     "MLP": (partial(MLP, hidden=(8,)), False),
+    "frozen layers": (flat(nn.Linear(8, 8).requires_grad_(False), frozen_norm(), nn.Tanh()), False),
+    "adapters": (adapted(lora_dropout=0.0), False),
+    "adapters with biases": (adapted(lora_bias=True, bias="all"), False),
 }  # fmt: skip
 
 
@@ -100,7 +122,10 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 # The others have the same layers.
-QUICK = ("activations", "norms", "images", "lines", "dilated", "PreActResNet")
+QUICK = (
+    "activations", "norms", "images", "lines", "dilated", "PreActResNet", "frozen layers",
+    "adapters",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", by_default(NETWORKS, *QUICK))
@@ -124,6 +149,7 @@ def test_every_known_layer_is_in_one_of_these_networks() -> None:
         network = build(3, (1, 8, 8) if of_images else (4,))
         kinds |= {type(layer) for layer in network.modules()}
     assert kinds >= set(LAYERS)
+    assert {(kind.__module__, kind.__name__) for kind in kinds} >= set(PEFT_LAYERS)
 
 
 @pytest.mark.parametrize("build", [partial(VGG, depth=11), LeNet, partial(MoECNN, variant=5)])
@@ -148,6 +174,12 @@ def patch(net: Any) -> None:
     net[0].forward = lambda x: 2 * forward(x)
 
 
+def merged(net: Any) -> nn.Module:
+    """Return a network whose adapters have been added to the weights of the base."""
+    net.merge_adapter()
+    return net
+
+
 class Own(nn.Linear):
     """A layer of a user's."""
 
@@ -160,7 +192,8 @@ UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "a hook": (changed(lambda net: net[0].register_forward_hook(print)), "has hooks"),
     "a hook on a gradient": (changed(lambda net: net[0].weight.register_hook(print)), "has hooks"),
     "a parametrisation": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3))), "Parametrized"),
-    "a frozen layer": (changed(lambda net: net[0].requires_grad_(False)), "frozen"),
+    "DoRA": (adapted(use_dora=True), "variant"),
+    "merged adapters": (lambda: merged(adapted()()), "merged adapters"),
     "tied layers": (changed(lambda net: setattr(net[1], "weight", net[0].weight)), "share"),
     "a forward of its own": (changed(patch), "hooks"),
     "a mean of all batches": (
