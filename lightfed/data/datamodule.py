@@ -29,6 +29,7 @@ from lightfed.data.dataset import Dataset, Samples, Task
 from lightfed.data.digests import Contents
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
 from lightfed.data.partition.schemes import Partitioner
+from lightfed.data.partition.sorting import distinct
 from lightfed.data.torch_data import FromTorch
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import trim_heap
@@ -253,7 +254,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         # The windows of tokens on the host, for the tokens that a client has.
         self._tokens = train.x if self.task == "masked_lm" else None
         # The training samples of all clients, each once.
-        self._union = torch.from_numpy(np.unique(self.partition_.train_index))
+        self._union = torch.from_numpy(distinct(self.partition_.train_index, total=len(train)))
         self.reserve(0.0)
         self._prepared = (clients, seed, device)
 

@@ -7,11 +7,13 @@ every client gets some.
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
+from lightfed.data.partition.sorting import stable_order
 from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
@@ -39,7 +41,7 @@ class Task:
     def shuffled_classes(self) -> list[np.ndarray]:
         """Return the samples of each class in random order; empty for a class without samples."""
         order = self.rng.permutation(len(self))
-        order = order[np.argsort(self.labels[order], kind="stable")]
+        order = order[stable_order(self.labels[order])]
         return np.split(order, np.cumsum(self.class_sizes())[:-1])
 
     def class_sizes(self) -> np.ndarray:
@@ -116,10 +118,10 @@ class _Dealer(Partitioner):
             )
 
         owner = self._owners(task)
-        order = np.argsort(owner, kind="stable")
-        # Samples without an owner, -1, come first and are cut off.
-        bounds = np.searchsorted(owner[order], np.arange(task.clients + 1))
-        return np.split(order, bounds)[1:-1]
+        order = stable_order(owner)
+        # Samples without an owner, -1, come before the first bound.
+        bounds = np.searchsorted(owner[order], np.arange(task.clients + 1)).tolist()
+        return [order[start:end] for start, end in pairwise(bounds)]
 
     @abstractmethod
     def _owners(self, task: Task) -> np.ndarray:
