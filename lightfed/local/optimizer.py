@@ -240,7 +240,7 @@ class Stepper:
         for config, state in zip(self.schedulers, self._initial_schedules, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._steps_done = {"step": 0, "epoch": 0}
-        self._descends = not self.schedulers and _is_plain_sgd(self.optimizer)
+        self._descends = not self.schedulers and is_plain_sgd(self.optimizer)
 
     def train_only(self, parameters: Sequence[Tensor]) -> None:
         """Freeze all other parameters, with their optimizer state, until the next call or session.
@@ -474,8 +474,11 @@ def make_stepper(
     return stepper
 
 
-def _is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Whether a step is w - lr grad for all parameters, and nobody listens to it."""
+def is_plain_sgd(optimizer: Optimizer) -> bool:
+    """Whether a step is w - lr grad for all parameters, and nobody listens to it.
+
+    The step of a client alone, and that of a pack, then do without torch's optimizer.
+    """
     if type(optimizer) is not SGD or len(optimizer.param_groups) != 1:
         return False
     settings = optimizer.param_groups[0]

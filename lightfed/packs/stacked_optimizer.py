@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from lightfed.local.optimizer import Clipping, rate_of
+from lightfed.local.optimizer import Clipping, is_plain_sgd, rate_of
 
 # The step of an element depends on the gradients of that element alone. So it makes no difference
 # to these optimizers that a parameter has an axis of clients.
@@ -47,6 +47,7 @@ class StackedOptimizer:
         self._rate = rate
         self.leaves: list[nn.Parameter] = []
         self._momenta: list[Tensor | None] = []
+        self._descends = False
 
         # An optimizer keeps more defaults than it takes as arguments.
         arguments = signature(self._kind.__init__).parameters
@@ -85,6 +86,7 @@ class StackedOptimizer:
             groups.append(group)
         self._optimizer: Optimizer = self._kind(groups, **self._defaults)
 
+        self._descends = is_plain_sgd(self._optimizer)
         if momenta is not None and self._kind is optim.SGD:
             for leaf, momentum in zip(self.leaves, momenta, strict=True):
                 self._optimizer.state[leaf]["momentum_buffer"] = momentum
@@ -101,7 +103,20 @@ class StackedOptimizer:
             leaf.data = leaf.data[:clients]
 
     def step(self, grads: Sequence[Tensor | None]) -> None:
-        """Take one step from gradients of shape (active, *shape), one for each leaf."""
+        """Take one step from gradients of shape (active, *shape), one for each leaf.
+
+        Args:
+            grads: None for a parameter that the loss does not depend on.
+        """
+        used_grads = [gradient for gradient in grads if gradient is not None]
+        if self._descends and len(used_grads) == len(self.leaves):
+            # What the step of plain SGD does, without its Python overhead.
+            learning_rate = self._optimizer.param_groups[0]["lr"]
+            leaves: list[Tensor] = [*self.leaves]
+            with torch.no_grad():
+                torch._foreach_add_(leaves, used_grads, alpha=-learning_rate)
+            return
+
         for leaf, gradient in zip(self.leaves, grads, strict=True):
             leaf.grad = gradient
         self._optimizer.step()
