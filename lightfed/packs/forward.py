@@ -97,6 +97,7 @@ class PackForward:
                     shared=shared,
                     places=self._places,
                     randomness=randomness,
+                    sizes=sizes,
                 )
                 losses = _cross_entropies(logits, batch[1], sizes)
                 logged: dict[str, Tensor] = {}

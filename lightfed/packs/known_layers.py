@@ -112,15 +112,12 @@ def shared_parts(module: nn.Module) -> str:
 
 
 def may_mix_samples(module: L.LightningModule) -> bool:
-    """Return whether the layers or the loss of the module may mix the samples of a batch."""
-    if not has_known_loss(module):
-        return True
+    """Return whether the layers or the loss of the module may mix the samples of a batch.
 
-    network: Any = module.net
-    if unknown_layer(network):
-        return True
-
-    return any(isinstance(layer, _BatchNorm) for layer in network.modules())
+    Those of a batch that was filled up, that is: a pack computes the statistics of known batch
+    normalization from the others.
+    """
+    return not has_known_loss(module) or bool(unknown_layer(module.net))
 
 
 def listens_to_gradients(layer: nn.Module) -> bool:

@@ -6,6 +6,7 @@ copy images between layers. These layers get a forward of their own for the time
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ def scatter(layout: ModelLayout, values: Mapping[str, Tensor], rows: Row) -> Non
         view.copy_(values[name])
 
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
 # Activations whose result is the same whether or not it overwrites their input.
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU)
 
@@ -84,6 +87,8 @@ class Places:
         homes: For each tensor its name, the dictionary that holds it, and its key there.
         linear: Linear layers, with the names of their weights and biases.
         norms: Batch normalization without running statistics, with the same names.
+        filled_norms: All batch normalization, with the paths of the layers; for batches of which
+            some are filled up.
         pools: Max-pooling of images.
         in_place: Activations that overwrite their input, which `known` modules can do without. To
             `vmap` the input is a view, for which autograd would make four copies in each.
@@ -95,6 +100,7 @@ class Places:
         self.homes: list[tuple[str, _Home, str]] = []
         self.linear: list[tuple[nn.Linear, str, str]] = []
         self.norms: list[tuple[_BatchNorm, str, str]] = []
+        self.filled_norms: list[tuple[_BatchNorm, str]] = []
         self.pools: list[nn.MaxPool2d] = []
         self.in_place: list[Any] = []
         self._constants: dict[Any, tuple[Tensor, Tensor]] = {}
@@ -114,6 +120,9 @@ class Places:
             path = full_path.removeprefix(prefix)
             weight = f"{path}.weight".lstrip(".")
             bias = f"{path}.bias".lstrip(".")
+            if type(layer) in _BATCH_NORMS:
+                self.filled_norms.append((layer, path))
+
             if type(layer) is nn.Linear:
                 if weight in stacked_names:
                     self.linear.append((layer, weight, bias))
@@ -152,6 +161,7 @@ def forward(
     shared: Mapping[str, Tensor] | None = None,
     places: Places | None = None,
     randomness: str = "different",
+    sizes: Tensor | None = None,
 ) -> Any:
     """Return what `module(*inputs)` returns for each of K clients, in the module's mode.
 
@@ -166,6 +176,9 @@ def forward(
         shared: Buffers that are the same for all clients, and are only read.
         places: Where these tensors lie in the module; looked up if not given.
         randomness: As in `torch.func.vmap`. Draws come from the default generator.
+        sizes: The number of samples of each client, (K,), if their batches have been filled up to
+            one size. Batch normalization in training leaves the samples beyond it out of its
+            statistics.
 
     Returns:
         The outputs, each of shape (K, ...).
@@ -183,7 +196,7 @@ def forward(
         try:
             for name, home, key in places.homes:
                 home[key] = batched[name] if name in batched else tensors[name]
-            _replace_forwards(places, values, level, replaced_layers)
+            _replace_forwards(places, values, level, sizes, replaced_layers)
             for activation in places.in_place:
                 activation.inplace = False
 
@@ -206,7 +219,11 @@ def forward(
 
 
 def _replace_forwards(
-    places: Places, values: Views, level: int, replaced_layers: list[nn.Module]
+    places: Places,
+    values: Views,
+    level: int,
+    sizes: Tensor | None,
+    replaced_layers: list[nn.Module],
 ) -> None:
     """Give layers a forward for K clients, and note each in `replaced_layers`.
 
@@ -218,8 +235,15 @@ def _replace_forwards(
             linear.__dict__["forward"] = run_linear
             replaced_layers.append(linear)
 
+    if sizes is not None:
+        for layer, path in places.filled_norms:
+            layer.__dict__["forward"] = partial(
+                _filled_batch_norm, layer, path, values, sizes, level
+            )
+            replaced_layers.append(layer)
+
     for norm, weight, bias in places.norms:
-        if weight in values and bias in values:
+        if sizes is None and weight in values and bias in values:
             run_norm = partial(
                 _batch_norm, norm, values[weight], values[bias], places.constants, level
             )
@@ -318,3 +342,82 @@ def _batch_norm(
     offset = bias.view(*bias.shape, 1, 1, 1)
     by_client = by_client * factor + offset
     return _add_batch_dim(by_client.transpose(1, 2), 0, level)
+
+
+def _filled_batch_norm(
+    layer: _BatchNorm, path: str, values: Views, sizes: Tensor, level: int, x: Tensor
+) -> Tensor:
+    """Return what batch normalization returns for clients whose batches have been filled up.
+
+    Means and variances are those of the first `sizes[k]` samples of client k. What the samples
+    beyond them are normalized to has no weight in the loss.
+
+    Args:
+        layer: The layer.
+        path: Its name among `values`.
+        values: Parameters and buffers, (K, *shape) by name. Running statistics are updated here.
+        sizes: (K,).
+        level: Of `vmap`.
+        x: The layer's input, which `vmap` shows without its axis of clients.
+
+    Raises:
+        ValueError: A client has one value in each channel, which has no variance.
+    """
+    has_statistics = layer.running_mean is not None
+    if maybe_get_level(x) != level or (has_statistics and not layer.training):
+        return type(layer).forward(layer, x)
+
+    stacked_x = get_unwrapped(x).movedim(maybe_get_bdim(x), 1)  # (B, K, C, *size)
+    values_of_sample = prod(stacked_x.shape[3:])
+    # Only here does the host wait for a device: images have more than one value.
+    if values_of_sample == 1 and int(sizes.min()) == 1:
+        raise ValueError("batch normalization of a single value in each channel")
+
+    # Autocast computes statistics in full precision.
+    precise_x = stacked_x.float()
+    others = [1] * (stacked_x.dim() - 3)
+    is_real = torch.arange(len(stacked_x), device=sizes.device)[:, None] < sizes  # (B, K)
+    real = is_real.view(*is_real.shape, 1, *others).to(precise_x.dtype)
+    counts = (sizes * values_of_sample)[:, None]  # (K, 1)
+
+    axes = [0, *range(3, stacked_x.dim())]
+    mean = (precise_x * real).sum(axes) / counts  # (K, C)
+    centered = precise_x - mean.view(*mean.shape, *others)
+    variance = (centered.square() * real).sum(axes) / counts
+
+    if has_statistics and layer.track_running_stats:
+        _update_statistics(layer, path, values, mean.detach(), variance.detach(), counts)
+
+    scale = torch.rsqrt(variance + layer.eps)
+    if layer.weight is None:
+        normalized = centered * scale.view(*scale.shape, *others)
+    else:
+        # Those of all clients, (C,), if they are frozen.
+        weight = values.get(f"{path}.weight".lstrip("."), layer.weight)
+        bias = values.get(f"{path}.bias".lstrip("."), layer.bias).expand_as(scale)
+        scale = scale * weight
+        normalized = torch.addcmul(
+            bias.view(*bias.shape, *others), centered, scale.view(*scale.shape, *others)
+        )
+    return _add_batch_dim(normalized.to(x.dtype), 1, level)
+
+
+@torch.no_grad()
+def _update_statistics(
+    layer: _BatchNorm, path: str, values: Views, mean: Tensor, variance: Tensor, counts: Tensor
+) -> None:
+    """Update the running statistics of K clients, as batch normalization does.
+
+    Args:
+        layer: The layer; its momentum is a number.
+        path: Its name among `values`.
+        values: Buffers, (K, *shape) by name.
+        mean: (K, C), of a batch.
+        variance: (K, C), without the correction for the number of values.
+        counts: The number of values in a channel of a batch, (K, 1).
+    """
+    assert layer.momentum is not None
+    unbiased = variance * (counts / (counts - 1))
+    values[f"{path}.running_mean".lstrip(".")].lerp_(mean, layer.momentum)
+    values[f"{path}.running_var".lstrip(".")].lerp_(unbiased, layer.momentum)
+    values[f"{path}.num_batches_tracked".lstrip(".")].add_(1)

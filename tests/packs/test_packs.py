@@ -107,10 +107,52 @@ def test_packs_of_stateless_clients_have_sessions_of_about_one_length() -> None:
     assert packs_of(fleet("mlp", 2), [0, 2, 4]) == [[0, 4]]  # one is alone
 
 
-def test_batch_statistics_need_batches_of_equally_many_samples() -> None:
+def test_a_step_of_a_users_needs_batches_of_equally_many_samples() -> None:
     sizes = [5, 9, 5, 9, 5, 7, 5]
-    made = fleet("bn", 3, sizes, data=images)
-    assert packs_of(made, list(range(CLIENTS))) == [[0, 2], [1, 3], [4, 6]]
+    everyone = list(range(CLIENTS))
+    assert packs_of(fleet("averages", 3, sizes), everyone) == [[0, 2], [1, 3], [4, 6]]
+
+    # The statistics of known batch normalization are those of the samples that are not filled up.
+    normalized = fleet("bn", 3, sizes, data=images)
+    assert packs_of(normalized, everyone) == [[0, 2], [1, 3, 6], [4, 5]]
+
+
+def norms(kind: str) -> nn.Module:
+    """Return a network of vectors with batch normalization of some kind."""
+    norm = nn.BatchNorm1d(8, affine=kind != "no weights", track_running_stats=kind != "no buffers")
+    norm.requires_grad_(kind != "frozen weights")
+    return nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("kind", ["plain", "no weights", "frozen weights", "no buffers"])
+def test_filled_samples_are_in_no_statistics(kind: str) -> None:
+    sizes = [6, 11, 4, 18, 7, 7, 14]  # batches of 4, 3 and 2
+    packed = fleet("mlp", CLIENTS, sizes, model=partial(norms, kind), algorithm=Standalone)
+    alone = fleet("mlp", "off", sizes, model=partial(norms, kind), algorithm=Standalone)
+    assert packs_of_all(packed) == [list(range(CLIENTS))]
+
+    rows, metrics = after(packed)
+    expected_rows, expected_metrics = after(alone)
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=2e-5)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-4)
+
+
+def packs_of_all(made: Any) -> list[list[int]]:
+    """Return the packs if all clients take part."""
+    made.open_round()
+    return sorted(sorted(p) for p in made.packs.form(made.client_sessions, range(CLIENTS), 0))
+
+
+@pytest.mark.pack_raises
+def test_a_batch_of_one_vector_has_no_variance(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a client alone: its pack trains one by one, and the client is named."""
+    sizes = [4, 4, 5, 4, 4, 4, 4]
+    packed = fleet("mlp", CLIENTS, sizes, model=partial(norms, "plain"), algorithm=Standalone)
+    with pytest.raises(Exception, match="Expected more than 1 value per channel"):
+        after(fleet("mlp", "off", [5], model=partial(norms, "plain"), algorithm=Standalone))
+    after(packed, rounds=1)
+    assert "single value in each channel" in caplog.text
+    assert "client 2" in caplog.text
 
 
 def test_clients_with_rows_are_in_blocks_of_a_group() -> None:
