@@ -21,6 +21,7 @@ from lightfed.cli.config_files import beside_class_path, check_arguments, check_
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Dataset
 from lightfed.federation import Federation
 from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
@@ -71,21 +72,28 @@ def _repaired(written: Any, parsed: Any) -> Any:
 def run_name(file: Path, method: str) -> str:
     """Return the name of the run of a configuration file: that of the file, `runs/mine`.
 
-    The files of a folder that is named after an algorithm, as those of `configs/` are, bear the
-    names of data sets: `fedavg/digits.yaml` and `fedprox/digits.yaml`. Their runs say the method
-    that trains in them, first: `fedavg-digits`, `fedprox-digits`. A file that names an algorithm
-    itself, such as `dispfl/digits-fedavg.yaml`, says enough.
+    In `configs/` a file and its folder name a method and a data set: `digits/fedavg.yaml`,
+    `heterofl/mnist.yaml`. The file alone says too little, so the run is named by both, and first
+    by the method that it trains: `fedavg-digits`, `heterofl-mnist`. A file of a method's folder
+    that names a method itself, such as `dispfl/digits-fedavg.yaml`, says enough.
 
     Args:
         file: The configuration.
         method: The class of its algorithm.
     """
-    known = {kind.__name__.lower() for kind in subclasses(Algorithm)}
+    methods = {kind.__name__.lower() for kind in subclasses(Algorithm)}
+    data_sets = {kind.__name__.lower() for kind in subclasses(Dataset)}
+    folder = file.absolute().parent.name
+
+    if folder in data_sets and file.stem in methods:
+        return f"{method.lower()}-{folder}"
+
     words = re.split(r"[^a-z0-9]+", file.stem.lower())
-    names_a_method = any(word in known or word == method.lower() for word in words)
-    if file.absolute().parent.name not in known or names_a_method:
-        return file.stem
-    return f"{method.lower()}-{file.stem}"
+    names_a_method = any(word in methods or word == method.lower() for word in words)
+    if folder in methods and not names_a_method:
+        return f"{method.lower()}-{file.stem}"
+
+    return file.stem
 
 
 def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:

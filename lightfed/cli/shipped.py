@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     copy = commands.add_parser("copy", help="copy a configuration or a folder of them to configs/")
-    copy.add_argument("name", help="such as heterofl, or fedavg/digits")
+    copy.add_argument("name", help="such as heterofl, or digits/fedavg")
     asked = parser.parse_args(argv)
     if asked.command == "copy":
         print(_copy(asked.name))
@@ -84,7 +84,7 @@ def path_of(name: str) -> Path:
     """The file of a configuration; a UserError if there is none of that name."""
     if name in names():
         return ROOT / f"{name}.yaml"
-    near = [other for other in names() if other.startswith(f"{name}/")]
+    near = [other for other in names() if name in other.split("/")]
     near = near or get_close_matches(name, names())
     fix = f"did you mean {' or '.join(near[:4])}?" if near else "see `lightfed configs`"
     raise UserError("--config", f"no configuration {name!r} in the installation", fix)

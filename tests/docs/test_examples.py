@@ -98,7 +98,7 @@ def test_the_commands_of_the_how_tos_fit(folder: Path) -> None:
         found[1] for _, text in pages if (found := re.search(r"algorithm: (\{class_.*?\}\})", text))
     ]
     fits += [
-        ["fit", "--config=lightfed:fedavg/digits", f"--model.algorithm={one}"] for one in named
+        ["fit", "--config=lightfed:digits/fedavg", f"--model.algorithm={one}"] for one in named
     ]
     assert len(named) == 1
     assert len(fits) >= 5
