@@ -19,6 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 
 from lightfed.cli.errors import annotations, base_of, class_hint, files_of, list_in_files
+from lightfed.cli.shipped import is_study
 from lightfed.cli.yaml_words import misread
 from lightfed.utils.errors import UserError, require
 
@@ -28,30 +29,52 @@ _LINKED = ("num_classes", "input_shape", "rate")  # of the run, if a network doe
 
 
 def check_files(words: Sequence[str]) -> None:
-    """Reject what YAML would read otherwise than it is written; names the lines.
+    """Check each configuration that a command line names.
 
-    Keys that a file has twice, of which it would keep the last one, and numbers of base 60 or with
-    leading zeros, which it would convert.
+    Raises:
+        UserError: a file is a study, or YAML would read it otherwise than it is written.
     """
     for path in files_of(words):
-        try:
-            root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
-            duplicates, numbers = list(_duplicates(root, "")), list(misread(root))
-        except RecursionError as error:
-            fix = "write it flat, as the shipped configurations are"
-            raise UserError("--config", f"{path} is nested too deeply", fix) from error
-        except (yaml.YAMLError, UnicodeDecodeError):
-            continue  # the parser says what is wrong
-        except _HoldsItself as error:
-            found = f"the value at line {error.line} of {path} holds itself, by an anchor"
-            raise UserError("--config", found, "write it out, without the alias") from error
-        for key, first, second in duplicates:
-            lines = f"lines {first} and {second} of {path}"
-            raise UserError(key, f"given twice, in {lines}", "keep one")
-        for key, written, line in numbers:
-            found = f"{written}, in line {line} of {path}, which YAML reads as another number"
-            fix = "write it in decimal without leading zeros, or a word in quotes"
-            raise UserError(key, found, fix)
+        if is_study(path):
+            found = f"{path} is a study of several methods, and no configuration of a run"
+            raise UserError("--config", found, f"run it by `lightfed study {path}`")
+        check_file(path, "--config")
+
+
+def check_file(path: Path, key: str) -> None:
+    """Reject a file that YAML would read otherwise than it is written; names the lines.
+
+    These are keys that a file has twice, of which YAML would keep the last one, and numbers of base
+    60 or with leading zeros, which it would convert. A file that is not YAML passes: who reads it
+    next says what is wrong.
+
+    Args:
+        path: The file.
+        key: What names the file, for the error.
+
+    Raises:
+        UserError: YAML would read the file otherwise.
+    """
+    try:
+        root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+        duplicates = list(_duplicates(root, ""))
+        numbers = list(misread(root))
+    except RecursionError as error:
+        fix = "write it flat, as the shipped configurations are"
+        raise UserError(key, f"{path} is nested too deeply", fix) from error
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return
+    except _HoldsItself as error:
+        found = f"the value at line {error.line} of {path} holds itself, by an anchor"
+        raise UserError(key, found, "write it out, without the alias") from error
+
+    for twice, first, second in duplicates:
+        lines = f"lines {first} and {second} of {path}"
+        raise UserError(twice, f"given twice, in {lines}", "keep one")
+    for misread_key, written, line in numbers:
+        found = f"{written}, in line {line} of {path}, which YAML reads as another number"
+        fix = "write it in decimal without leading zeros, or a word in quotes"
+        raise UserError(misread_key, found, fix)
 
 
 def with_items(words: Sequence[str]) -> list[str]:

@@ -39,10 +39,17 @@ def main(argv: Sequence[str]) -> int:
     if asked.command == "copy":
         print(_copy(asked.name))
         return 0
-    for name in names():
-        headline = path_of(name).read_text("utf-8").partition("\n")[0].strip("# ")
-        print(f"{name:<34}{shorten(headline, 100, placeholder=' ...')}")
+    _list(names())
+    print("\nstudies, for `lightfed study lightfed:NAME`:")
+    _list(studies())
     return 0
+
+
+def _list(names: Sequence[str]) -> None:
+    """Print a line for each file: its name and the first line of its comment."""
+    for name in names:
+        headline = (ROOT / f"{name}.yaml").read_text("utf-8").partition("\n")[0].strip("# ")
+        print(f"{name:<34}{shorten(headline, 100, placeholder=' ...')}")
 
 
 def slurm(argv: Sequence[str]) -> int:
@@ -74,10 +81,26 @@ def _bin() -> str:
 
 
 def names() -> list[str]:
-    """All of them, without the ending."""
-    files = (path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies")
-    found = (path.relative_to(ROOT).with_suffix("") for path in files)
-    return sorted(map(str, found), key=lambda name: (name.count("/"), name))
+    """The configurations, without the ending; those in no folder first."""
+    return [name for name in _files() if not is_study(ROOT / f"{name}.yaml")]
+
+
+def studies() -> list[str]:
+    """The studies beside the configurations of their papers, without the ending."""
+    return [name for name in _files() if is_study(ROOT / f"{name}.yaml")]
+
+
+def _files() -> list[str]:
+    """All files but those of configs/studies, which `lightfed study` knows by a short name."""
+    files = [path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies"]
+    found = [str(path.relative_to(ROOT).with_suffix("")) for path in files]
+    return sorted(found, key=lambda name: (name.count("/"), name))
+
+
+def is_study(path: Path) -> bool:
+    """Whether a file has methods to compare, and is no configuration of a single run."""
+    lines = path.read_text("utf-8", "replace").splitlines()
+    return any(line.startswith("methods:") for line in lines)
 
 
 def path_of(name: str) -> Path:
@@ -101,7 +124,12 @@ def with_paths(words: Sequence[str]) -> list[str]:
 
 
 def _copy(name: str) -> Path:
-    source = ROOT / name if name and (ROOT / name).is_dir() else path_of(name)
+    if name and (ROOT / name).is_dir():
+        source = ROOT / name
+    elif name in studies():
+        source = ROOT / f"{name}.yaml"
+    else:
+        source = path_of(name)
     target = "configs" / source.relative_to(ROOT)
     if target.exists():
         raise UserError("configs copy", f"{target} exists", "move it away first")

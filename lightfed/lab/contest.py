@@ -80,6 +80,10 @@ class Way(NamedTuple):
     seconds: float | None = None
 
 
+class Submitted(SystemExit):
+    """Missing runs wait in a queue: the contest can be held once they have ended."""
+
+
 class Held(NamedTuple):
     """A contest that has been held.
 
@@ -105,7 +109,7 @@ def hold(
     metric: str | None = None,
     differ: Sequence[str] = (),
 ) -> Held:
-    """Run what is missing; leaves with a status if runs failed, or are submitted.
+    """Run what is missing; ends the process if runs failed.
 
     Args:
         methods: two or more.
@@ -117,6 +121,7 @@ def hold(
 
     Raises:
         UserError: a command cannot run, or the terms are not equal.
+        Submitted: what is missing has been submitted; without a handler it ends the process.
     """
     names, points = [method.name for method in methods], [()] if grid is None else grid.points
     outside = grid is None or not {*grid.seeds} & {*seeds}
@@ -216,7 +221,10 @@ def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[
         cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
         print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
     if missing and way.slurm:
-        raise SystemExit(_submit(missing, way))
+        status = _submit(missing, way)
+        if status:
+            raise SystemExit(status)
+        raise Submitted(0)
     status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr) if missing else 0
     if status and (all_of_them or status > 128):
         raise SystemExit(status)

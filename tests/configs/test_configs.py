@@ -11,15 +11,16 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
 from lightfed.cli import command_line as cli
+from lightfed.cli import shipped
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.federation_cli import as_written
 from lightfed.lab.report.page import commands
 from lightfed.lab.results.run import read
 from lightfed.utils.keys import digest, identity
-from tests.configs.test_sweeps import parser
 from tests.datasets.tiny import (
     ag_news,
     cifar10,
@@ -32,10 +33,28 @@ from tests.datasets.tiny import (
 )
 from tests.tiers import first_of_each
 
-__all__ = ["parser"]
-
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.yaml") if p.parent.name != "studies")
+CONFIGS = [ROOT / "configs" / f"{name}.yaml" for name in sorted(shipped.names())]
+
+
+class Stop(BaseException):
+    """The command line is parsed."""
+
+
+@pytest.fixture(scope="module")
+def parser() -> ArgumentParser:
+    """That of the command line, made once."""
+    found: list[ArgumentParser] = []
+
+    def stop(self: Any) -> None:
+        found.append(self.parser)
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LightningCLI, "instantiate_classes", stop)
+        with pytest.raises(Stop):
+            cli.main(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
+    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +350,7 @@ def test_the_readmes_commands_run(
             words += [f"--trainer.max_epochs={rounds}", "--trainer.limit_train_batches=1"]
             words += [] if "quickstart" in command else ["--trainer.enable_page=false"]
         if words[0] == "sweep":
-            words += ["--line", "1", "--trainer.enable_page=false", *ONE_BATCH]
+            words += ["--line", "5", "--trainer.enable_page=false", *ONE_BATCH]
         if words[0] == "compare" and not folders:
             words = [w if w != "0-4" else "0-1" for w in words]
             words += ["--set", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]

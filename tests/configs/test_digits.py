@@ -1,4 +1,4 @@
-"""The files of configs/digits: each is complete, and differs from FedAvg's where its method must."""
+"""The files of configs/digits are complete, and differ from FedAvg's where their method must."""
 
 from pathlib import Path
 from typing import Any

@@ -29,7 +29,7 @@ def test_a_study_is_a_file_of_ones_own(folder: Path) -> None:
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(STUDY))
     read = study.read_study("own/mine.yaml")
-    assert read["title"] == STUDY["title"]
+    assert read.title == STUDY["title"]
     methods = study.methods_of("own/mine.yaml", read, "short")
     assert all(f"--trainer.name=mine-short-{method.name}" in method.words for method in methods)
     assert study.digest("own/mine.yaml") == study.digest(str(path))
