@@ -104,6 +104,22 @@ def test_the_page_of_studies_says_how_large_each_is() -> None:
     assert "\n".join(rows) in (ROOT / "docs" / "studies.md").read_text()
 
 
+def test_the_commands_of_the_pages_name_studies_and_their_cases() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "".join(page.read_text() for page in pages)
+    named = r"lightfed study ((?:lightfed:|configs/)[\w/.]+)(?: --case '(.+?)')?"
+    commands_of_pages = re.findall(named, text, re.S)
+    assert len(commands_of_pages) >= 3
+    for name, case in commands_of_pages:
+        study = read_study(name if name.startswith("lightfed:") else str(ROOT / name))
+        assert not case or " ".join(case.split()) in study.cases
+
+
+def test_a_study_of_the_installation_is_named_like_a_configuration() -> None:
+    study = read_study("lightfed:heterofl/levels")
+    assert study.path.samefile(ROOT / "configs" / "heterofl" / "levels.yaml")
+
+
 # Commands.
 
 

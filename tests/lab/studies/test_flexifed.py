@@ -9,7 +9,7 @@ from lightfed.lab.drawing.marks import Figure
 from lightfed.lab.report.comparison import compare
 from lightfed.lab.results.run import Run
 from lightfed.lab.studies.figures import study_figures
-from lightfed.lab.studies.flexifed import protocols, figures
+from lightfed.lab.studies.flexifed import figures, protocols
 from lightfed.utils.errors import UserError
 from tests.lab.report.make_run import by_title, drawn
 from tests.lab.studies.make_study import strategy_run
