@@ -130,7 +130,7 @@ RUN_BY = {
     "docs/index.md": "core/cli/test_installing.py", "docs/python.md": "core/engine/test_python.py",
     "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "docs/test_data.py",
     "docs/lora.md": "algorithms/lora/test_peft_client.py",
-    "docs/studies.md": "lab/test_comparisons.py",
+    "docs/studies.md": "configs/test_studies.py",
     "docs/howto/compare.md": "lab/test_comparisons.py",
     "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "docs/test_examples.py",
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",

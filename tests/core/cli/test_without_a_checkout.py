@@ -12,7 +12,7 @@ from lightfed.cli.errors import class_error
 from lightfed.cli.federation_cli import run_name
 from lightfed.lab import study
 from lightfed.runs.run_folder import RunFolder
-from tests.lab.test_comparisons import STUDY
+from tests.lab.test_study import STUDY
 from tests.promises.refusals.mistakes import edited
 
 SMALL = {"model.algorithm": "FedAvg", "model.optimizer.init_args.lr": 0.1}
