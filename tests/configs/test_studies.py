@@ -241,7 +241,8 @@ def merged(words: tuple[str, ...]) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.matrix  # a run of each
+@pytest.mark.matrix  # two runs of each
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("at_hand")
 @by_study
 def test_runs_have_the_columns_of_their_study(path: Path, files: Path, tmp_path: Path) -> None:
