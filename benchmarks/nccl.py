@@ -77,7 +77,7 @@ def reducing(backend: str) -> Iterator[list[int]]:
     with ExitStack() as stack:
         for place, name, new in (
             (Ranks, "__init__", init), (Ranks, "_all_reduce", reduce), (Ranks, "alone", False),
-            (group_mean, "_sum", summed),
+            (group_mean, "sum_over_ranks", summed),
         ):  # fmt: skip
             stack.enter_context(patch.object(place, name, new))
         yield sizes

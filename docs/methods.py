@@ -28,7 +28,8 @@ from lightfed.local.hooks import Hooks
 from lightfed.local.penalties import Pull
 from lightfed.networks.cnn import Conv
 from lightfed.networks.mlp import MLP
-from lightfed.packs.packing import _hooks_allow, unknown
+from lightfed.packs.known_layers import unknown
+from lightfed.packs.packing import hooks_allow_packs
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 
@@ -181,7 +182,7 @@ def answers(kind: type[Algorithm], data: Any) -> dict[str, str]:
         found[what] = getattr(algorithm, f"no_{what}") or "yes"
     modules = [state.module for state in fed.groups]
     packs = "by number" if any(map(unknown, modules)) else "yes"
-    found["packs"] = packs if _hooks_allow(algorithm) else "-"
+    found["packs"] = packs if hooks_allow_packs(algorithm) else "-"
     return found
 
 
@@ -191,7 +192,8 @@ def _sends_a_part(fed: Fleet) -> bool:
     own = getattr(algorithm, "personal", None)  # what FedBN and FedPer declare
     personal = callable(own) and bool(own(fed.groups[0].module))
     parts = any(isinstance(m, ServerModel) and m.part for m in algorithm.modules())
-    return parts or personal or any(getattr(algorithm, name, ()) for name in ("body", "_global"))
+    named = getattr(algorithm, "body", ()) or getattr(algorithm, "global_tensors", ())
+    return parts or personal or bool(named)
 
 
 def trial(

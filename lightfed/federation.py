@@ -27,7 +27,7 @@ from lightfed.packs.packing import Packs, SideBySide
 from lightfed.packs.runner import PackRunner
 from lightfed.runs.export import Exported
 from lightfed.state.rows import Moment
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
 
 F = TypeVar("F", bound=Fleet)
@@ -36,12 +36,18 @@ F = TypeVar("F", bound=Fleet)
 class Federation(Recorded, RoundModule):
     """A federation: an algorithm and groups of clients.
 
-    Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
-    are in the `Fleet`. `setup` creates it when the ranks are up and the data is split.
+    Its registered sub-modules hold only server state, which every rank has a copy of. The modules
+    and rows of clients are in the `Fleet`, which is made when the ranks are up and the data is
+    split.
 
     Attributes:
-        optimizer: of local training, as configured.
-        packs: how clients train side by side, as configured.
+        algorithm: The federated algorithm.
+        groups: The client groups as configured.
+        num_clients: Number of clients.
+        seed: Seed of all draws.
+        optimizer: Makes the optimizer of local training; None if the clients' modules do.
+        packs: How clients train side by side.
+        exports: The weights to write at the end of a run.
     """
 
     def __init__(
@@ -123,19 +129,44 @@ class Federation(Recorded, RoundModule):
             seed: Seed of all draws.
         """
         super().__init__()
-        found = "nothing to schedule: model.optimizer is not given"
-        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
-        require(optimizer is not None or lr_schedule is None, "model.lr_schedule", found, fix)
-        self.algorithm, self.seed = checks.algorithm(algorithm), seed
+        if optimizer is None and lr_schedule is not None:
+            raise UserError(
+                "model.lr_schedule",
+                "nothing to schedule: model.optimizer is not given",
+                "give model.optimizer, or schedule in the clients' configure_optimizers",
+            )
+        self.algorithm = checks.algorithm(algorithm)
         self.groups = checks.client_groups(clients, dealt=assign is not None)
         self.num_clients = sum(group.count for group in self.groups)
+        self.seed = seed
+        self.optimizer = optimizer
+        self._lr_schedule = lr_schedule
+        self.exports = tuple(export)
+
         checks.check_least("model.eval_clients", eval_clients)
+        if eval_clients is not None and eval_clients > self.num_clients:
+            found = f"{eval_clients} of {self.num_clients} clients"
+            raise UserError("model.eval_clients", found, "leave it out for all")
+        self._kinds = tuple(evaluate)
+        self._evaluate = partial(
+            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
+        )
+
         checks.check_least("model.max_failed_clients", max_failed_clients, 0)
-        found, fix = f"{eval_clients} of {self.num_clients} clients", "leave it out for all"
-        require((eval_clients or 0) <= self.num_clients, "model.eval_clients", found, fix)
-        self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
+
+        if assign is not None:
+            assign.check(devices)
+        self._devices = devices
+        self._policy = policy
+        self._assign = assign
+        self._parts = tuple(algorithm.parts)  # as configured, before devices choose of them
+        self.packs = Packs(side_by_side, pack_memory)
+
+        personal_prefixes = personal
+        if isinstance(personal, str):
+            personal_prefixes = [personal] if personal else []
         self._fleet_options: dict[str, Any] = {
             "seed": seed,
             "host_rows": store == "host",
@@ -143,60 +174,68 @@ class Federation(Recorded, RoundModule):
             "server_optimizer": server_optimizer,
             "local_penalty": local_penalty,
             "keep_optimizer": keep_optimizer,
-            "personal": [personal] if isinstance(personal, str) and personal else [*personal],
+            "personal": list(personal_prefixes),
         }
-        self._devices = devices
-        self._policy = policy
-        self._assign = assign
-        if assign is not None:
-            assign.check(devices)
-        self._kinds = tuple(evaluate)
-        self.packs = Packs(side_by_side, pack_memory)
-        self._evaluate = partial(
-            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
-        )
-        self.exports = tuple(export)
 
     @override
-    def assemble(self, stage: str) -> tuple[Fleet, Evaluation]:
+    def assemble(self, stage: str) -> Fleet:
         trainer = self.federated_trainer
-        data, ranks = trainer.datamodule, trainer.strategy.ranks
-        fleet = self.make_fleet(Fleet, data, trainer, ranks=ranks)
-        # Hooks of the user's modules may ask for the fleet while they are attached.
-        self.fleet = fleet
-        setup.attach_configured(trainer, fleet, self, stage)
-        setup.watch_rates(trainer, fleet)
+        return self.make_fleet(Fleet, trainer.datamodule, trainer, ranks=trainer.strategy.ranks)
+
+    @override
+    def prepare(self, stage: str) -> Evaluation:
+        trainer = self.federated_trainer
+        data = trainer.datamodule
+        setup.attach_configured(trainer, self.fleet, self, stage)
+        setup.watch_rates(trainer, self.fleet)
+
         validates = stage != "fit" or trainer.limit_val_batches != 0
-        evaluated = self._kinds if validates else ()
-        setup.check_built(evaluated, fleet, data, tests=stage == "test")
-        return fleet, self._evaluate(fleet, data)
+        kinds = self._kinds if validates else ()
+        setup.check_built(kinds, self.fleet, data, tests=stage == "test")
+        return self._evaluate(self.fleet, data)
 
     def dealt(
         self, data: FederatedDataModule, trainer: RunTrainer
     ) -> tuple[list[ClientGroup], LocalWork, Devices | None]:
-        """The groups with their clients, the work of a round, and the devices in that order."""
-        limit, devices = trainer.limit_train_batches, self._devices
-        all_of_them = limit == 1.0 and isinstance(limit, float)
-        data.trainer = trainer  # also in a plan
-        work = replace(self._work, limit=None if all_of_them else limit)
-        if self._assign is None:
-            return self.groups, work, devices
+        """Return the groups with their clients, the work of a round, and the devices.
 
-        assert devices is not None, "the constructor has checked that there are devices to fit to"
-        groups, devices = fitted(
-            self._assign, self.groups, self.algorithm, devices, data, work, seed=self.seed
+        With `assign`, clients are dealt to the groups by their devices, which then are in the order
+        of the clients.
+        """
+        limit = trainer.limit_train_batches
+        is_share_of_all = isinstance(limit, float) and limit == 1.0
+        work = replace(self._work, limit=None if is_share_of_all else limit)
+        if self._assign is None:
+            return self.groups, work, self._devices
+
+        assert self._devices is not None, "the constructor has checked that there are devices"
+        dealt = fitted(
+            self._assign,
+            self.groups,
+            self.algorithm,
+            self._devices,
+            data,
+            work,
+            seed=self.seed,
+            parts=self._parts,
+            trainer=trainer,
         )
-        return groups, work, devices
+        self.algorithm = dealt.algorithm
+        return dealt.groups, work, dealt.devices
 
     def make_fleet(
-        self, kind: type[F], data: FederatedDataModule, trainer: RunTrainer, **given: Any
+        self, kind: type[F], data: FederatedDataModule, trainer: RunTrainer, **options: Any
     ) -> F:
-        """The clients with their sessions, under the limits of a Trainer.
+        """Make the fleet of a run, with its sessions.
 
-        `kind` is a class of fleets, `given` its arguments that are not configured: ranks, rates.
+        Args:
+            kind: Class of the fleet; a plan has one of its own.
+            data: The samples of the clients.
+            trainer: Gives the limits and the precision of the run.
+            **options: Arguments of the fleet that are not configured, such as its ranks.
         """
-        rounds = trainer.max_epochs or 0
         groups, work, devices = self.dealt(data, trainer)
+        rounds = trainer.max_epochs or 0
         fleet = kind(
             groups,
             self.algorithm,
@@ -207,13 +246,13 @@ class Federation(Recorded, RoundModule):
             host=setup.host_of(trainer, data),
             timing=Timing(devices, self._policy),
             **self._fleet_options,
-            **given,
+            **options,
         )
         setup.attach_sessions(fleet, data, trainer, self.optimizer)
         return fleet
 
     def _side_by_side(self, trainer: RunTrainer) -> Callable[[Fleet], PackRunner]:
-        """Makes what trains clients side by side, with the settings of a Trainer."""
+        """Return what makes the packs of a fleet, with the settings of a Trainer."""
         runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
 
         def make_optimizer(module: Any) -> Optimizer | str:
@@ -227,8 +266,11 @@ class Federation(Recorded, RoundModule):
     def configure_optimizers(self) -> Any:
         if self.optimizer is None:
             return []
-        rounds = self.federated_trainer.max_epochs or -1
-        first = next(state for state in self.fleet.groups if state.takes_lr)
+        # The schedule runs on an optimizer of its own, of the first group that uses its rate.
+        with_rate = [state for state in self.fleet.groups if state.takes_lr]
         return session_setup.template(
-            self.optimizer, self._lr_schedule, rounds=rounds, parameters=first.live.trainable
+            self.optimizer,
+            self._lr_schedule,
+            rounds=self.federated_trainer.max_epochs or -1,
+            parameters=with_rate[0].live.trainable,
         )

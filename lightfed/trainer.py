@@ -32,7 +32,7 @@ from lightfed.lightning_fits.hook_table import split
 from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError, require
+from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
@@ -47,8 +47,8 @@ Precision = Literal["32", "32-true", "bf16-mixed", 32]
 class FederatedTrainer(RunTrainer):
     """A Trainer whose epochs are rounds.
 
-    It has only those of Lightning's flags that affect a federation. The other flags concern one
-    optimiser step per batch and one model under DDP; here they would silently do nothing.
+    It has only those of Lightning's flags that affect a federation. The others concern one
+    optimizer step per batch and one model under DDP; here they would silently do nothing.
     """
 
     fit_loop: FederatedLoop
@@ -139,8 +139,11 @@ class FederatedTrainer(RunTrainer):
         check_variables(os.environ)
         self._deferred_checkpoints = []
         self._makes_page = enable_page
-        time = None if max_time is None else str(max_time)
-        self.limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
+        self.limits = {
+            "max_epochs": max_epochs,
+            "max_steps": max_steps,
+            "max_time": None if max_time is None else str(max_time),
+        }
         if name is not None:
             check_name("trainer.name", name)
         checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
@@ -160,14 +163,16 @@ class FederatedTrainer(RunTrainer):
         # Otherwise Lightning's launcher sets another value.
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
         keep_heap()
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        of_the_run, self.step_callbacks = split(given)
-        # A run with neither loggers nor checkpoints is asked to leave nothing.
+
+        all_callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        callbacks_of_rounds, self.step_callbacks = split(all_callbacks)
+
+        # A user who wants neither loggers nor checkpoints wants a run that leaves nothing.
         leaves_nothing = fast_dev_run or (logger is False and not enable_checkpointing)
         folder = None if leaves_nothing else RunLogger(default_root_dir, name)
         loggers = with_folder(logger, folder)
-        keeps = enable_checkpointing and not fast_dev_run
-        last = checks.last_checkpoint(checkpoint_every, enabled=keeps)
+        writes_checkpoints = enable_checkpointing and not fast_dev_run
+        last = checks.last_checkpoint(checkpoint_every, enabled=writes_checkpoints)
         super().__init__(
             accelerator=accelerator,
             strategy=strategy,
@@ -176,7 +181,7 @@ class FederatedTrainer(RunTrainer):
             precision=precision,
             logger=loggers,
             callbacks=with_defaults(
-                of_the_run,
+                callbacks_of_rounds,
                 loggers,
                 checkpoint=last,
                 max_time=max_time,
@@ -192,7 +197,7 @@ class FederatedTrainer(RunTrainer):
             check_val_every_n_epoch=check_val_every_n_epoch,
             num_sanity_val_steps=0,
             log_every_n_steps=1,
-            enable_checkpointing=keeps,
+            enable_checkpointing=writes_checkpoints,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=False,
             gradient_clip_val=gradient_clip_val,
@@ -207,7 +212,8 @@ class FederatedTrainer(RunTrainer):
             enable_autolog_hparams=False,
         )
         self.fit_loop = FederatedLoop(self)
-        self._signal_connector, self._checkpoint_connector = FlagSignals(self), Restores(self)
+        self._signal_connector = FlagSignals(self)
+        self._checkpoint_connector = Restores(self)
 
     @property
     def federation(self) -> Federation:
@@ -218,11 +224,16 @@ class FederatedTrainer(RunTrainer):
 
     @property
     def results(self) -> Run:
-        """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
+        """The tables of the run: `rounds`, and `clients` with a row for each client and evaluation.
+
+        Raises:
+            UserError: There is no run folder.
+        """
         logger = self.run_logger
         if logger is None or not logger.claimed:
-            fix = "call fit, without fast_dev_run"
-            raise UserError("trainer.logger", "no run folder to read", fix)
+            raise UserError(
+                "trainer.logger", "no run folder to read", "call fit, without fast_dev_run"
+            )
         return read(logger.folder)
 
     @override
@@ -241,21 +252,23 @@ class FederatedTrainer(RunTrainer):
         """Run the rounds.
 
         Args:
-            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
-            ckpt_path: a checkpoint to resume from; `last` for the newest run of this name and
+            *args: The Federation and the FederatedDataModule, as for Lightning's Trainer.
+            ckpt_path: A checkpoint to resume from; `last` for the newest run of this name and
                 configuration, or a new run if there is none. A SLURM job resumes its own run
                 without it.
-            **kwargs: likewise; checkpoints are always loaded as tensors and primitives.
+            **kwargs: Likewise; checkpoints are always loaded as tensors and primitives.
 
         Raises:
-            SystemExit: a signal has stopped the run; its state is on disk.
-            UserError: a setting or file of the user cannot be used.
+            SystemExit: A signal has stopped the run; its state is on disk.
+            UserError: A setting or file of the user cannot be used.
         """
         self._check_launch(args, kwargs)
         self._check_first(args, kwargs)
-        path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
+        path = self._resolve(ckpt_path, fresh=True)
+        self.resumes_from = path
         if self._is_finished():
             return
+
         logger = self.run_logger
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
@@ -264,11 +277,13 @@ class FederatedTrainer(RunTrainer):
             except Interrupted as ended:
                 requeue.leave(ended, first=self.is_global_zero)
             except (MisconfigurationException, RuntimeError) as error:
-                # A monitor that nobody measures is known after a round: the run leaves nothing.
-                new = path is None and self.current_epoch == 0
-                if logger is not None and new and f"{error}".startswith(_NO_METRIC):
+                # Lightning finds out after the first round that nobody measures a monitor. Such a
+                # run has not begun, and leaves no folder.
+                is_new = path is None and self.current_epoch == 0
+                if logger is not None and is_new and str(error).startswith(_NO_METRIC):
                     logger.place.give_up()
                 raise
+
             self.strategy.barrier()  # a rank may have failed in its last hook
             if logger is not None and self.is_global_zero:
                 self._conclude(logger)
@@ -279,12 +294,11 @@ class FederatedTrainer(RunTrainer):
         """Evaluate the server's and the clients' models on their test splits.
 
         Args:
-            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
-            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
-            **kwargs: likewise.
+            *args: The Federation and the FederatedDataModule, as for Lightning's Trainer.
+            ckpt_path: A checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: Likewise.
         """
-        self._check_launch(args, kwargs)
-        path = self._resolve(ckpt_path)
+        path = self._prepare(args, kwargs, ckpt_path)
         with self.no_exit():
             return super().validate(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
 
@@ -294,12 +308,11 @@ class FederatedTrainer(RunTrainer):
         """Evaluate a checkpoint on the test splits; as validate, with Lightning's test hooks.
 
         Args:
-            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
-            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
-            **kwargs: likewise.
+            *args: The Federation and the FederatedDataModule, as for Lightning's Trainer.
+            ckpt_path: A checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: Likewise.
         """
-        self._check_launch(args, kwargs)
-        path = self._resolve(ckpt_path)
+        path = self._prepare(args, kwargs, ckpt_path)
         with self.no_exit():
             return super().test(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
 
@@ -308,31 +321,42 @@ class FederatedTrainer(RunTrainer):
     def predict(
         self, *args: Any, client: int | None = None, ckpt_path: _PATH | None = None, **kwargs: Any
     ) -> list[Any]:
-        """The outputs of a client's deployed model, on its test samples or on given batches.
+        """Predict with a client's deployed model, on its test samples or on given batches.
 
         Args:
-            *args: the Federation and the FederatedDataModule, or a loader of batches.
-            client: whose model; the server's by default.
-            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
-            **kwargs: likewise.
+            *args: The Federation and the FederatedDataModule, or a loader of batches.
+            client: Number of the client whose model predicts; the server's model by default.
+            ckpt_path: A checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: Likewise.
 
         Returns:
             The outputs of each batch, on every rank.
 
         Raises:
-            UserError: the client does not exist, or the algorithm has no such model.
+            UserError: The client does not exist, or the algorithm has no such model.
         """
         federation = args[0] if args else kwargs.get("model") or self.federation
         if client is not None and not 0 <= client < federation.num_clients:
             found = f"client {client} of {federation.num_clients}"
             raise UserError("predict", found, "give a number from 0")
         federation.predicts = client
-        self._check_launch(args, kwargs)
-        path = self._resolve(ckpt_path)
+        path = self._prepare(args, kwargs, ckpt_path)
         with self.no_exit():
             outputs = super().predict(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
-        (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
-        return found
+
+        # One rank has the model, and predicts; the others have lists of None.
+        for outputs_of_a_rank in self.strategy.ranks.gather([outputs]):
+            if outputs_of_a_rank and outputs_of_a_rank[0] is not None:
+                predicted: list[Any] = outputs_of_a_rank
+                return predicted
+        raise AssertionError("no rank has predicted")
+
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], ckpt_path: _PATH | None
+    ) -> _PATH | None:
+        """Check what a user has given before an evaluation, and return the checkpoint's path."""
+        self._check_launch(args, kwargs)
+        return self._resolve(ckpt_path)
 
 
 class FlagSignals(_SignalConnector):
@@ -353,7 +377,10 @@ class FlagSignals(_SignalConnector):
 
 
 class Restores(_CheckpointConnector):
-    """Restores no optimisers of the server, which has none; what it cannot restore is one line."""
+    """Restores a checkpoint; what cannot be restored is refused in one line.
+
+    The server has no optimizer of Lightning's to restore.
+    """
 
     @override
     def restore_model(self) -> None:
@@ -367,11 +394,14 @@ class Restores(_CheckpointConnector):
 
     @override
     def restore_loops(self) -> None:
-        trains = self.trainer.state.fn == TrainerFn.FITTING and bool(self._loaded_checkpoint)
-        loops = self._loaded_checkpoint.get("loops")
-        found = f"{self.trainer.ckpt_path} lacks loops: it has weights alone"
-        fix = "give another checkpoint to train on from; weights can be tested"
-        require(isinstance(loops, dict) or not trains, "ckpt_path", found, fix)
+        checkpoint = self._loaded_checkpoint
+        is_resuming = self.trainer.state.fn == TrainerFn.FITTING and bool(checkpoint)
+        if is_resuming and not isinstance(checkpoint.get("loops"), dict):
+            raise UserError(
+                "ckpt_path",
+                f"{self.trainer.ckpt_path} lacks loops: it has weights alone",
+                "give another checkpoint to train on from; weights can be tested",
+            )
         with federation_state.restoring(self.trainer.ckpt_path):
             super().restore_loops()
 

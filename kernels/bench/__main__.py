@@ -5,11 +5,11 @@
     python kernels/bench --gate       the required numbers; exit status 1 if missed
     python kernels/bench --check      the kernels in Triton's interpreter, no times
 
-A row of the table is one code (`ours`; `official`, as the papers' codes compute it, tensor by
-tensor; `foreach`, `flat`, `compiled`, ...: what torch offers) on one shape. `GB/s` is the bytes
-that have to be moved (inputs read once, outputs written once) over the time; `official/` the
-official time over this one. Every result is held against a float64 reference before it is timed:
-a wrong one prints FAIL, and the exit status is 1.
+A row of the table is one code on one shape. The codes are `ours`, `official`, which computes tensor
+by tensor as the papers' codes do, and what torch offers: `foreach`, `flat`, `compiled` and others.
+`GB/s` is the bytes that have to be moved (inputs read once, outputs written once) over the time.
+`official/` is the official time over this one. Every result is compared with a float64 reference
+before it is timed: a wrong one prints FAIL, and the exit status is 1.
 """
 
 import argparse
@@ -45,6 +45,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
     description, _, epilog = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         prog="python kernels/bench", description=description, epilog=epilog,
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
+    """Read a number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
@@ -78,7 +80,7 @@ def _positive(text: str) -> int:
 
 
 def _folder(text: str) -> Path:
-    """Refused before minutes of measuring, not after."""
+    """Read a folder to write to; a wrong one is refused before minutes of measuring."""
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text} is not a folder")
     if find_spec("matplotlib") is None:
@@ -87,6 +89,14 @@ def _folder(text: str) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Those of the command line, by default.
+
+    Returns:
+        The exit status.
+    """
     usage = parser()
     options = usage.parse_args(arguments)
     if options.check:
@@ -94,30 +104,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
             usage.error("--check: times nothing, on no device; leave out --save and --device")
         if find_spec("triton") is None:
             usage.error("--check: Triton is not installed; install it")
-        if fault := interpreter_fault():
+        fault = interpreter_fault()
+        if fault:
             usage.error(f"--check: {fault}")
         os.environ.update(INTERPRETED)
         return _check(options)
+
     if options.device == "cuda" and not torch.cuda.is_available():
         usage.error("--device cuda: there is no CUDA device; leave it out, or use cpu")
-    cuda = torch.cuda.is_available() and options.device != "cpu"
-    if not cuda and os.environ.get("LIGHTFED_KERNELS") == "triton":
+    on_cuda = torch.cuda.is_available() and options.device != "cpu"
+    if not on_cuda and os.environ.get("LIGHTFED_KERNELS") == "triton":
         usage.error("LIGHTFED_KERNELS=triton: on a CPU the torch paths are timed; unset it")
-    return _time(options, torch.device("cuda" if cuda else "cpu"))
+    return _time(options, torch.device("cuda" if on_cuda else "cpu"))
 
 
 def _check(options: argparse.Namespace) -> int:
-    """A line a case; 1 if one failed. Six clients have all five widths, one of them twice."""
-    failed = 0
+    """Check the kernels on small rows, with a line for each case; return 1 if one failed."""
+    status = 0
+    # Six clients have all five widths, one of them twice.
     for case in _cases(options, torch.device("cpu"), ["cnn-w2"], [6]):
         error, passed = check(case)
-        failed += not passed
+        if not passed:
+            status = 1
         word = "ok" if passed else "FAIL"
         print(f"  {word:4} {case.title}: interpreted kernel, error {error:.1e}", flush=True)
-    return min(failed, 1)
+    return status
 
 
 def _time(options: argparse.Namespace, device: torch.device) -> int:
+    """Time what is asked for, print the table, and save it; return the exit status."""
     if device.type == "cpu":
         print("On a CPU the torch paths are timed; --check interprets the kernels.")
         torch.set_num_threads(1)
@@ -126,18 +141,28 @@ def _time(options: argparse.Namespace, device: torch.device) -> int:
     rows = _measure(options, device, environment.copy_gb_per_s)
     if not rows:
         print("nothing was measured")
-    lines, met = report.gates(rows, device.type, options.case)
+    lines, all_are_met = report.gates(rows, device.type, options.case)
     if not options.quick:
         print("required, of resnet18 in float32:", *lines, sep="\n")
+
     if options.save and rows:
         name = re.sub(r"\W+", "-", environment.processor).strip("-").lower()
         report.write_csv(options.save / f"{name}.csv", environment, rows)
         plot.save(options.save / f"{name}.png", environment, rows)
-    return int(not all(row.passed for row in rows) or (options.gate and not met))
+    all_are_right = all(row.passed for row in rows)
+    if not all_are_right or (options.gate and not all_are_met):
+        return 1
+    return 0
 
 
 def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: float) -> list[Row]:
-    models = ["resnet18"] if options.gate else ["cnn-w8"] if options.quick else ["resnet18", "cnn"]
+    """Time what is asked for, and print each row as soon as it is measured."""
+    if options.gate:
+        models = ["resnet18"]
+    elif options.quick:
+        models = ["cnn-w8"]
+    else:
+        models = ["resnet18", "cnn"]
     cases = _cases(options, device, models, [1, 10, 100] if device.type == "cuda" else [1, 10])
     calls = 3 if options.quick else 7
     rows: list[Row] = []
@@ -146,6 +171,7 @@ def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: f
             case = case.only(report.required(case, device.type))
             if not case.codes:
                 continue
+
         if options.quick or not can_compile(device):
             case = case.only([name for name in case.codes if name != COMPILED])
         if device.type == "cuda":
@@ -154,6 +180,7 @@ def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: f
         if case.input_bytes > 0.8 * available_bytes(device):
             print(f"{case.title}: left out, needs {case.input_bytes / 2**30:.0f} GiB of memory")
             continue
+
         for row in measure(case, device, copy_gb_per_s=copy_gb_per_s, calls=calls):
             print(report.line(row), flush=True)
             rows.append(row)
@@ -163,8 +190,17 @@ def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: f
 def _cases(
     options: argparse.Namespace, device: torch.device, models: list[str], clients: list[int]
 ) -> list[Case]:
-    """The cases asked for; `models` and `clients` are the defaults."""
-    dtypes = options.dtype or (["float32"] if options.gate else ["float32", "bfloat16"])
+    """Return the cases that are asked for.
+
+    Args:
+        options: The options of the command.
+        device: Where the rows are.
+        models: The models, unless the options name others.
+        clients: The numbers of clients, likewise.
+    """
+    dtypes = options.dtype
+    if dtypes is None:
+        dtypes = ["float32"] if options.gate else ["float32", "bfloat16"]
     return list(
         build_cases(
             options.case,

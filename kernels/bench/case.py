@@ -17,13 +17,17 @@ Result = Tensor | Mapping[str, Tensor] | Sequence[Any]
 
 Run = Callable[[], Result]
 
-# Input set -> the call that is timed; the preparation here is not. Every code gets its own input
-# sets, so it may overwrite them.
+# Makes the call that is timed, from an input set. What it prepares is not timed. Every code gets
+# input sets of its own, which it may overwrite.
 Bind = Callable[[Any], Run]
 
-OURS, OFFICIAL, COMPILED = "ours", "official", "compiled"
+# Names of codes.
+OURS = "ours"
+OFFICIAL = "official"
+COMPILED = "compiled"
 
-# For sums of a few rows. Ours rounds once; a rival rounds at every addition, in the rows' dtype.
+# The largest relative errors of sums of a few rows. Our code rounds once; a rival rounds at every
+# addition, in the rows' dtype.
 OUR_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float64: 1e-12}
 RIVAL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-1, torch.float64: 1e-12}
 
@@ -33,17 +37,18 @@ class Case:
     """One operation on one shape.
 
     Attributes:
-        operation: the public function.
-        model: the name of the model that the rows belong to.
-        shape: how many clients, receivers or senders, in words.
-        build: seed -> an input set.
-        reference: input set -> the float64 result, or its leading part.
-        codes: name -> code; `ours` and `official` are always there.
-        floor_bytes: every input element read once, every output element written once.
-        input_bytes: memory of an input set and of what the codes make of it.
-        read_bytes: what is moved if nothing is read from the cache; `floor_bytes` by default.
-        exact: whether our result has to be equal to the reference.
-        rival_tolerance: of the others' relative error; by default, that of the dtype.
+        operation: The public function.
+        model: The name of the model that the rows belong to.
+        shape: How many clients, receivers or senders, in words.
+        dtype: The dtype of the rows.
+        build: Makes an input set from a seed.
+        reference: Makes the float64 result, or its leading part, from an input set.
+        codes: The codes by name; `ours` and `official` are always there.
+        floor_bytes: The bytes moved if every input is read once and every output written once.
+        input_bytes: The memory of an input set and of what the codes make of it.
+        read_bytes: The bytes moved if nothing is read from the cache; `floor_bytes` by default.
+        exact: Whether our result has to be equal to the reference.
+        rival_tolerance: The largest relative error of the others; by default that of the dtype.
     """
 
     operation: str
@@ -61,42 +66,51 @@ class Case:
 
     @property
     def title(self) -> str:
+        """The case in words."""
         return f"{self.operation} {self.model} {self.shape} {short(self.dtype)}"
 
     def only(self, names: Collection[str]) -> "Case":
-        return replace(self, codes={name: self.codes[name] for name in self.codes if name in names})
+        """Return the case with only these codes."""
+        kept = {name: code for name, code in self.codes.items() if name in names}
+        return replace(self, codes=kept)
 
     def allowed(self, name: str) -> float:
-        """The largest relative error of a code."""
+        """Return the largest relative error that a code may have."""
         if name != OURS:
-            own = self.rival_tolerance
-            return RIVAL_TOLERANCE[self.dtype] if own is None else own
+            if self.rival_tolerance is not None:
+                return self.rival_tolerance
+            return RIVAL_TOLERANCE[self.dtype]
+
         if self.exact:
             return 0.0
-        # Triton's interpreter cuts bfloat16 off where a device rounds to nearest.
-        cut = self.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1"
-        return 1e-2 if cut else OUR_TOLERANCE[self.dtype]
+        if self.dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
+            return 1e-2  # Triton's interpreter cuts bfloat16 off, where a device rounds to nearest
+        return OUR_TOLERANCE[self.dtype]
 
 
 def flat(result: Result) -> Tensor:
-    """A result as one vector, every tensor padded as `Layout` pads it."""
+    """Return a result as one vector, with every tensor padded as `Layout` pads it."""
     if isinstance(result, Tensor):
-        return pad(result.reshape(-1), (0, padded(result.numel()) - result.numel()))
+        padding = padded(result.numel()) - result.numel()
+        return pad(result.reshape(-1), (0, padding))
     parts = result.values() if isinstance(result, Mapping) else result
     return torch.cat([flat(part) for part in parts])
 
 
 def relative_error(result: Result, truth: Tensor) -> float:
-    """|result - truth| / |truth| over the elements that `truth` has; NaN where a result has it.
+    """Return |result - truth| / |truth| over the elements that `truth` has; NaN if any is NaN.
 
-    Of integers the share that differs; of a mask too, as words, booleans or floats.
+    Of integers it is the share that differs; likewise of a mask, be it words, booleans or floats.
     """
-    found, truth = flat(result), truth.reshape(-1)
+    truth = truth.reshape(-1)
+    values = flat(result)
     if truth.dtype == torch.bool:
-        found = unpack_mask(found) if found.dtype == torch.int32 else found != 0
-    found = found[: truth.numel()].to(truth.device)
+        values = unpack_mask(values) if values.dtype == torch.int32 else values != 0
+    values = values[: truth.numel()].to(truth.device)
     if not truth.is_floating_point():
-        return float((found != truth).double().mean())
+        return float((values != truth).double().mean())
+
     truth = truth.double()
-    size, distance = float(truth.norm()), float((found.double() - truth).norm())
+    distance = float((values.double() - truth).norm())
+    size = float(truth.norm())
     return distance / size if size > 0 else distance

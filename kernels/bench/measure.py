@@ -1,8 +1,8 @@
-"""Holds every code of a case to the reference, then times it.
+"""Compares every code of a case with the reference, and then times it.
 
-Times are Triton's `do_bench` on a GPU, `torch.utils.benchmark` on a CPU; both start with data
-that are not in the cache. CUDA graphs (`do_bench_cudagraph`) would leave them there, and the
-papers' codes wait for the device in a call, which a graph cannot.
+Calls are timed by Triton's `do_bench` on a GPU, and by `torch.utils.benchmark` on a CPU. Both start
+with data that are not in the cache. CUDA graphs (`do_bench_cudagraph`) would leave them there, and
+the papers' codes wait for the device within a call, which a graph cannot.
 """
 
 import os
@@ -25,11 +25,11 @@ from torch.utils.benchmark import Timer
 
 from bench.case import COMPILED, OFFICIAL, OURS, Case, Run, relative_error
 
-# Timed calls on a CPU: at most so many; no more, from the third on, after so many seconds.
+# The most timed calls on a CPU. From the third one on, none begins after so many seconds.
 CALLS = 7
 SECONDS = 10.0
 
-# Read before a timed call: more than a core's share of the last cache.
+# What is read before a timed call: more than a core's share of the last cache.
 SCRAP_BYTES = 2**26
 
 
@@ -38,9 +38,14 @@ class Environment:
     """The machine, for readers of the results.
 
     Attributes:
-        processor: the name of the card or of the CPU.
-        copy_gb_per_s: bytes read and written by a large copy, per second, in this run.
-        backend: the choice of LIGHTFED_KERNELS.
+        device: The device, as torch names it.
+        processor: The name of the card or of the CPU.
+        clock: What measures the time.
+        copy_gb_per_s: Bytes read and written by a large copy in this run, in GB/s.
+        threads: The number of torch's threads.
+        python: The version, as the next three.
+        backend: The choice of LIGHTFED_KERNELS.
+        date: The date of the run.
     """
 
     device: str
@@ -56,6 +61,7 @@ class Environment:
     date: str
 
     def line(self) -> str:
+        """Return all of it in a line."""
         return (
             f"{self.processor} ({self.device}), {self.threads} threads; torch {self.torch}, triton "
             f"{self.triton}, numpy {self.numpy}, Python {self.python}; kernels: {self.backend}; "
@@ -64,16 +70,20 @@ class Environment:
 
 
 def read_environment(device: torch.device) -> Environment:
-    """The versions; and how fast `Tensor.copy_` is on buffers far larger than the cache."""
-    cuda = device.type == "cuda"
-    size = 2**30 if cuda else 4 * SCRAP_BYTES
-    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
-    milliseconds = np.median(time_calls(lambda: target.copy_(source), device))
+    """Read the versions, and measure how fast `Tensor.copy_` is.
+
+    Its buffers are far larger than the cache.
+    """
+    on_cuda = device.type == "cuda"
+    size = 2**30 if on_cuda else 4 * SCRAP_BYTES  # bytes of a buffer
+    source = torch.ones(size // 4, device=device)
+    target = torch.ones(size // 4, device=device)
+    milliseconds = float(np.median(time_calls(lambda: target.copy_(source), device)))
     return Environment(
         device=str(device),
-        processor=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
-        clock="CUDA events" if cuda else "CPU time of the process",
-        copy_gb_per_s=2 * size / 1e6 / float(milliseconds),
+        processor=torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        clock="CUDA events" if on_cuda else "CPU time of the process",
+        copy_gb_per_s=2 * size / 1e6 / milliseconds,
         threads=torch.get_num_threads(),
         python=platform.python_version(),
         torch=torch.__version__,
@@ -89,12 +99,19 @@ class Row:
     """One code in one case: a line of the table and of the CSV.
 
     Attributes:
-        ms, ms_p20, ms_p80: median and percentiles of `samples` calls.
-        gb_per_s: the case's floor bytes per second: the useful rate.
-        copy_percent: the useful rate in percent of this run's copy.
-        read_percent: the same of the bytes moved if nothing is read from the cache.
-        times_official: official time / this time.
-        error: relative, against the float64 reference; of masks the share of wrong bits.
+        operation: As of the case, like the next three.
+        contender: The name of the code.
+        ms: The median of the calls' times, in milliseconds.
+        ms_p20: Their 20th percentile.
+        ms_p80: Their 80th percentile.
+        samples: The number of calls.
+        floor_bytes: The bytes that have to be moved.
+        gb_per_s: The useful rate: these bytes over the time.
+        copy_percent: The useful rate in percent of this run's copy.
+        read_percent: The same for the bytes moved if nothing is read from the cache.
+        times_official: The time of the official code over this time.
+        error: The relative error against the float64 reference; of masks the share of wrong bits.
+        passed: Whether the error is allowed.
     """
 
     operation: str
@@ -118,60 +135,74 @@ class Row:
 def measure(
     case: Case, device: torch.device, *, copy_gb_per_s: float, calls: int = CALLS
 ) -> list[Row]:
-    """Check and time every code of a case, one after the other."""
+    """Check and time every code of a case, one after the other.
+
+    Args:
+        case: The case.
+        device: Where its rows are.
+        copy_gb_per_s: The rate of a copy in this run.
+        calls: The most timed calls on a CPU.
+    """
     truth = case.reference(case.build(0))
-    found: dict[str, tuple[float, list[float]]] = {}
+    error_of: dict[str, float] = {}
+    times_of: dict[str, list[float]] = {}
     for name in case.codes:
         if name == COMPILED:
-            torch.compiler.reset()  # what was compiled for another shape
-        run, error = _first_call(case, name, truth)
-        found[name] = error, time_calls(run, device, calls)
-        del run  # and its input set
-    official = np.median(found[OFFICIAL][1])
+            torch.compiler.reset()  # forget what was compiled for another shape
+        run, error_of[name] = _first_call(case, name, truth)
+        times_of[name] = time_calls(run, device, calls)
+        del run  # and its input set, which may fill the memory
+
+    official_ms = float(np.median(times_of[OFFICIAL]))
+    reads = (case.read_bytes or case.floor_bytes) / case.floor_bytes
     rows = []
-    for name, (error, taken) in found.items():
-        p20, ms, p80 = (float(value) for value in np.percentile(taken, (20, 50, 80)))
+    for name, times in times_of.items():
+        p20, ms, p80 = (float(value) for value in np.percentile(times, (20, 50, 80)))
         rate = case.floor_bytes / 1e6 / ms
-        reads = (case.read_bytes or case.floor_bytes) / case.floor_bytes
-        rows.append(
-            Row(
-                operation=case.operation,
-                model=case.model,
-                shape=case.shape,
-                dtype=short(case.dtype),
-                contender=name,
-                ms=ms,
-                ms_p20=p20,
-                ms_p80=p80,
-                samples=len(taken),
-                floor_bytes=case.floor_bytes,
-                gb_per_s=rate,
-                copy_percent=100 * rate / copy_gb_per_s,
-                read_percent=100 * rate * reads / copy_gb_per_s,
-                times_official=float(official) / ms,
-                error=error,
-                # NaN is not small enough.
-                passed=error <= case.allowed(name),
-            )
+        error = error_of[name]
+        row = Row(
+            operation=case.operation,
+            model=case.model,
+            shape=case.shape,
+            dtype=short(case.dtype),
+            contender=name,
+            ms=ms,
+            ms_p20=p20,
+            ms_p80=p80,
+            samples=len(times),
+            floor_bytes=case.floor_bytes,
+            gb_per_s=rate,
+            copy_percent=100 * rate / copy_gb_per_s,
+            read_percent=100 * rate * reads / copy_gb_per_s,
+            times_official=official_ms / ms,
+            error=error,
+            passed=error <= case.allowed(name),  # NaN is not small enough
         )
+        rows.append(row)
     return rows
 
 
 def check(case: Case) -> tuple[float, bool]:
-    """Our relative error and whether it is allowed; nothing is timed."""
+    """Return our relative error, and whether it is allowed; nothing is timed."""
     _, error = _first_call(case, OURS, case.reference(case.build(0)))
     return error, error <= case.allowed(OURS)
 
 
 def _first_call(case: Case, name: str, truth: Tensor) -> tuple[Run, float]:
-    """A code with an input set of its own, and its relative error."""
+    """Return a code with an input set of its own, and its relative error."""
     run = case.codes[name](case.build(0))
     with poisoned() if name == OURS else nullcontext():
         return run, relative_error(run(), truth)
 
 
 def time_calls(run: Callable[[], object], device: torch.device, calls: int = CALLS) -> list[float]:
-    """Milliseconds of each call: on a GPU as many as `do_bench` takes, else at most `calls`."""
+    """Return the milliseconds of each call.
+
+    Args:
+        run: What is called.
+        device: The device on which it works.
+        calls: The most calls on a CPU; on a GPU `do_bench` decides.
+    """
     if device.type == "cuda":
         from triton.testing import do_bench
 
@@ -193,7 +224,10 @@ def time_calls(run: Callable[[], object], device: torch.device, calls: int = CAL
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that is allocated and not yet written reads as NaN, or as the largest integer."""
+    """Let memory that is allocated but not written read as NaN, or as the largest integer.
+
+    So a code that does not write an element is wrong there, and not by chance right.
+    """
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -211,14 +245,23 @@ def can_compile(device: torch.device) -> bool:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that is free."""
+    """Return how many bytes of a device's memory are free."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) * 1024
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            _, kibibytes, _ = line.split()
+            return int(kibibytes) * 1024
+    raise RuntimeError("/proc/meminfo does not say how much memory is available")
 
 
 def _cpu_name() -> str:
+    """Return the name of the processor; its architecture if the system gives no name."""
     info = Path("/proc/cpuinfo")
-    names = info.read_text().split("model name")[1:2] if info.exists() else []
-    return names[0].split("\n")[0].strip(" \t:") if names else platform.machine()
+    if info.exists():
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()

@@ -1,7 +1,7 @@
 """The papers' formulations: named tensors, loops over them, float masks, sorts, index tensors.
 
-Written from the papers and from how their released codes are structured; what the benchmark
-compares the operations with, and held against the same references.
+They are written from the papers, and structured as the papers' released codes are. The benchmark
+compares the operations with them, and them with the same references.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,23 +11,26 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 
-# A magnitude that stands for "no candidate" where candidates are chosen by sorting.
+# The magnitude of an element that is no candidate, where candidates are chosen by sorting.
 SENTINEL = 1e5
 
 
 def dispfl_aggregate(
     models: Sequence[Tensors], masks: Sequence[Tensors], own: int, keep: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """DisPFL, algorithm 1: sum_j w_j / sum_j m_j where somebody covers, times the own mask.
+    """Average as DisPFL does (algorithm 1): sum_j w_j / sum_j m_j where somebody covers.
 
-    The released code starts its sums from a copy of the receiver's own tensors less themselves, and
-    keeps a copy of the mean that is not masked.
+    The mean is masked by the receiver's own mask. The released code starts its sums from a copy of
+    the receiver's own tensors less themselves, and keeps a copy of the mean that is not masked.
 
     Args:
-        models: zero where their mask is.
-        masks: float tensors, of the senders' last training.
-        own: the receiver's position among the senders.
-        keep: the receiver's mask of the next training.
+        models: The senders' models, zero where their masks are.
+        masks: The masks of the senders' last training, as floats.
+        own: The receiver's position among the senders.
+        keep: The mask of the receiver's next training.
+
+    Returns:
+        The masked mean, and the mean that is not masked.
     """
     share = _copy(masks[own])
     for name in share:
@@ -48,11 +51,12 @@ def dispfl_aggregate(
 
 
 def _copy(tensors: Tensors) -> Tensors:
+    """Return copies of all tensors."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def dispfl_prune(weights: Tensors, masks: Tensors, counts: Mapping[str, int]) -> Tensors:
-    """Per tensor, drop the active weights of least magnitude."""
+    """Drop the active weights of least magnitude, `counts[name]` of each tensor."""
     out: Tensors = {}
     for name, mask in masks.items():
         magnitude = torch.where(mask > 0, weights[name].abs(), SENTINEL)
@@ -63,7 +67,7 @@ def dispfl_prune(weights: Tensors, masks: Tensors, counts: Mapping[str, int]) ->
 
 
 def dispfl_regrow(masks: Tensors, scores: Tensors, counts: Mapping[str, int]) -> Tensors:
-    """Per tensor, grow where the score is largest among all that is zero."""
+    """Grow where the score is largest among all zeros, `counts[name]` of each tensor."""
     out: Tensors = {}
     for name, mask in masks.items():
         magnitude = torch.where(mask == 0, scores[name].abs(), -SENTINEL)
@@ -74,7 +78,7 @@ def dispfl_regrow(masks: Tensors, scores: Tensors, counts: Mapping[str, int]) ->
 
 
 def dispfl_random(masks: Tensors, counts: Mapping[str, int]) -> Tensors:
-    """Per tensor, grow at random positions among all that is zero."""
+    """Grow at random positions among all zeros, `counts[name]` of each tensor."""
     out: Tensors = {}
     generator = torch.Generator(next(iter(masks.values())).device).manual_seed(0)
     for name, mask in masks.items():
@@ -90,19 +94,19 @@ Indices = dict[str, tuple[Tensor, ...]]
 
 
 def heterofl_split(shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> Indices:
-    """The leading indices of the first two dimensions of every tensor of a level."""
-    return {
-        name: tuple(torch.arange(size, device=device) for size in shape[:2])
-        for name, shape in shapes.items()
-    }
+    """Return the leading indices of the first two dimensions of every tensor of a level."""
+    indices: Indices = {}
+    for name, shape in shapes.items():
+        indices[name] = tuple(torch.arange(size, device=device) for size in shape[:2])
+    return indices
 
 
 def heterofl_distribute(model: Tensors, clients: Sequence[Indices]) -> list[Tensors]:
-    """HeteroFL: a client's parameters are those of the global model at its indices."""
-    return [
-        {name: model[name][_grid(index)].clone() for name, index in indices.items()}
-        for indices in clients
-    ]
+    """Distribute as HeteroFL does: a client gets the global parameters at its indices."""
+    models = []
+    for indices in clients:
+        models.append({name: model[name][_grid(index)].clone() for name, index in indices.items()})
+    return models
 
 
 def heterofl_combine(
@@ -112,17 +116,20 @@ def heterofl_combine(
     labels: Sequence[Tensor | None],
     label_rows: Sequence[str],
 ) -> Tensors:
-    """HeteroFL, equation (3): the mean over the clients that hold an element; the rest stays.
+    """Combine as HeteroFL does (equation 3): the mean over the clients that hold an element.
 
-    Of tensors whose rows are labels, a client holds the rows of its labels.
+    What nobody holds stays. Of a tensor whose rows are labels, a client holds only the rows of its
+    labels.
     """
     for name, parameter in model.items():
         total = torch.zeros_like(parameter)
         count = torch.zeros_like(parameter)
-        for local, indices, own in zip(locals_, clients, labels, strict=True):
-            index, value = indices[name], local[name]
-            if name in label_rows and own is not None:
-                index, value = (index[0][own], *index[1:]), value[own]
+        for local, indices, held_labels in zip(locals_, clients, labels, strict=True):
+            index = indices[name]
+            value = local[name]
+            if name in label_rows and held_labels is not None:
+                index = (index[0][held_labels], *index[1:])
+                value = value[held_labels]
             grid = _grid(index)
             total[grid] += value
             count[grid] += 1
@@ -133,11 +140,12 @@ def heterofl_combine(
 
 
 def _grid(index: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the indices of all combinations of some indices per dimension."""
     return torch.meshgrid(*index, indexing="ij")
 
 
 def flexifed_average(models: Sequence[Tensors], jobs: Iterable[tuple[Sequence[int], str]]) -> None:
-    """FlexiFed: the mean of a tensor over the clients that share it, given to all of them."""
+    """Average as FlexiFed does: clients that share a tensor all get its mean over them."""
     for members, name in jobs:
         mean = torch.zeros_like(models[members[0]][name])
         for k in members:
@@ -151,7 +159,7 @@ def fedbcd_local(
     point: Tensors, x: Tensors, gradient: Tensors, anchor: Tensors, *, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
-    """FedBCD, equations (4a) and (4b): a projected step from the extrapolated point."""
+    """Take FedBCD's projected step from the extrapolated point, equations (4a) and (4b)."""
     for name in x:
         step = gradient[name] + gamma * (point[name] - anchor[name])
         new = torch.clamp(point[name] - lr * step, *box)
@@ -163,15 +171,17 @@ _SHIFTS = 32
 
 
 def pack_by_shifts(mask: Tensor) -> Tensor:
-    """Thirty-two shifted copies, added up."""
+    """Pack a mask by adding up thirty-two shifted copies."""
     shifts = torch.arange(_SHIFTS, device=mask.device, dtype=torch.int32)
     return (mask.view(-1, _SHIFTS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
 
 
 def unpack_by_shifts(words: Tensor) -> Tensor:
+    """Unpack a mask by thirty-two shifts."""
     shifts = torch.arange(_SHIFTS, device=words.device, dtype=torch.int32)
     return (((words[:, None] >> shifts) & 1) > 0).view(-1)
 
 
 def count_by_shifts(words: Tensor) -> Tensor:
+    """Count the ones of a mask after unpacking it."""
     return unpack_by_shifts(words).sum()

@@ -1,4 +1,4 @@
-"""The table, the requirements, and the CSV."""
+"""Prints the table and the requirements, and writes the CSV."""
 
 import csv
 from collections.abc import Collection, Iterable, Sequence
@@ -15,6 +15,7 @@ HEADER = (
 
 
 def line(row: Row) -> str:
+    """Return a row of the table, with the columns of HEADER."""
     text = (
         f"{row.operation:16} {row.model:8} {row.shape:24} {row.dtype:8} {row.contender:9} "
         f"{row.ms:9.3f} {row.ms_p20:9.3f} {row.ms_p80:9.3f} {row.gb_per_s:7.4g} "
@@ -25,10 +26,15 @@ def line(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Gate:
-    """A required number, of ResNet-18 in float32 (or masks alone).
+    """A required number of one code, for ResNet-18 in float32, or for its masks alone.
 
     Attributes:
-        column: the field of a row that has to be at least `least`.
+        device: cpu or cuda.
+        operation: As of the case.
+        shape: As of the case.
+        contender: The name of the code.
+        column: The field of a row that has to be at least `least`.
+        least: The number.
     """
 
     device: str
@@ -39,6 +45,7 @@ class Gate:
     least: float
 
     def title(self) -> str:
+        """Return what is required, in words."""
         what = {
             "times_official": "times the official code",
             "copy_percent": "% of the copy bandwidth, every input read once",
@@ -68,37 +75,51 @@ GATES = (
 
 
 def required(case: Case, device: str) -> set[str]:
-    """The codes of a case that the requirements compare."""
-    found = {
-        gate.contender
-        for gate in GATES
-        if (gate.device, gate.operation, gate.shape) == (device, case.operation, case.shape)
-    }
-    return {*found, OURS, OFFICIAL} if found else set()
+    """Return the codes of a case that a requirement on this device compares; none without one."""
+    contenders = set()
+    for gate in GATES:
+        if (gate.device, gate.operation, gate.shape) == (device, case.operation, case.shape):
+            contenders.add(gate.contender)
+    if not contenders:
+        return set()
+    return {*contenders, OURS, OFFICIAL}
 
 
 def gates(rows: Iterable[Row], device: str, operations: Collection[str]) -> tuple[list[str], bool]:
-    """A line for every requirement on this device, and whether all were measured and met."""
-    measured = {
-        (row.operation, row.shape, row.contender): row
-        for row in rows
-        if row.model == "resnet18" and row.dtype in ("float32", "bool")
-    }
-    lines, met = [], True
+    """Compare rows with the requirements.
+
+    Args:
+        rows: What has been measured.
+        device: cpu or cuda.
+        operations: The operations that were to be measured.
+
+    Returns:
+        A line for every requirement on this device, and whether all were measured and met.
+    """
+    measured: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        if row.model == "resnet18" and row.dtype in ("float32", "bool"):
+            measured[row.operation, row.shape, row.contender] = row
+
+    lines = []
+    all_are_met = True
     for gate in GATES:
         if gate.device != device or gate.operation not in operations:
             continue
-        row = measured.get((gate.operation, gate.shape, gate.contender))
-        found = float("nan") if row is None else getattr(row, gate.column)
-        passed = row is not None and row.passed and found >= gate.least
-        met &= passed
-        word = "not measured" if row is None else "PASS" if passed else "FAIL"
-        lines.append(f"  {word:12}  {found:8.2f} >= {gate.least:<5g} {gate.title()}")
-    return lines, met
+        row_of_gate = measured.get((gate.operation, gate.shape, gate.contender))
+        if row_of_gate is None:
+            value = float("nan")
+            word = "not measured"
+        else:
+            value = getattr(row_of_gate, gate.column)
+            word = "PASS" if row_of_gate.passed and value >= gate.least else "FAIL"
+        all_are_met = all_are_met and word == "PASS"
+        lines.append(f"  {word:12}  {value:8.2f} >= {gate.least:<5g} {gate.title()}")
+    return lines, all_are_met
 
 
 def write_csv(path: Path, environment: Environment, rows: Sequence[Row]) -> None:
-    """One line a row; the environment is repeated in each, so that files can be joined."""
+    """Write a line for every row, with the environment in each, so that files can be joined."""
     lines = [{**asdict(row), **asdict(environment)} for row in rows]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]))

@@ -1,7 +1,8 @@
 """The code that a careful user of torch would write: `_foreach`, views, flat rows, one expression.
 
-A `foreach_` function takes models as lists of tensors, a `flat_` one as rows; other arguments are
-those of the papers' formulation in `official`. The `flat_` functions are what torch.compile gets.
+A `foreach_` function takes models as lists of tensors, a `flat_` function takes them as rows. The
+other arguments are those of the papers' formulation in `official`. The `flat_` functions are what
+torch.compile gets.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,9 @@ List = list[Tensor]
 def foreach_masked_mean(
     models: Sequence[List], masks: Sequence[List], own: int, keep: List
 ) -> List:
-    counts, sums = _zeros_like(keep), _zeros_like(keep)
+    """Average as DisPFL does, on lists of tensors; arguments as of `official.dispfl_aggregate`."""
+    counts = _zeros_like(keep)
+    sums = _zeros_like(keep)
     for mask in masks:
         torch._foreach_add_(counts, mask)
     for model in models:
@@ -30,7 +33,9 @@ def foreach_masked_mean(
 def flat_masked_mean(
     rows: Sequence[Tensor], masks: Sequence[Tensor], own: int, keep: Tensor
 ) -> Tensor:
-    total, count = torch.zeros_like(keep), torch.zeros_like(keep)
+    """Average as DisPFL does, on rows; arguments as of `official.dispfl_aggregate`."""
+    total = torch.zeros_like(keep)
+    count = torch.zeros_like(keep)
     for row, mask in zip(rows, masks, strict=True):
         total += row
         count += mask
@@ -40,43 +45,47 @@ def flat_masked_mean(
 def foreach_merge(
     parts: List, totals: List, counts: List, clients: Sequence[tuple[List, List, List]]
 ) -> List:
-    """HeteroFL's mean on views.
+    """Make HeteroFL's mean on views.
 
-    `parts` are the global tensors, `totals` and `counts` buffers like them. `clients` are views of
-    the totals and of the counts that a client covers, and of its tensors there.
+    Args:
+        parts: The global tensors.
+        totals: Buffers like them.
+        counts: Buffers like them.
+        clients: For every client, views of the totals and of the counts that it covers, and of its
+            own tensors there.
     """
     torch._foreach_zero_(totals)
     torch._foreach_zero_(counts)
-    for into, count, local in clients:
-        torch._foreach_add_(into, local)
-        torch._foreach_add_(count, 1)
-    return [
-        part.copy_(torch.where(share > 0, mean / share, part))
-        for part, mean, share in zip(parts, totals, counts, strict=True)
-    ]
+    for totals_of_client, counts_of_client, tensors in clients:
+        torch._foreach_add_(totals_of_client, tensors)
+        torch._foreach_add_(counts_of_client, 1)
+    for part, total, count in zip(parts, totals, counts, strict=True):
+        part.copy_(torch.where(count > 0, total / count, part))
+    return parts
 
 
 def flat_merge(
     row: Tensor, clients: Sequence[Tensor], places: Sequence[Tensor], own: Sequence[Tensor]
 ) -> Tensor:
-    """HeteroFL's mean with flat index tensors, one `index_add` a client.
+    """Make HeteroFL's mean with flat index tensors, one `index_add` a client.
 
     Args:
         row: (P,) of the global model.
-        clients: their rows.
-        places: where in `row` the elements of a client's row belong.
-        own: which of its elements they are.
+        clients: The clients' rows.
+        places: Where in `row` the elements of a client's row belong.
+        own: Which of the client's elements they are.
     """
-    total, count = torch.zeros_like(row), torch.zeros_like(row)
-    for client, place, mine in zip(clients, places, own, strict=True):
-        values = client[mine]
+    total = torch.zeros_like(row)
+    count = torch.zeros_like(row)
+    for client, place, own_of_client in zip(clients, places, own, strict=True):
+        values = client[own_of_client]
         total = total.index_add(0, place, values)
         count = count.index_add(0, place, torch.ones_like(values))
     return row.copy_(torch.where(count > 0, total / count, row))
 
 
 def topk_prune_regrow(weights: List, masks: List, scores: List, counts: Sequence[int]) -> List:
-    """A float mask for every tensor; ties fall anywhere."""
+    """Return a float mask for every tensor; of equal magnitudes any may be chosen."""
     out = []
     for weight, mask, score, count in zip(weights, masks, scores, counts, strict=True):
         drop = torch.where(mask > 0, weight.abs(), torch.inf).topk(count, largest=False).indices
@@ -87,7 +96,7 @@ def topk_prune_regrow(weights: List, masks: List, scores: List, counts: Sequence
 
 
 def kthvalue_prune_regrow(weights: List, masks: List, scores: List, counts: Sequence[int]) -> List:
-    """The same by thresholds; all ties at a threshold are taken."""
+    """Return the same by thresholds; all magnitudes that equal a threshold are taken."""
     out = []
     for weight, mask, score, count in zip(weights, masks, scores, counts, strict=True):
         if count == 0:
@@ -102,7 +111,7 @@ def kthvalue_prune_regrow(weights: List, masks: List, scores: List, counts: Sequ
 
 
 def foreach_grouped(jobs: Sequence[Sequence[List]]) -> None:
-    """Every job: the same tensors of each of its members."""
+    """Average jobs: each has, for every member, the same tensors."""
     for members in jobs:
         mean = _zeros_like(members[0])
         for member in members:
@@ -113,16 +122,17 @@ def foreach_grouped(jobs: Sequence[Sequence[List]]) -> None:
 
 
 def flat_grouped(rows: Tensor, jobs: Sequence[tuple[Tensor, int, int]]) -> None:
-    """Every job: a column range of the rows of its members."""
+    """Average jobs: each is a range of columns of the rows of its members."""
     for members, start, stop in jobs:
-        part = rows[:, start:stop]
-        part[members] = part[members].mean(0)
+        columns = rows[:, start:stop]
+        columns[members] = columns[members].mean(0)
 
 
 def foreach_aspg(
     point: List, x: List, gradient: List, anchor: List, *, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
+    """Take FedBCD's step on lists of tensors."""
     step = torch._foreach_sub(point, anchor)
     torch._foreach_mul_(step, gamma)
     torch._foreach_add_(step, gradient)
@@ -139,15 +149,17 @@ def flat_aspg(
     point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, *, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
+    """Take FedBCD's step on rows."""
     new = (point - lr * (gradient + gamma * (point - anchor))).clamp(*box)
     point.copy_(new + extrapolation * (new - x))
     x.copy_(new)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For these shapes only: what torch.compile can do best."""
+    """Compile a function for these shapes alone, which torch.compile does best."""
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def _zeros_like(tensors: List) -> List:
+    """Return zeros like every tensor."""
     return [torch.zeros_like(tensor) for tensor in tensors]

@@ -13,34 +13,44 @@ def check_apart(
 ) -> None:
     """Check that written rows share no memory with each other or with rows that are read.
 
+    Args:
+        written: The name of the argument that is written, and its matrices and rows.
+        *others: The same of arguments that are read.
+
     Raises:
-        ValueError: two rows overlap, or a row does not start at a multiple of 16 bytes.
+        ValueError: Two rows overlap, or a row does not start at a multiple of 16 bytes.
     """
     name, tensors = written
     begins, ends = _spans(name, tensors)
     order = np.argsort(begins, kind="stable")
-    begins, ends = begins[order], ends[order]
-    clash = begins[1:] < ends[:-1]
-    if clash.any():
-        first = int(np.flatnonzero(clash)[0])
-        rows = sorted((int(order[first]), int(order[first + 1])))
-        raise ValueError(f"{name}: rows {rows[0]} and {rows[1]} share memory; one is written twice")
-    for other, given in others:
-        lows, highs = _spans(other, given)
-        if not len(lows) or not len(begins) or lows.min() >= ends[-1] or highs.max() <= begins[0]:
+    begins = begins[order]
+    ends = ends[order]
+
+    overlaps_next = begins[1:] < ends[:-1]
+    if overlaps_next.any():
+        position = int(np.flatnonzero(overlaps_next)[0])
+        row, other_row = sorted((int(order[position]), int(order[position + 1])))
+        raise ValueError(f"{name}: rows {row} and {other_row} share memory; one is written twice")
+
+    for other_name, other_tensors in others:
+        other_begins, other_ends = _spans(other_name, other_tensors)
+        if not len(other_begins) or not len(begins):
             continue
-        # Written rows do not overlap, so the last one that begins before an end reaches furthest.
-        nearest = np.searchsorted(begins, highs, side="left") - 1
-        if ((nearest >= 0) & (ends[nearest] > lows)).any():
-            raise ValueError(f"{other}: shares memory with {name}, which is written")
+        if other_begins.min() >= ends[-1] or other_ends.max() <= begins[0]:
+            continue  # most rows lie far from each other: no need to compare them one by one
+        # Written rows do not overlap. So of those that begin before the end of a row that is read,
+        # the last one reaches furthest.
+        last_before = np.searchsorted(begins, other_ends, side="left") - 1
+        if ((last_before >= 0) & (ends[last_before] > other_begins)).any():
+            raise ValueError(f"{other_name}: shares memory with {name}, which is written")
 
 
 def _spans(name: str, tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """The first byte of every non-empty row, and the first byte after it."""
-    kept = [tensor for tensor in tensors if tensor.numel()]
-    begins = addresses(name, kept)
-    lengths = [tensor.shape[-1] * tensor.element_size() for tensor in kept]
-    counts = [tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in kept]
-    if len(kept) == 1:
+    """Return the first byte of every row that is not empty, and the byte behind its last."""
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    begins = addresses(name, tensors)
+    lengths = [tensor.shape[-1] * tensor.element_size() for tensor in tensors]
+    if len(tensors) == 1:
         return begins, begins + lengths[0]
-    return begins, begins + np.repeat(np.array(lengths, np.int64), counts)
+    rows = [tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in tensors]
+    return begins, begins + np.repeat(np.array(lengths, np.int64), rows)

@@ -1,8 +1,8 @@
-"""The rows argument of all operations: checks, addresses for kernels, and where they run.
+"""The `rows` argument of all operations: checks, addresses for kernels, and where they run.
 
-`rows` is a matrix (clients, P), a sequence of rows (P,), or both. The elements of a row are
-contiguous and start at a multiple of 16 bytes, so that a kernel can move 16 bytes at a time.
-Triton runs on CUDA tensors, torch elsewhere; `backend` is the only decision point.
+`rows` is a matrix (clients, P), a sequence of rows (P,), or a sequence of both. The elements of a
+row are contiguous. For a kernel a row starts at a multiple of 16 bytes, so that it can move 16
+bytes at a time. Triton runs on CUDA tensors, torch elsewhere; only `backend` decides.
 """
 
 import os
@@ -29,30 +29,40 @@ MAX_PROGRAMS = 2**31 - 1
 
 
 def as_list(rows: Rows) -> list[Tensor]:
-    """Matrices and rows, the form that operators take."""
+    """Return matrices and rows as a list, the form that operators take."""
     return [rows] if isinstance(rows, Tensor) else list(rows)
 
 
 def each_row(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The rows (P,) of matrices and rows."""
-    out: list[Tensor] = []
+    """Return the single rows (P,) of matrices and rows."""
+    rows: list[Tensor] = []
     for tensor in tensors:
-        out.extend(tensor.unbind(0) if tensor.dim() == 2 else (tensor,))
-    return out
+        if tensor.dim() == 2:
+            rows.extend(tensor.unbind(0))
+        else:
+            rows.append(tensor)
+    return rows
 
 
 def count_rows(tensors: Sequence[Tensor]) -> int:
+    """Return the number of rows in matrices and rows."""
     return sum(tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in tensors)
 
 
 def check_row(
     name: str, row: Tensor, *, size: int | None = None, like: Tensor | None = None
 ) -> None:
-    """Check a row (P,) or matrix of rows (clients, P), P if it is known, and the dtype of `like`.
+    """Check a row (P,) or a matrix of rows (clients, P).
+
+    Args:
+        name: The name of the argument, for errors.
+        row: The row or matrix.
+        size: P, if it is known.
+        like: A tensor of the dtype that it must have, if there is one.
 
     Raises:
-        ValueError: names the argument, what was found and what is allowed.
-        TypeError: of an unsupported dtype, or another one.
+        ValueError: It does not fit; names the argument, what was found and what is allowed.
+        TypeError: Its dtype is not supported, or is another one.
     """
     if row.dtype not in DTYPES:
         raise TypeError(
@@ -75,6 +85,7 @@ def check_row(
 
 
 def check_single(name: str, tensor: Tensor) -> None:
+    """Refuse a matrix where one row is needed."""
     if tensor.dim() != 1:
         raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row at a time")
 
@@ -100,14 +111,14 @@ def check_elements(name: str, tensor: Tensor) -> None:
 
 
 def check_rows(name: str, tensors: Sequence[Tensor], *, size: int | None = None) -> None:
-    """`check_row` for each, and check that all have one dtype."""
+    """Check every row or matrix as `check_row` does, and that all have one dtype."""
     for position, tensor in enumerate(tensors):
-        where = name if len(tensors) == 1 else f"{name}[{position}]"
-        check_row(where, tensor, size=size, like=tensors[0])
+        name_of_tensor = name if len(tensors) == 1 else f"{name}[{position}]"
+        check_row(name_of_tensor, tensor, size=size, like=tensors[0])
 
 
 def check_words(name: str, words: Tensor, *, size: int) -> None:
-    """Packed masks (W,) or (clients, W) of rows of `size` elements."""
+    """Check packed masks (W,) or (clients, W) of rows of `size` elements."""
     if words.dtype != torch.int32:
         raise TypeError(f"{name}: {short(words.dtype)}; packed masks are int32 words")
     check_elements(name, words)
@@ -118,39 +129,60 @@ def check_words(name: str, words: Tensor, *, size: int) -> None:
 
 
 def check_one_device(**tensors: Tensor | Sequence[Tensor] | None) -> torch.device:
-    """Check that all arguments are on one device, and return it."""
-    first: tuple[str, torch.device] | None = None
-    for name, given in tensors.items():
-        several = () if given is None else (given,) if isinstance(given, Tensor) else given
-        for tensor in several:
-            if first is None:
-                first = (name, tensor.device)
-            elif tensor.device != first[1]:
+    """Return the device of all arguments, after checking that it is the same one.
+
+    Args:
+        **tensors: The arguments by name; None for one that is not given.
+
+    Raises:
+        ValueError: Two are on different devices; names both.
+    """
+    first_name = ""
+    device: torch.device | None = None
+    for name, argument in tensors.items():
+        if argument is None:
+            continue
+        for tensor in [argument] if isinstance(argument, Tensor) else argument:
+            if device is None:
+                first_name = name
+                device = tensor.device
+            elif tensor.device != device:
                 raise ValueError(
-                    f"{name}: on {tensor.device}, but {first[0]} is on {first[1]}; "
+                    f"{name}: on {tensor.device}, but {first_name} is on {device}; "
                     "the tensors of a call lie on one device"
                 )
-    assert first is not None
-    return first[1]
+    assert device is not None
+    return device
 
 
 def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np.ndarray:
-    """(rows,) int64: where every row begins.
+    """Return where every row begins in memory, as (rows,) of int64.
+
+    Args:
+        name: The name of the argument, for errors.
+        tensors: Matrices and rows.
+        multiple: The number of bytes at a multiple of which every row must begin.
 
     Raises:
-        ValueError: a row does not start at a multiple of so many bytes.
+        ValueError: A row begins elsewhere.
     """
     begins: list[int] = []
-    remainders = 0
+    remainders = 0  # all of them in one number, because this is called for every row of a merge
     for tensor in tensors:
         first = tensor.data_ptr()
         remainders |= first % multiple
-        if tensor.dim() == 2:
-            count, apart = tensor.shape[0], tensor.stride(0) * tensor.element_size()
-            remainders |= apart % multiple if count > 1 else 0
-            begins += range(first, first + apart * count, apart) if apart else [first] * count
-        else:
+        if tensor.dim() == 1:
             begins.append(first)
+            continue
+        count = tensor.shape[0]
+        step = tensor.stride(0) * tensor.element_size()
+        if step:
+            begins += range(first, first + step * count, step)
+        else:
+            begins += [first] * count  # one row that is expanded to several
+        if count > 1:
+            remainders |= step % multiple
+
     table = np.array(begins, np.int64)
     if remainders and (table % multiple).any():
         row = int(np.flatnonzero(table % multiple)[0])
@@ -162,24 +194,27 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
 
 
 def to_device(table: np.ndarray, device: torch.device) -> Tensor:
-    """A small table on the device; the host does not wait for the copy."""
+    """Copy a small table to the device; the host does not wait for the copy."""
     host = torch.from_numpy(np.ascontiguousarray(table))
     if device.type == "cuda":
-        # From pageable memory the driver copies before it returns.
+        # From memory that is not pinned the driver copies before it returns.
         host = host.pin_memory()
     return host.to(device, non_blocking=True)
 
 
+# The largest table, in bytes, that is worth keeping on the device. Larger ones are those of many
+# receivers, whose neighbors change from round to round.
+_KEPT_BYTES = 2**16
+
+
 def resident(table: np.ndarray, device: torch.device) -> Tensor:
-    """A table of int64 on the device that is copied once: rows mostly stay where they are."""
+    """Return a table of int64 on the device, copied only once.
+
+    Tables hold addresses of rows, which mostly stay where they are.
+    """
     if table.nbytes > _KEPT_BYTES:
         return to_device(table, device)
     return _resident(table.tobytes(), device)
-
-
-# Bytes of a table that is worth keeping: a larger one is that of many receivers, whose neighbours
-# are others in every round.
-_KEPT_BYTES = 2**16
 
 
 @lru_cache(maxsize=256)
@@ -188,6 +223,7 @@ def _resident(table: bytes, device: torch.device) -> Tensor:
 
 
 def check_grid(name: str, programs: int) -> None:
+    """Refuse a launch of more programs than CUDA can start at once."""
     if programs > MAX_PROGRAMS:
         raise ValueError(
             f"{name}: {programs} programs in one launch; {MAX_PROGRAMS} are possible: "
@@ -196,35 +232,39 @@ def check_grid(name: str, programs: int) -> None:
 
 
 def short(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without `torch.`, for errors."""
     return str(dtype).removeprefix("torch.")
 
 
 def backend(*tensors: Tensor) -> Backend:
-    """The implementation for these tensors.
+    """Choose the implementation for these tensors.
 
-    `LIGHTFED_KERNELS` overrides the choice: `torch` runs the torch path on any device; `triton`
-    runs the kernels on CPU tensors too, where Triton interprets them (`TRITON_INTERPRET=1`, set
-    before Triton is imported).
+    The variable `LIGHTFED_KERNELS` overrides the choice. `torch` runs the torch path on any device.
+    `triton` runs the kernels on CPU tensors too, where Triton interprets them; for this
+    `TRITON_INTERPRET=1` must be set before Triton is imported.
 
     Raises:
-        ValueError: an unknown value, or `triton` if the kernels cannot run.
+        ValueError: The variable has an unknown value, or is `triton` and the kernels cannot run.
     """
     choice = os.environ.get("LIGHTFED_KERNELS", "auto")
-    cuda = all(map(attrgetter("is_cuda"), tensors))
+    on_cuda = all(map(attrgetter("is_cuda"), tensors))  # faster than a generator, for many rows
     if choice == "auto":
-        return "triton" if cuda and _triton_is_there() else "torch"
+        return "triton" if on_cuda and _triton_is_there() else "torch"
     if choice == "torch":
         return "torch"
     if choice != "triton":
         raise ValueError(f"LIGHTFED_KERNELS: {choice!r} is not one of auto, triton, torch")
     if not _triton_is_there():
         raise ValueError("LIGHTFED_KERNELS=triton: Triton is not installed; use torch")
-    if not cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if on_cuda:
+        return "triton"
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
             "LIGHTFED_KERNELS=triton: these tensors are not on a CUDA device; set "
             "TRITON_INTERPRET=1 to interpret the kernels, or use auto"
         )
-    fault = "" if cuda else interpreter_fault()
+    fault = interpreter_fault()
     if fault:
         raise ValueError(f"LIGHTFED_KERNELS=triton: {fault}")
     return "triton"
@@ -232,16 +272,16 @@ def backend(*tensors: Tensor) -> Backend:
 
 @cache
 def interpreter_fault() -> str:
-    """Why Triton's interpreter cannot run the kernels here; empty if it can.
+    """Say why Triton's interpreter cannot run the kernels here; empty if it can.
 
-    Loops with a bound that is known at run time only end in a TypeError in triton 3.6 beside
-    numpy 2.4 and later.
+    Loops whose bound is known only at run time end in a TypeError in triton 3.6 beside numpy 2.4
+    and later.
     """
     if not _triton_is_there():
         return ""
-    triton = tuple(int(part) for part in version("triton").split(".")[:2])
-    numpy = tuple(int(part) for part in np.__version__.split(".")[:2])
-    if triton >= (3, 7) or numpy < (2, 4):
+    triton_version = tuple(int(part) for part in version("triton").split(".")[:2])
+    numpy_version = tuple(int(part) for part in np.__version__.split(".")[:2])
+    if triton_version >= (3, 7) or numpy_version < (2, 4):
         return ""
     return (
         f"the interpreter of triton {version('triton')} does not run beside numpy "

@@ -1,8 +1,8 @@
 """The flat row: all tensors of a model back to back in one contiguous vector.
 
-Invariants, relied on by every kernel: a tensor starts at a multiple of 32 elements (a 32-bit mask
-word never straddles two tensors; 128-byte lines in float32), the row length is a multiple of 32,
-and padding is zero, always.
+Every kernel relies on these invariants. A tensor starts at a multiple of 32 elements, so that no
+32-bit mask word has bits of two tensors, and tensors of float32 start at cache lines of 128 bytes.
+The length of a row is a multiple of 32. Padding is always zero.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 32
-# Elements of a tile, the piece of a tensor that one program owns.
+# The most elements of a tile, the piece of a tensor that one program owns.
 TILE = 4096
 
 
 def padded(numel: int) -> int:
-    """Elements up to where the next tensor may start."""
+    """Return the number of elements up to where the next tensor may start."""
     return -(-numel // ALIGNMENT) * ALIGNMENT
 
 
@@ -33,6 +33,7 @@ class Entry:
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
 
@@ -45,10 +46,10 @@ class Layout:
 
     @classmethod
     def build(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> "Layout":
-        """Lay tensors out in the given order.
+        """Lay tensors, given by name and shape, out in their order.
 
         Raises:
-            ValueError: a name occurs twice.
+            ValueError: A name occurs twice.
         """
         entries: list[Entry] = []
         names: set[str] = set()
@@ -63,18 +64,19 @@ class Layout:
 
     @cached_property
     def numel(self) -> int:
-        """Elements that are not padding."""
+        """The number of elements that are not padding."""
         return sum(entry.numel for entry in self.entries)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
 
     def view(self, row: Tensor, entry: Entry) -> Tensor:
-        """The tensor of `entry` as a view of `row` (size,)."""
-        part = row[..., entry.offset : entry.offset + entry.numel]
-        return part.view((*row.shape[:-1], *entry.shape))
+        """Return the tensor of `entry` as a view of a row (size,), or of rows (.., size)."""
+        elements = row[..., entry.offset : entry.offset + entry.numel]
+        return elements.view((*row.shape[:-1], *entry.shape))
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
+        """Return all tensors as views of a row, by name."""
         return {entry.name: self.view(row, entry) for entry in self.entries}
 
     def new_row(
@@ -84,27 +86,31 @@ class Layout:
         device: torch.device | str = "cpu",
         pin_memory: bool = False,
     ) -> Tensor:
-        """Zeros of shape (*clients, size): padding is zero from the start."""
+        """Return zeros of shape (*clients, size), so that padding is zero from the start."""
         return torch.zeros(*clients, self.size, dtype=dtype, device=device, pin_memory=pin_memory)
 
     def live(self) -> Tensor:
-        """(size,) bool: True where an element belongs to a tensor, False in padding."""
+        """Return which elements belong to a tensor and not to padding, as (size,) of bool."""
         live = torch.zeros(self.size, dtype=torch.bool)
         for entry in self.entries:
             live[entry.offset : entry.offset + entry.numel] = True
         return live
 
     def span(self, count: int) -> int:
-        """Length of the leading part of a row that holds the first `count` entries."""
+        """Return the length of the leading part of a row that holds the first `count` entries."""
         return self.entries[count].offset if count < len(self.entries) else self.size
 
     def only(self, names: Collection[str]) -> "Layout":
-        """The layout of the same row with only these entries; other columns are unused."""
+        """Return the layout of the same row with only these entries; other columns are unused."""
         return Layout(tuple(entry for entry in self.entries if entry.name in names), self.size)
 
 
 def word_bounds(bounds: Tensor) -> list[tuple[int, int]]:
-    """Where the words of every tensor begin and end."""
+    """Return where the mask words of every tensor begin and end.
+
+    Args:
+        bounds: (T, 2): the offset and the number of elements of every tensor.
+    """
     first = bounds[:, 0] // ALIGNMENT
     last = first + (bounds[:, 1] + ALIGNMENT - 1) // ALIGNMENT
     return list(zip(first.tolist(), last.tolist(), strict=True))

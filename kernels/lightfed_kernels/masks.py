@@ -1,7 +1,7 @@
 """Masks of one bit per element: packed words, and the values that they cover.
 
-Bit i of word w is element 32 w + i of a row, so a mask is 32 times smaller than float32 values.
-Without Triton, tensors on a GPU are packed, counted, compressed and expanded on the host.
+Bit i of word w is element 32 w + i of a row, so that a mask is 32 times smaller than float32
+values. Without Triton, tensors on a GPU are packed, counted, compressed and expanded on the host.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from lightfed_kernels import _rows
 from lightfed_kernels._bits import as_bytes, as_integers, count_ones, ones_in, select_table, view
 from lightfed_kernels.layout import ALIGNMENT
 
-# Elements that the CPU handles at a time: positions and values stay in cache.
+# Elements that the CPU handles at a time, so that positions and values stay in cache.
 CHUNK = 32768
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """(.., P) bool -> (.., P / 32) int32: bit i of word w is `mask[.., 32 w + i]`.
+    """Pack (.., P) bool into (.., P / 32) int32: bit i of word w is `mask[.., 32 w + i]`.
 
-    Can be captured in a CUDA graph.
+    It can be captured in a CUDA graph.
     """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask: {mask.dtype}; a mask is bool")
@@ -33,9 +33,9 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def unpack_mask(words: Tensor) -> Tensor:
-    """(.., W) int32 -> (.., 32 W) bool: element 32 w + i is bit i of `words[.., w]`.
+    """Unpack (.., W) int32 into (.., 32 W) bool: element 32 w + i is bit i of `words[.., w]`.
 
-    Can be captured in a CUDA graph.
+    It can be captured in a CUDA graph.
     """
     _check_words(words)
     shape = (*words.shape[:-1], words.shape[-1] * ALIGNMENT)
@@ -43,9 +43,9 @@ def unpack_mask(words: Tensor) -> Tensor:
 
 
 def popcount(words: Tensor) -> Tensor:
-    """(.., W) int32 -> (..) int64: how many bits of a row are 1.
+    """Return how many bits of every row of (.., W) int32 are 1, as (..) int64.
 
-    Can be captured in a CUDA graph.
+    It can be captured in a CUDA graph.
     """
     _check_words(words)
     if words.numel() and _rows.backend(words) == "triton":
@@ -56,15 +56,19 @@ def popcount(words: Tensor) -> Tensor:
 
 
 def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
-    """The covered values of a row (P,) in order, (nnz,): `row[mask]`.
+    """Return the covered values of a row in order, `row[mask]`, as (nnz,).
 
-    Can be captured in a CUDA graph.
+    It can be captured in a CUDA graph.
 
     Args:
-        row: (P,), at a multiple of 16 bytes.
-        words: (P / 32,) packed mask.
-        nnz: number of bits that are 1; given by the caller, so that nothing waits for a GPU. It is
-            checked on the CPU, and on a GPU under LIGHTFED_KERNELS_CHECK=1.
+        row: (P,), which starts at a multiple of 16 bytes.
+        words: (P / 32,) int32, the packed mask.
+        nnz: The number of bits that are 1. The caller gives it, so that nothing waits for a GPU. It
+            is checked on the CPU, and on a GPU under LIGHTFED_KERNELS_CHECK=1.
+
+    Raises:
+        ValueError: An argument does not fit; names it.
+        TypeError: A dtype is not supported.
     """
     _rows.check_vector("row", row)
     _rows.check_single("words", words)
@@ -77,14 +81,18 @@ def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
 
 
 def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The inverse of `compress`: a row (P,) with the values in order where a bit is 1, 0 elsewhere.
+    """Return a row (P,) with values in order where a bit is 1 and 0 elsewhere.
 
-    Can be captured in a CUDA graph.
+    It is the inverse of `compress`, and can be captured in a CUDA graph.
 
     Args:
         values: (nnz,), as many as there are bits; checked as in `compress`.
-        words: (P / 32,) packed mask.
-        out: the row to write.
+        words: (P / 32,) int32, the packed mask.
+        out: The row to write; a new one by default.
+
+    Raises:
+        ValueError: An argument does not fit; names it.
+        TypeError: A dtype is not supported.
     """
     _check_words(words)
     _rows.check_single("words", words)
@@ -107,26 +115,38 @@ def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tenso
 
         launch_expand(out, values, words)
         return out
-    host = out.cpu()
-    target, source, packed = as_integers(host), as_integers(values.cpu()), as_bytes(words.cpu())
+
+    result = out.cpu()
+    target = as_integers(result)
+    source = as_integers(values.cpu())
+    packed = as_bytes(words.cpu())
     done = 0
     for begin in range(0, len(target), CHUNK):
         chunk = target[begin : begin + CHUNK]
         chunk.fill(0)
-        place = ones_in(packed, begin, CHUNK)
-        chunk[place] = source[done : done + len(place)]
-        done += len(place)
-    return out if host is out else out.copy_(host)
+        covered = ones_in(packed, begin, CHUNK)
+        chunk[covered] = source[done : done + len(covered)]
+        done += len(covered)
+    if result is not out:
+        out.copy_(result)
+    return out
 
 
 def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
-    """Set what a mask does not cover to zero in place, including NaN; returns `rows`.
+    """Set what a mask does not cover to 0 in place, NaN included.
 
-    Can be captured in a CUDA graph.
+    It can be captured in a CUDA graph.
 
     Args:
         rows: (P,) or (clients, P).
-        words: (P / 32,), one mask for all rows, or (clients, P / 32).
+        words: (P / 32,) int32, one mask for all rows, or (clients, P / 32).
+
+    Returns:
+        `rows`.
+
+    Raises:
+        ValueError: An argument does not fit; names it.
+        TypeError: A dtype is not supported.
     """
     _rows.check_row("rows", rows)
     _rows.check_words("words", words, size=rows.shape[-1])
@@ -138,6 +158,7 @@ def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
 
 
 def _pack_into(words: Tensor, mask: Tensor) -> Tensor:
+    """Pack (.., 32 W) bool into `words`, (.., W) int32."""
     if words.numel() == 0:
         return words
     if _rows.backend(words, mask) == "triton":
@@ -151,6 +172,7 @@ def _pack_into(words: Tensor, mask: Tensor) -> Tensor:
 
 
 def _unpack_into(mask: Tensor, words: Tensor) -> Tensor:
+    """Unpack (.., W) int32 into `mask`, (.., 32 W) bool."""
     if words.numel() == 0:
         return mask
     if _rows.backend(mask, words) == "triton":
@@ -161,14 +183,16 @@ def _unpack_into(mask: Tensor, words: Tensor) -> Tensor:
         mask.copy_(_bits(words).flatten(-2) != 0)
     else:
         for row, packed in zip(_matrix(mask), _matrix(words), strict=True):
-            target, source = view(row, torch.uint8), as_bytes(packed)
+            target = view(row, torch.uint8)
+            source = as_bytes(packed)
             for begin in range(0, len(target), CHUNK):
-                part = source[begin // 8 : (begin + CHUNK) // 8]
-                target[begin : begin + CHUNK] = np.unpackbits(part, bitorder="little")
+                chunk = source[begin // 8 : (begin + CHUNK) // 8]
+                target[begin : begin + CHUNK] = np.unpackbits(chunk, bitorder="little")
     return mask
 
 
 def _compress_into(values: Tensor, row: Tensor, words: Tensor) -> Tensor:
+    """Write the covered values of a row into `values`, (nnz,)."""
     if values.numel() == 0:
         return values
     if _rows.backend(row, words) == "triton":
@@ -176,19 +200,25 @@ def _compress_into(values: Tensor, row: Tensor, words: Tensor) -> Tensor:
 
         launch_compress(values, row, words)
         return values
-    host = values.cpu()
-    source, target, packed = as_integers(row.cpu()), as_integers(host), as_bytes(words.cpu())
+
+    result = values.cpu()
+    source = as_integers(row.cpu())
+    target = as_integers(result)
+    packed = as_bytes(words.cpu())
     done = 0
     for begin in range(0, len(source), CHUNK):
-        place = ones_in(packed, begin, CHUNK)
-        np.take(source[begin:], place, out=target[done : done + len(place)], mode="clip")
-        done += len(place)
-    return values if host is values else values.copy_(host)
+        covered = ones_in(packed, begin, CHUNK)
+        np.take(source[begin:], covered, out=target[done : done + len(covered)], mode="clip")
+        done += len(covered)
+    if result is not values:
+        values.copy_(result)
+    return values
 
 
-# An operator, as steps are: modes that record or check a step see it as one.
+# A custom operator, as steps are, so that tools that record or check a step see it as one.
 @torch.library.custom_op("lightfed::apply_mask_", mutates_args=("rows",))
 def _apply_mask(rows: Tensor, words: Tensor) -> None:
+    """Set what a mask does not cover to 0, on the backend of the tensors."""
     if rows.numel() == 0:
         return
     if _rows.backend(rows, words) == "triton":
@@ -203,36 +233,49 @@ _apply_mask.register_fake(lambda *arguments: None)
 
 
 def apply_torch(rows: Tensor, words: Tensor) -> None:
-    """`apply_mask_` of (R, P) with (R, W) or (1, W), without Triton."""
+    """Do what `apply_mask_` does without Triton.
+
+    Args:
+        rows: (R, P).
+        words: (R, W) int32, or (1, W), one mask for all rows.
+    """
     if words.is_cuda:
-        rows.masked_fill_((_bits(words).flatten(-2) == 0).expand(rows.shape), 0.0)
+        uncovered = _bits(words).flatten(-2) == 0
+        rows.masked_fill_(uncovered.expand(rows.shape), 0.0)
         return
+
     table = select_table(f"f{rows.element_size()}")
     for row, mask in zip(rows, words.expand(rows.shape[0], -1), strict=True):
-        integers, packed = as_integers(row), as_bytes(mask)
+        integers = as_integers(row)
+        packed = as_bytes(mask)
         for begin in range(0, len(integers), CHUNK):
-            # Bits of values and of the table: a `where` is ten times slower.
-            bits = np.take(table, packed[begin // 8 : (begin + CHUNK) // 8], axis=0, mode="clip")
+            # The bits of values and of the table; a `where` is ten times slower.
+            chunk_bytes = packed[begin // 8 : (begin + CHUNK) // 8]
+            ones = np.take(table, chunk_bytes, axis=0, mode="clip")
             chunk = integers[begin : begin + CHUNK]
-            np.bitwise_and(chunk, bits.reshape(-1), out=chunk)
+            np.bitwise_and(chunk, ones.reshape(-1), out=chunk)
 
 
 def _matrix(tensor: Tensor) -> Tensor:
+    """Return a matrix as it is, and one row as a matrix."""
     return tensor if tensor.dim() == 2 else tensor[None]
 
 
 def _bits(words: Tensor) -> Tensor:
-    """(.., W) -> (.., W, 32) of 0 and 1."""
+    """Return the bits of (.., W) int32 as (.., W, 32) of 0 and 1."""
     return (words[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
 
 
 def _check_words(words: Tensor) -> None:
-    _rows.check_words("words", words, size=words.shape[-1] * ALIGNMENT if words.dim() else 0)
+    """Check packed masks of rows of any length."""
+    size = words.shape[-1] * ALIGNMENT if words.dim() else 0
+    _rows.check_words("words", words, size=size)
 
 
-def _check_nnz(name: str, given: int, words: Tensor) -> None:
+def _check_nnz(name: str, nnz: int, words: Tensor) -> None:
+    """Refuse a wrong number of ones; on a GPU this would wait, and is done only when asked for."""
     if words.is_cuda and not _rows.checking():
         return
-    found = int(count_ones(words.cpu()))
-    if found != given:
-        raise ValueError(f"{name}: {given}; the mask covers {found} elements")
+    ones = int(count_ones(words.cpu()))
+    if ones != nnz:
+        raise ValueError(f"{name}: {nnz}; the mask covers {ones} elements")

@@ -1,7 +1,7 @@
 """The positions of a row's tensors, for operations that treat each tensor separately.
 
-One launch covers all tensors: the work is cut into tiles of at most TILE elements, none of which
-straddles two tensors.
+One launch covers all tensors. The work is cut into tiles of at most TILE elements, none of which
+has elements of two tensors.
 """
 
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ class Segments:
     """The tensors of a layout as tables.
 
     Attributes:
-        layout: of the tensors.
-        bounds: (T, 2) int64 on the CPU: offset and elements of every tensor.
-        tiles: (N, 4) int64 on the CPU, in the order of the elements: the tensor, its first word of
-            the row, its elements, and the first tile of the same tensor.
-        live: (W,) int32 on the CPU: packed mask of the elements that are not padding.
+        layout: The layout of the tensors.
+        bounds: (T, 2) int64 on the CPU: the offset and the number of elements of every tensor.
+        tiles: (N, 4) int64 on the CPU, in the order of the elements: the tensor of a tile, its
+            first word in the row, its number of elements, and the first tile of the same tensor.
+        live: (W,) int32 on the CPU: the packed mask of the elements that are not padding.
     """
 
     layout: Layout
@@ -35,10 +35,14 @@ class Segments:
 
     @classmethod
     def build(cls, layout: Layout, *, device: torch.device | str = "cpu") -> "Segments":
-        """Tables for rows of this layout; other devices than `device` get theirs at first use.
+        """Make the tables for rows of a layout.
+
+        Args:
+            layout: The layout.
+            device: A device to which they are copied at once; others get a copy at their first use.
 
         Raises:
-            ValueError: the tensors are not placed as by Layout.build.
+            ValueError: The tensors are not placed as Layout.build places them.
         """
         if layout != Layout.build((entry.name, entry.shape) for entry in layout):
             raise ValueError(
@@ -46,12 +50,14 @@ class Segments:
             )
         pairs = [(entry.offset, entry.numel) for entry in layout]
         bounds = np.array(pairs, np.int64).reshape(-1, 2)
+        live = np.packbits(layout.live(), bitorder="little").view(np.int32)
         segments = cls(
-            layout,
-            torch.from_numpy(bounds),
-            torch.from_numpy(_tiles(bounds)),
-            torch.from_numpy(np.packbits(layout.live(), bitorder="little").view(np.int32)),
+            layout=layout,
+            bounds=torch.from_numpy(bounds),
+            tiles=torch.from_numpy(_tiles(bounds)),
+            live=torch.from_numpy(live),
         )
+        # A device without a number, such as "cuda", is the current one.
         segments.tiles_on(torch.empty(0, device=device).device)
         return segments
 
@@ -60,30 +66,35 @@ class Segments:
 
     @property
     def size(self) -> int:
-        """Elements of a row, padding included."""
+        """The number of elements of a row, padding included."""
         return self.layout.size
 
     def tiles_on(self, device: torch.device) -> Tensor:
-        """The tiles, on this device."""
+        """Return the tiles on a device."""
         return self._on(device)[0]
 
     def live_on(self, device: torch.device) -> Tensor:
-        """The live words, on this device."""
+        """Return the live words on a device."""
         return self._on(device)[1]
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the tiles and the live words on a device, where they are copied once."""
         if device not in self._copies:
             self._copies[device] = (self.tiles.to(device), self.live.to(device))
         return self._copies[device]
 
 
 def count_per_tensor(words: Tensor, segments: Segments) -> Tensor:
-    """(.., W) packed masks -> (.., T) int64: how many bits of every tensor are 1.
+    """Return how many bits of every tensor are 1, as (.., T) of int64.
 
-    Can be captured in a CUDA graph after a first call on the device, which copies the tables.
+    It can be captured in a CUDA graph after a first call on the device, which copies the tables.
+
+    Args:
+        words: (.., W) int32, packed masks.
+        segments: The tensors of the row.
 
     Raises:
-        ValueError: a bit in padding is 1; on a GPU only under LIGHTFED_KERNELS_CHECK=1.
+        ValueError: A bit in padding is 1; on a GPU found only under LIGHTFED_KERNELS_CHECK=1.
     """
     _rows.check_words("words", words, size=segments.size)
     shape = (*words.shape[:-1], len(segments))
@@ -94,6 +105,7 @@ def count_per_tensor(words: Tensor, segments: Segments) -> Tensor:
 
 @torch.library.custom_op("lightfed::count_per_tensor", mutates_args=("counts",))
 def _count_per_tensor(counts: Tensor, words: Tensor, bounds: Tensor, tiles: Tensor) -> None:
+    """Write the counts, (.., T) int64, on the backend of the tensors."""
     check_padding("words", words, bounds)
     if words.numel() == 0:
         counts.zero_()
@@ -110,39 +122,58 @@ _count_per_tensor.register_fake(lambda *arguments: None)
 
 
 def check_mask(name: str, words: Tensor, segments: Segments) -> None:
-    """One packed mask of a row of these segments."""
+    """Check one packed mask of a row of these segments."""
     _rows.check_single(name, words)
     _rows.check_words(name, words, size=segments.size)
 
 
 def check_padding(name: str, words: Tensor, bounds: Tensor) -> None:
-    """Check that no padding bit is 1; only the last word of a tensor has any.
+    """Refuse masks with a 1 in padding; only the last word of a tensor has padding.
 
-    CUDA tensors are checked only under LIGHTFED_KERNELS_CHECK=1, because that waits for the device.
+    On a GPU this would wait for the device, and is done only under LIGHTFED_KERNELS_CHECK=1.
+
+    Args:
+        name: The name of the argument, for errors.
+        words: (.., W) int32.
+        bounds: (T, 2), as of Segments.
     """
     if words.is_cuda and not _rows.checking():
         return
+
+    # The ends of the tensors, as far as they are within a word.
     ends = bounds.sum(1).numpy()
     ends = ends[ends % ALIGNMENT != 0]
-    last = words[..., torch.from_numpy(ends // ALIGNMENT).to(words.device)].cpu().numpy()
-    stray = last & (np.int32(-1) << (ends % ALIGNMENT).astype(np.int32))
-    if not stray.any():
+    last_words = words[..., torch.from_numpy(ends // ALIGNMENT).to(words.device)].cpu().numpy()
+    in_padding = last_words & (np.int32(-1) << (ends % ALIGNMENT).astype(np.int32))
+    if not in_padding.any():
         return
-    bits = np.unpackbits(stray.view(np.uint8), bitorder="little").reshape(-1, ALIGNMENT)
-    tail, bit = np.argwhere(bits)[0]
-    tail %= len(ends)
+
+    bits = np.unpackbits(in_padding.view(np.uint8), bitorder="little").reshape(-1, ALIGNMENT)
+    line, bit = np.argwhere(bits)[0]
+    end = ends[line % len(ends)]
     raise ValueError(
         f"{name}: {bits.sum()} bits are set in padding, the first at element "
-        f"{ends[tail] // ALIGNMENT * ALIGNMENT + bit}; masks are 0 where a row has padding"
+        f"{end // ALIGNMENT * ALIGNMENT + bit}; masks are 0 where a row has padding"
     )
 
 
 def _tiles(bounds: np.ndarray, size: int = TILE) -> np.ndarray:
-    """(N, 4): the tensor, first word, elements, first tile of the tensor."""
-    per_tensor = -(-bounds[:, 1] // size)
-    tensor = np.repeat(np.arange(len(bounds)), per_tensor)
-    first = (np.cumsum(per_tensor) - per_tensor)[tensor]
-    done = (np.arange(len(tensor)) - first) * size
+    """Cut tensors into tiles.
+
+    Args:
+        bounds: (T, 2), as of Segments.
+        size: The most elements of a tile.
+
+    Returns:
+        (N, 4) int64, as of Segments.
+    """
+    tiles_of_tensor = -(-bounds[:, 1] // size)
+    tensor = np.repeat(np.arange(len(bounds)), tiles_of_tensor)
+    first_tile = (np.cumsum(tiles_of_tensor) - tiles_of_tensor)[tensor]
+    # The elements of the same tensor in the tiles before.
+    before = (np.arange(len(tensor)) - first_tile) * size
+
     offset, numel = bounds[tensor].T
-    elements = np.minimum(numel - done, size)
-    return np.stack([tensor, (offset + done) // ALIGNMENT, elements, first], 1).astype(np.int64)
+    first_word = (offset + before) // ALIGNMENT
+    elements = np.minimum(numel - before, size)
+    return np.stack([tensor, first_word, elements, first_tile], 1).astype(np.int64)

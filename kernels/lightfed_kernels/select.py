@@ -1,7 +1,7 @@
-"""Choice of the elements that a mask keeps, drops or grows: exact counts, deterministic ties.
+"""Chooses the elements that a mask keeps, drops or grows: exact counts, deterministic ties.
 
 Exactly counts[t] candidates of every tensor t are chosen, or all if there are fewer. Ties go to the
-lowest index, so the result is the same on every device.
+lowest index, so that the result is the same on every device.
 """
 
 from collections.abc import Sequence
@@ -16,29 +16,34 @@ from lightfed_kernels.segments import Segments, check_mask, check_padding
 
 Counts = Sequence[int] | Tensor
 
-_SEEDS = 2**63
+# Seeds are below this.
+_END_OF_SEEDS = 2**63
 
 
 def select_by_magnitude(
     scores: Tensor, candidates: Tensor, counts: Counts, segments: Segments, *, largest: bool
 ) -> Tensor:
-    """Per tensor, the candidates of smallest or largest |score|, as packed words (W,).
+    """Choose the candidates of smallest or largest |score| in every tensor.
 
-    chosen = the first counts[t] of the candidates e of tensor t by (|scores[e]|, e), or by
-    (-|scores[e]|, e). NaN is larger than inf; -0 is 0.
+    Chosen are the first counts[t] of the candidates e of tensor t by (|scores[e]|, e), or by
+    (-|scores[e]|, e). NaN is larger than inf, and -0 is 0.
 
-    Cannot be captured in a CUDA graph: counts are copied from the host.
+    It cannot be captured in a CUDA graph, because counts are copied from the host.
 
     Args:
         scores: (P,).
-        candidates: (W,) packed mask.
-        counts: one number per tensor on the host, or (T,) int64 on the device, without waiting.
-        segments: of the row.
-        largest: the largest, not the smallest.
+        candidates: (W,) int32, a packed mask.
+        counts: One number per tensor on the host, or (T,) int64 on the device, for which nothing
+            waits.
+        segments: The tensors of the row.
+        largest: Whether to choose the largest; otherwise the smallest.
+
+    Returns:
+        (W,) int32, the packed mask of the chosen elements.
 
     Raises:
-        ValueError: names the argument. Bits in padding and negative counts on a GPU are found only
-            under LIGHTFED_KERNELS_CHECK=1.
+        ValueError: An argument does not fit; names it. Bits in padding and negative counts on a GPU
+            are found only under LIGHTFED_KERNELS_CHECK=1.
     """
     _rows.check_vector("scores", scores, size=segments.size)
     check_mask("candidates", candidates, segments)
@@ -51,23 +56,26 @@ def select_by_magnitude(
 
 
 def select_random(candidates: Tensor, counts: Counts, segments: Segments, *, seed: int) -> Tensor:
-    """Per tensor, counts[t] of the candidates uniformly without replacement, as words (W,).
+    """Draw counts[t] of the candidates of every tensor, uniformly without replacement.
 
-    chosen = the first counts[t] of the candidates e of tensor t by (h(seed, e), e). The hash
+    Chosen are the first counts[t] of the candidates e of tensor t by (h(seed, e), e). The hash
 
         h(seed, e) = mix(mix(e mod 2^32 ^ a) ^ mix(floor(e / 2^32) ^ b)),  (a, b) = expand(seed)
 
-    is a bijection of 2^32 consecutive elements, which therefore never tie; mix is the 32-bit
-    finaliser of MurmurHash3 and `expand` one step of SplitMix64, both in the public domain. It
-    depends on nothing but the seed and the position in the row.
+    is a bijection of 2^32 consecutive elements, which therefore never tie. mix is the 32-bit
+    finalizer of MurmurHash3, and `expand` is one step of SplitMix64; both are in the public domain.
+    The hash depends on nothing but the seed and the position in the row.
 
-    Cannot be captured in a CUDA graph: counts are copied from the host.
+    It cannot be captured in a CUDA graph, because counts are copied from the host.
 
     Args:
-        candidates: (W,) packed mask.
-        counts: as in `select_by_magnitude`.
-        segments: of the row.
+        candidates: (W,) int32, a packed mask.
+        counts: As for `select_by_magnitude`.
+        segments: The tensors of the row.
         seed: 0 <= seed < 2^63; another one for every draw.
+
+    Returns:
+        (W,) int32, the packed mask of the chosen elements.
     """
     check_mask("candidates", candidates, segments)
     _check_seed("seed", seed)
@@ -81,21 +89,24 @@ def select_random(candidates: Tensor, counts: Counts, segments: Segments, *, see
 def prune_regrow(
     weights: Tensor, words: Tensor, counts: Counts, segments: Segments, *, regrow: Tensor | int
 ) -> Tensor:
-    """DisPFL's next mask: drop counts[t] active elements of tensor t and grow as many, (W,).
+    """Make DisPFL's next mask: drop counts[t] active elements of tensor t, and grow as many.
 
-    Algorithm 2 of the paper: of the active elements the counts[t] with the smallest |weight| are
-    dropped; then as many grow among all that are zero, those just dropped included, where |regrow|
-    is largest, or at random. The number of active elements of every tensor stays.
+    This is algorithm 2 of the paper. Of the active elements, the counts[t] with the smallest
+    |weight| are dropped. Then as many grow among all that are zero, including those just dropped:
+    where |regrow| is largest, or at random. The number of active elements of a tensor stays.
 
-    Cannot be captured in a CUDA graph: counts are copied from the host.
+    It cannot be captured in a CUDA graph, because counts are copied from the host.
 
     Args:
         weights: (P,) after the local training.
-        words: (W,) the packed mask that was trained with.
-        counts: as in `select_by_magnitude`; a tensor with fewer active elements drops them all.
-        segments: of the row.
-        regrow: (P,) scores of the dtype of the weights, such as gradients; or a seed, see
+        words: (W,) int32, the packed mask that was trained with.
+        counts: As for `select_by_magnitude`; a tensor with fewer active elements drops them all.
+        segments: The tensors of the row.
+        regrow: (P,) scores of the dtype of the weights, such as gradients; or a seed, as for
             `select_random`.
+
+    Returns:
+        (W,) int32, the next mask.
     """
     _rows.check_vector("weights", weights, size=segments.size)
     check_mask("words", words, segments)
@@ -116,7 +127,7 @@ def prune_regrow(
 
 
 def prune_counts(nonzeros: Sequence[int], rate: float) -> list[int]:
-    """How many elements of every tensor to drop: ceil(rate * nonzeros), in float64."""
+    """Return how many elements of every tensor to drop: ceil(rate * nonzeros), in float64."""
     if not 0 <= rate <= 1:
         raise ValueError(f"rate: {rate}; a share of the active elements lies in [0, 1]")
     return [ceil(rate * number) for number in nonzeros]
@@ -133,6 +144,10 @@ def _select(
     seed: int,
     largest: bool,
 ) -> None:
+    """Write the mask of the chosen candidates into `out`.
+
+    `bounds` and `tiles` are those of Segments.
+    """
     _check_values("candidates", candidates, counts, bounds)
     order = Order(scores, largest=largest, seed=expand_seed(seed))
     _choose(out, candidates, counts, bounds, tiles, order)
@@ -149,10 +164,15 @@ def _prune_regrow(
     tiles: Tensor,
     seed: int,
 ) -> None:
+    """Write the next mask into `out`; `bounds` and `tiles` are those of Segments."""
     _check_values("words", words, counts, bounds)
+    # Drop the smallest active weights: their bits become 0.
     pruned = torch.empty_like(words)
     taken = _choose(pruned, words, counts, bounds, tiles, Order(weights), toggle=True)
-    growth = Order(None, seed=expand_seed(seed)) if scores is None else Order(scores, largest=True)
+
+    # Grow as many among the zeros: their bits become 1.
+    at_random = Order(None, seed=expand_seed(seed))
+    growth = at_random if scores is None else Order(scores, largest=True)
     _choose(out, pruned, taken, bounds, tiles, growth, free=True, toggle=True)
 
 
@@ -171,7 +191,21 @@ def _choose(
     free: bool = False,
     toggle: bool = False,
 ) -> Tensor:
-    """Write `out`; how many were taken of every tensor."""
+    """Choose candidates on the backend of the tensors.
+
+    Args:
+        out: (W,) int32 for the result.
+        words: (W,) int32, the mask from which the candidates follow.
+        counts: (T,) int64.
+        bounds: (T, 2), as of Segments.
+        tiles: (N, 4), as of Segments.
+        order: The order of choice.
+        free: Whether the candidates are the zeros of `words`, not its ones.
+        toggle: Whether `out` is `words` with the chosen bits inverted; else the chosen bits.
+
+    Returns:
+        How many were chosen of every tensor, (T,) int64.
+    """
     if words.numel() == 0:
         return torch.zeros_like(counts)
     if _rows.backend(words, counts) == "triton":
@@ -182,17 +216,29 @@ def _choose(
 
 
 def expand_seed(seed: int) -> tuple[int, int]:
-    """One step of SplitMix64 (Sebastiano Vigna, public domain), as two signed 32-bit numbers."""
+    """Return one step of SplitMix64 as two signed 32-bit numbers, the lower half first.
+
+    SplitMix64 is by Sebastiano Vigna, in the public domain.
+    """
     z = (seed + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
     z ^= z >> 31
-    low, high = z % 2**32, z >> 32
-    return low - 2**32 * (low >> 31), high - 2**32 * (high >> 31)
+    return _signed(z % 2**32), _signed(z >> 32)
+
+
+def _signed(number: int) -> int:
+    """Return the signed 32-bit number with the bits of an unsigned one."""
+    return number - 2**32 * (number >> 31)
 
 
 def _numbers(counts: Counts, segments: Segments, device: torch.device) -> Tensor:
-    """(T,) int64 on the device."""
+    """Return the counts as (T,) int64 on the device.
+
+    Raises:
+        ValueError: There is not one number for each tensor, or they are on another device.
+        TypeError: They are a tensor of another dtype.
+    """
     if isinstance(counts, Tensor):
         if counts.dtype != torch.int64:
             raise TypeError(f"counts: {counts.dtype}; numbers of elements are int64")
@@ -210,12 +256,16 @@ def _numbers(counts: Counts, segments: Segments, device: torch.device) -> Tensor
 
 
 def _check_seed(name: str, seed: int) -> None:
-    if not 0 <= seed < _SEEDS:
+    """Refuse a seed that does not fit into 63 bits."""
+    if not 0 <= seed < _END_OF_SEEDS:
         raise ValueError(f"{name}: {seed}; a seed lies in [0, 2^63)")
 
 
 def _check_values(name: str, words: Tensor, counts: Tensor, bounds: Tensor) -> None:
-    """Check the numbers; on a GPU only under LIGHTFED_KERNELS_CHECK=1, because that waits."""
+    """Refuse ones in padding and negative counts.
+
+    On a GPU this would wait, and is done only under LIGHTFED_KERNELS_CHECK=1.
+    """
     check_padding(name, words, bounds)
     if words.is_cuda and not _rows.checking():
         return

@@ -1,13 +1,13 @@
 """Slices: which elements of a wide model's row a narrower model's row covers, as small tables.
 
-A narrower model ("level") owns a prefix of every dimension of every tensor. If a dimension consists
-of groups (attention heads), it owns a prefix of every group. Dimensions that no level narrows are
-folded into their neighbour, after which a tensor has at most three axes,
+A narrower model (a "level") owns a prefix of every dimension of every tensor. If a dimension
+consists of groups, such as attention heads, it owns a prefix of every group. Dimensions that no
+level narrows are folded into their neighbor. After that a tensor has at most three axes,
 
     target (A, B, C)  >=  source (a, b, c),     source[i, j, k] is target[i, j, k]
 
-so one line of integers describes a tensor of a level, without index tensors. Consecutive tensors
-that all levels hold in full are joined. `Members` are the clients of one merge.
+so that one line of integers describes a tensor of a level, without index tensors. Consecutive
+tensors that all levels hold in full are joined. `Members` are the clients of one merge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,33 +18,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightfed_kernels._blocks import Shape, block_of, check_names, fused, leading_run
+from lightfed_kernels._blocks import Block, Shape, block_of, check_names, fused, leading_run
 from lightfed_kernels._rows import to_device
 from lightfed_kernels.layout import Layout
 
 # Elements of a tile, the piece of a tensor that one program owns.
 TILE = 512
 
-# Elements that must be adjacent and covered together to move 16 bytes at a time. float64 needs only
-# 2, but shares the work list of float32.
+# Elements that must be adjacent and covered together, so that a kernel moves 16 bytes at a time.
+# float64 needs only 2, but shares the work list of float32.
 VECTORS = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 4}
 
-# Most elements that a tile may span, including skipped columns: positions within a tile have 32
-# bits.
+# From so many columns on, a tile is a part of a single row. Positions within a tile have 32 bits,
+# and a tile of several rows spans the columns between its own as well.
 _WIDE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Tiles of all tensors, those that many levels reach first.
+    """The tiles of all tensors, those that many levels reach first.
 
     A tile is a line of (N, 4) int64: its tensor, its first row of A x B, its first column, and in
     one number log2 of its columns and, from bit 16 on, how many leading levels reach it.
 
     Attributes:
-        flat: tiles whose elements move 16 bytes at a time, see SliceTable.tiles.
-        flat_reached: how many of them the levels from one rank on can reach.
-        rest, rest_reached: the other tiles.
+        flat: (N, 4) the tiles whose elements move 16 bytes at a time; see SliceTable.tiles.
+        flat_reached: How many of them the levels from one rank on can reach, by that rank.
+        rest: (M, 4) the other tiles.
+        rest_reached: The same for these.
     """
 
     flat: Tensor
@@ -58,15 +59,16 @@ class SliceTable:
     """The parts of a target layout that several levels cover, as tables on a device.
 
     Attributes:
-        target: the layout that is merged into and taken from.
-        sources: the layouts of the levels, as given.
-        ranks: position of every given level in the tables, where levels that cover more come first.
-        num_labels: rows of the tensors whose rows are labels; 0 without such tensors.
-        tensors: (T, 5) int64: offset, A, B, C, whether the rows A are labels.
+        target: The layout that is merged into and taken from.
+        sources: The layouts of the levels, as given.
+        ranks: The position of every given level in the tables, where levels that cover more come
+            first.
+        num_labels: The number of rows of the tensors whose rows are labels; 0 without any.
+        tensors: (T, 5) int64: offset, A, B, C, and whether the rows A are labels.
         levels: (L, T, 4) int64: offset, a, b, c of the source; all 0 where it lacks the tensor.
-        work: vector width -> the tiles.
-        runs: levels, as given, that hold one leading run of the row in full, at the same place, and
-            nothing else -> its length.
+        work: The tiles, by the number of elements that move together.
+        runs: Of those levels, as given, that hold one leading run of the row in full, at the same
+            place, and nothing else: the length of the run.
     """
 
     target: Layout
@@ -91,63 +93,72 @@ class SliceTable:
         """Relate layouts by the names of their tensors; a level may lack tensors.
 
         Args:
-            target: the wide layout.
-            sources: one layout a level, in any order.
-            groups: name -> number of groups per dimension, if not all are 1: (8, 1) for the query
-                weights of 8 heads, (1, 8) for the weights after them.
-            label_rows: names of tensors whose first dimension is a label, which a client may hold
-                or not.
-            device: of the rows.
+            target: The wide layout.
+            sources: One layout for each level, in any order.
+            groups: The numbers of groups per dimension, by the name of a tensor, if not all are 1:
+                (8, 1) for the query weights of 8 heads, (1, 8) for the weights after them.
+            label_rows: The names of tensors whose first dimension is a label, which a client may
+                hold or not.
+            device: The device of the rows.
 
         Raises:
-            ValueError: a source is not a slice of the target; names the tensor.
+            ValueError: A source is not a slice of the target; names the tensor.
         """
+        device = torch.device(device)
         groups = groups or {}
-        named = [{entry.name: entry for entry in source} for source in sources]
-        check_names(target, named, label_rows)
-        blocks = fused(
-            [
-                block_of(
+        entries_of_levels = [{entry.name: entry for entry in source} for source in sources]
+        check_names(target, entries_of_levels, label_rows)
+
+        blocks: list[Block] = []
+        for entry in target:
+            entry_of_levels = [entries.get(entry.name) for entries in entries_of_levels]
+            if any(source is not None for source in entry_of_levels):
+                ungrouped = (1,) * len(entry.shape)
+                block = block_of(
                     entry,
-                    [entries.get(entry.name) for entries in named],
-                    groups.get(entry.name, (1,) * len(entry.shape)),
+                    entry_of_levels,
+                    groups.get(entry.name, ungrouped),
                     labelled=entry.name in label_rows,
                 )
-                for entry in target
-                if any(entry.name in entries for entries in named)
-            ]
-        )
-        covered = [sum(prod(x.sources[k][1:]) for x in blocks) for k in range(len(sources))]
-        order = sorted(range(len(sources)), key=lambda k: -covered[k])
-        lines = [(x.offset, *x.axes, int(x.labelled)) for x in blocks]
+                blocks.append(block)
+        blocks = fused(blocks)
+
+        # Levels that cover more come first, so that a tile is reached by the first so many levels.
+        covered = []
+        for level in range(len(sources)):
+            covered.append(sum(prod(block.sources[level][1:]) for block in blocks))
+        order = sorted(range(len(sources)), key=lambda level: -covered[level])
+
+        lines = [(block.offset, *block.axes, int(block.labelled)) for block in blocks]
         tensors = np.array(lines, np.int64).reshape(-1, 5)
-        levels = np.array([[x.sources[k] for x in blocks] for k in order], np.int64)
-        device = torch.device(device)
-        tiles, alignment = _tiles(tensors, levels)
-        work = {
-            vector: Work(
-                *_by_reach(tiles[alignment % vector == 0], len(order), device),
-                *_by_reach(tiles[alignment % vector > 0], len(order), device),
-            )
-            for vector in sorted(set(VECTORS.values()))
-        }
+        levels = np.array([[block.sources[level] for block in blocks] for level in order], np.int64)
+        runs = {}
+        for level in range(len(sources)):
+            length = leading_run(blocks, level)
+            if length:
+                runs[level] = length
         return cls(
             target=target,
             sources=tuple(sources),
-            ranks=tuple(order.index(k) for k in range(len(sources))),
-            num_labels=max((x.axes[0] for x in blocks if x.labelled), default=0),
+            ranks=tuple(order.index(level) for level in range(len(sources))),
+            num_labels=max((block.axes[0] for block in blocks if block.labelled), default=0),
             tensors=to_device(tensors, device),
             levels=to_device(levels.reshape(len(order), -1, 4), device),
-            work=work,
-            runs={k: size for k in range(len(order)) if (size := leading_run(blocks, k))},
+            work=_work(tensors, levels, device),
+            runs=runs,
         )
 
     @property
     def device(self) -> torch.device:
+        """The device of the tables."""
         return self.tensors.device
 
     def tiles(self, dtype: torch.dtype, rank: int) -> tuple[Tensor, Tensor]:
-        """The tiles that levels from the one of this rank on can reach.
+        """Return the tiles that the levels from one rank on can reach.
+
+        Args:
+            dtype: The dtype of the rows.
+            rank: The rank.
 
         Returns:
             (N, 4) those whose elements move 16 bytes at a time, and (M, 4) the rest.
@@ -156,49 +167,91 @@ class SliceTable:
         return work.flat[: work.flat_reached[rank]], work.rest[: work.rest_reached[rank]]
 
 
-def _tiles(tensors: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(N, 4) tiles of all tensors, and (N,) how many of their elements, at most 8, move together.
+def _work(tensors: np.ndarray, levels: np.ndarray, device: torch.device) -> dict[int, Work]:
+    """Return the tiles of all tensors, by the number of elements that move together."""
+    num_levels = len(levels)
+    tiles, together = _tiles(tensors, levels)
+    work = {}
+    for vector in sorted(set(VECTORS.values())):
+        is_flat = together % vector == 0
+        flat, flat_reached = _by_reach(tiles[is_flat], num_levels, device)
+        rest, rest_reached = _by_reach(tiles[~is_flat], num_levels, device)
+        work[vector] = Work(flat, flat_reached, rest, rest_reached)
+    return work
 
-    Of tensors with groups or labels, none do (1).
+
+def _tiles(tensors: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut all tensors into tiles.
+
+    Args:
+        tensors: (T, 5), as of SliceTable.
+        levels: (L, T, 4), as of SliceTable.
+
+    Returns:
+        (N, 4) the tiles, as of Work, and (N,) how many of their elements, at most 8, move together.
+        Of tensors with groups or labels, none do: 1.
     """
-    parts, alignments = [np.empty((0, 4), np.int64)], [np.empty(0, np.int64)]
-    for t, (_, a, b, c, labelled) in enumerate(tensors.tolist()):
+    tiles = [np.empty((0, 4), np.int64)]
+    together = [np.empty(0, np.int64)]
+    for tensor, (_, a, b, c, labelled) in enumerate(tensors.tolist()):
         if a * b * c == 0:
             continue
-        kept = levels[:, t]
+        sources = levels[:, tensor]
         columns = _columns(a * b, c)
-        rows_columns = np.meshgrid(
+        rows, firsts = np.meshgrid(
             np.arange(0, a * b, TILE // columns), np.arange(0, c, columns), indexing="ij"
         )
-        first_row, first_column = (first.ravel() for first in rows_columns)
-        # (levels, tiles): whether a level has the tile's first row and column.
-        has = (kept[:, 1:2] > first_row // b) & (kept[:, 3:4] > first_column)
-        reach = (has * np.arange(1, len(kept) + 1)[:, None]).max(0, initial=0)
-        packed = (columns.bit_length() - 1) | reach << 16
-        parts.append(np.stack([np.full_like(first_row, t), first_row, first_column, packed], 1))
-        together = 1 if b > 1 or labelled else int(np.gcd.reduce([8, c, columns, *kept[:, 3]]))
-        alignments.append(np.full(len(first_row), together))
-    return np.concatenate(parts), np.concatenate(alignments)
+        first_row = rows.ravel()
+        first_column = firsts.ravel()
+
+        # (L, tiles): whether a level has the first row and the first column of a tile. If it lacks
+        # these, it has nothing of the tile.
+        has = (sources[:, 1:2] > first_row // b) & (sources[:, 3:4] > first_column)
+        reach = (has * np.arange(1, len(sources) + 1)[:, None]).max(0, initial=0)
+
+        log2_columns = columns.bit_length() - 1
+        packed = log2_columns | reach << 16
+        of_tensor = np.full_like(first_row, tensor)
+        tiles.append(np.stack([of_tensor, first_row, first_column, packed], 1))
+
+        number = 1
+        if b == 1 and not labelled:
+            number = int(np.gcd.reduce([8, c, columns, *sources[:, 3]]))
+        together.append(np.full(len(first_row), number))
+    return np.concatenate(tiles), np.concatenate(together)
 
 
 def _by_reach(
     tiles: np.ndarray, levels: int, device: torch.device
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Tiles that many levels reach first; and how many the levels from each one on reach."""
+    """Sort tiles by the number of levels that reach them, most first.
+
+    Returns:
+        (N, 4) the tiles that any level reaches, and by rank, how many of them the levels from that
+        rank on reach.
+    """
     reach = tiles[:, 3] >> 16
-    ordered = tiles[np.argsort(-reach, kind="stable")][: int((reach > 0).sum())]
-    return to_device(ordered, device), tuple(int((reach > k).sum()) for k in range(levels))
+    num_reached = int((reach > 0).sum())
+    most_first = tiles[np.argsort(-reach, kind="stable")][:num_reached]
+    reached_by_rank = tuple(int((reach > rank).sum()) for rank in range(levels))
+    return to_device(most_first, device), reached_by_rank
 
 
 def _columns(rows: int, columns: int) -> int:
-    """The power of two that leaves the fewest lanes of (rows, columns) idle; the widest of them."""
+    """Choose the columns of a tile for a tensor of (rows, columns).
+
+    They are the power of two with which the tiles have the fewest lanes without an element, and
+    the widest of several such.
+    """
     if columns >= _WIDE or rows == 1:
         return TILE
 
-    def lanes(width: int) -> int:
+    def num_tiles(width: int) -> int:
+        """Return the number of tiles with so many columns; all tiles have as many lanes."""
         return -(-rows // (TILE // width)) * -(-columns // width)
 
-    return min((TILE >> shift for shift in range(TILE.bit_length())), key=lanes)
+    widths = [TILE >> shift for shift in range(TILE.bit_length())]  # the widest first
+    return min(widths, key=num_tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,19 +259,19 @@ class Members:
     """All clients of a merge on all processes, and those whose rows are local.
 
     The tables list the local clients by level, wide levels first, and within a level as given. A
-    client of weight 0 is not in them: a NaN times 0 is a NaN.
+    client of weight 0 is not in them, because a NaN times 0 is a NaN.
 
     Attributes:
-        table: what the levels cover.
-        clients: number of all clients.
-        sizes: row length of every local client, in the order given.
-        order: local client of every line of the tables.
+        table: What the levels cover.
+        clients: The number of all clients.
+        sizes: The row length of every local client, in the order given.
+        order: The local client of every line of the tables.
         first: (L + 1,) int32: where the local clients of every level begin.
         weights: (lines,) float64.
         totals: (L,) float64: the weights of all clients of a level.
-        label_words: (lines, ceil(labels / 32)) int32: bit k of a client: it holds label k.
+        label_words: (lines, ceil(labels / 32)) int32: bit k is 1 if the client holds label k.
         label_totals: (L, labels) float64: the weights of all clients of a level with a label.
-        widest: the first rank (of SliceTable) among all clients, and among the local ones.
+        widest: The first rank (of SliceTable) among all clients, and among the local ones.
     """
 
     table: SliceTable
@@ -245,47 +298,56 @@ class Members:
         """Define the clients of a merge; everything is checked here, on the host.
 
         Args:
-            table: of the levels.
-            levels: position of every client's level in the table's `sources`.
+            table: The table of the levels.
+            levels: The position of every client's level in the table's `sources`.
             weights: a_k >= 0; 1 for all by default. Rows of weight 0 are not read.
-            labels: the labels that each client holds; None (for one client or all) means every
+            labels: The labels that each client holds; None, for one client or for all, means every
                 label.
-            local: positions of the clients whose rows are local; all by default.
+            local: The positions of the clients whose rows are local; all by default.
 
         Raises:
-            ValueError: names the client.
+            ValueError: A client does not fit; names the client.
         """
         count = len(levels)
         if count == 0:
             raise ValueError("levels: no client takes part in the merge")
-        a = _checked_weights(weights, count)
-        ranks = np.array([table.ranks[level] for level in checked_levels(levels, table)])
-        held = _held(labels, table, count)
-        given = _checked_local(local, count)
-        taking_part = [i for i, k in enumerate(given) if a[k] > 0]
-        order = sorted(taking_part, key=lambda i: ranks[given[i]])  # stable
-        mine = [given[i] for i in order]
-        n_levels = len(table.ranks)
-        first = np.searchsorted(ranks[mine], np.arange(n_levels + 1)).astype(np.int32)
-        totals = np.bincount(ranks, weights=a, minlength=n_levels)
-        label_totals = np.zeros((n_levels, table.num_labels))
-        np.add.at(label_totals, ranks, a[:, None] * held)
+        weight_of = _checked_weights(weights, count)
+        rank_of = np.array([table.ranks[level] for level in checked_levels(levels, table)])
+        holds = _held_labels(labels, table, count)
+        local_clients = _checked_local(local, count)
+
+        # Positions among the local clients, sorted by level; within a level they stay as given.
+        positions = [i for i, k in enumerate(local_clients) if weight_of[k] > 0]
+        order = sorted(positions, key=lambda i: rank_of[local_clients[i]])
+        clients_in_tables = [local_clients[i] for i in order]
+        ranks_in_tables = rank_of[clients_in_tables]
+
+        num_levels = len(table.ranks)
+        first = np.searchsorted(ranks_in_tables, np.arange(num_levels + 1)).astype(np.int32)
+        totals = np.bincount(rank_of, weights=weight_of, minlength=num_levels)
+        label_totals = np.zeros((num_levels, table.num_labels))
+        np.add.at(label_totals, rank_of, weight_of[:, None] * holds)
+
         device = table.device
         return cls(
             table=table,
             clients=count,
-            sizes=tuple(table.sources[levels[k]].size for k in given),
+            sizes=tuple(table.sources[levels[k]].size for k in local_clients),
             order=tuple(order),
             first=to_device(first, device),
-            weights=to_device(a[mine], device),
+            weights=to_device(weight_of[clients_in_tables], device),
             totals=to_device(totals, device),
-            label_words=to_device(_packed(held[mine]), device),
+            label_words=to_device(_packed(holds[clients_in_tables]), device),
             label_totals=to_device(label_totals, device),
-            widest=(int(ranks.min()), int(ranks[mine].min(initial=n_levels - 1))),
+            widest=(
+                int(rank_of.min()),
+                int(ranks_in_tables.min(initial=num_levels - 1)),
+            ),
         )
 
 
 def _checked_weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
+    """Return the weights of `count` clients as (count,) of float64."""
     if weights is None:
         return np.ones(count)
     if len(weights) != count:
@@ -297,10 +359,10 @@ def _checked_weights(weights: Sequence[float] | None, count: int) -> np.ndarray:
 
 
 def checked_levels(levels: Sequence[int], table: SliceTable) -> Sequence[int]:
-    """Levels of clients that the table has.
+    """Return the clients' levels, after checking that the table has them.
 
     Raises:
-        ValueError: names the client.
+        ValueError: It lacks one of them; names the client.
     """
     for client, level in enumerate(levels):
         if not 0 <= level < len(table.ranks):
@@ -311,6 +373,7 @@ def checked_levels(levels: Sequence[int], table: SliceTable) -> Sequence[int]:
 
 
 def _checked_local(local: Sequence[int] | None, count: int) -> list[int]:
+    """Return the positions of the local clients among `count` clients."""
     if local is None:
         return list(range(count))
     if len(set(local)) != len(local) or any(not 0 <= k < count for k in local):
@@ -318,32 +381,36 @@ def _checked_local(local: Sequence[int] | None, count: int) -> list[int]:
     return list(local)
 
 
-def _held(
+def _held_labels(
     labels: Sequence[Sequence[int] | None] | None, table: SliceTable, count: int
 ) -> np.ndarray:
-    """(clients, labels) bool."""
-    held = np.ones((count, table.num_labels), bool)
+    """Return which labels each client holds, as (clients, labels) of bool."""
+    holds = np.ones((count, table.num_labels), bool)
     if labels is None or table.num_labels == 0:
-        return held
+        return holds
     if len(labels) != count:
         raise ValueError(f"labels: {len(labels)} for {count} clients")
-    for client, own in enumerate(labels):
-        if own is None:
+
+    for client, labels_of_client in enumerate(labels):
+        if labels_of_client is None:
             continue
-        index = np.asarray(own, np.int64)
+        index = np.asarray(labels_of_client, np.int64)
         if index.size and (index.min() < 0 or index.max() >= table.num_labels):
             raise ValueError(
                 f"labels: client {client} holds labels {index.min()} .. {index.max()}; "
                 f"there are 0 .. {table.num_labels - 1}"
             )
-        held[client] = False
-        held[client, index] = True
-    return held
+        holds[client] = False
+        holds[client, index] = True
+    return holds
 
 
-def _packed(held: np.ndarray) -> np.ndarray:
-    """(clients, labels) bool -> (clients, ceil(labels / 32)) int32, bit i of word w: 32 w + i."""
-    wide = -(-held.shape[1] // 32) * 32
-    padded = np.zeros((held.shape[0], wide), bool)
-    padded[:, : held.shape[1]] = held
+def _packed(holds: np.ndarray) -> np.ndarray:
+    """Pack (clients, labels) of bool into (clients, words) of int32.
+
+    Bit i of word w is label 32 w + i.
+    """
+    clients, labels = holds.shape
+    padded = np.zeros((clients, -(-labels // 32) * 32), bool)
+    padded[:, :labels] = holds
     return np.packbits(padded, axis=1, bitorder="little").view("<i4").astype(np.int32)

@@ -1,6 +1,6 @@
 """FedBCD's step of local training on flat rows, fused: on a GPU values are read and written once.
 
-bfloat16 rows are computed with in float32 and rounded once at the end of a step.
+Rows of bfloat16 are computed with in float32, and rounded once at the end of a step.
 """
 
 from collections.abc import Iterator
@@ -28,42 +28,47 @@ def aspg_step_(
     extrapolation: float,
     box: tuple[float, float] | None,
 ) -> Tensor:
-    """One accelerated stochastic proximal-gradient step of FedBCD in place, eq. (4b) and then (4a).
+    """Take one accelerated stochastic proximal-gradient step of FedBCD, eq. (4b) and then (4a).
 
         x_new = clamp(point - lr * (gradient + gamma * (point - anchor)), *box)
         point <- x_new + extrapolation * (x_new - x);  x <- x_new
 
-    Can be captured in a CUDA graph, which keeps the numbers of the call.
+    `point` and `x` are changed in place. The step can be captured in a CUDA graph, which keeps the
+    numbers of the call.
 
     Args:
         point: (P,), where the gradient was taken: before the first step
-            x + extrapolation * (x - x before it), which is x where nothing was before.
+            x + extrapolation * (x - x before it), which is x if nothing was before.
         x: (P,), the iterate.
         gradient: (P,), at `point`.
         anchor: (P,), the server's model z.
-        lr: the step size.
-        gamma: weight of the proximal term.
-        extrapolation: zeta, of eq. (4a).
-        box: lower and upper bound of every element, 0 among them, as padding is; None for none.
+        lr: The step size.
+        gamma: The weight of the proximal term.
+        extrapolation: The zeta of eq. (4a).
+        box: The lower and upper bound of every element, with 0 between them, because padding is 0;
+            None for no bounds.
 
     Returns:
-        x.
+        `x`.
 
     Raises:
-        ValueError: shapes, devices or numbers that do not fit.
-        TypeError: of an unsupported dtype, or dtypes that differ.
+        ValueError: Shapes, devices or numbers do not fit.
+        TypeError: A dtype is not supported, or is not that of the others.
     """
     read = {"point": point, "gradient": gradient, "anchor": anchor}
     _rows.check_vector("x", x)
     for name, tensor in read.items():
         _rows.check_vector(name, tensor, size=x.shape[0], dtype=x.dtype)
     _rows.check_one_device(x=x, **read)
-    bounds = (*(box or (0.0, 0.0)), box is not None)
-    _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, *bounds)
+    # An operator takes no tuple that may be None.
+    low, high = (0.0, 0.0) if box is None else box
+    bounded = box is not None
+    _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, low, high, bounded)
     return x
 
 
 def _check_numbers(**numbers: float) -> None:
+    """Refuse numbers, given by name, that are negative or not finite."""
     for name, number in numbers.items():
         if not (isfinite(number) and number >= 0):
             raise ValueError(f"{name}: {number}; a finite number of 0 or more is needed")
@@ -74,6 +79,7 @@ def _aspg_step(
     point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, lr: float, gamma: float,
     extrapolation: float, low: float, high: float, bounded: bool,
 ) -> None:  # fmt: skip
+    """Check the numbers, and take the step on the backend of the tensors."""
     _check_numbers(lr=lr, gamma=gamma, extrapolation=extrapolation)
     if bounded and not (low <= 0 <= high and low < high):
         raise ValueError(f"box: [{low}, {high}]; an interval around 0 is needed, or None")
@@ -95,32 +101,45 @@ def aspg_torch(
     point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float] | None,
 ) -> None:  # fmt: skip
+    """Take the step by operations of torch, chunk by chunk.
+
+    Args:
+        point: As of `aspg_step_`, like the others.
+        x: The iterate.
+        gradient: The gradient.
+        anchor: The server's model.
+        lr: The step size.
+        gamma: The weight of the proximal term.
+        extrapolation: The zeta of eq. (4a).
+        box: The bounds; None for none.
+    """
     for chunk in _chunks(x):
-        p, old, g, a = (row[chunk] for row in (point, x, gradient, anchor))
-        wide, before = _wide(p), _wide(old)
-        new = torch.sub(wide, _wide(a))
-        torch.add(_wide(g), new, alpha=gamma, out=new)
-        torch.add(wide, new, alpha=-lr, out=new)
+        old_x = _wide(x[chunk])
+        wide_point = _wide(point[chunk])
+
+        # (4b), in one buffer: the gradient of the proximal term, of the objective, and the step.
+        new_x = torch.sub(wide_point, _wide(anchor[chunk]))
+        torch.add(_wide(gradient[chunk]), new_x, alpha=gamma, out=new_x)
+        torch.add(wide_point, new_x, alpha=-lr, out=new_x)
         if box is not None:
-            new.clamp_(*box)
-        torch.sub(new, before, out=wide)
-        torch.add(new, wide, alpha=extrapolation, out=wide)
-        _narrow(p, wide)
-        old.copy_(new)
+            new_x.clamp_(*box)
+
+        # (4a), in the memory of the old point, unless that is bfloat16.
+        torch.sub(new_x, old_x, out=wide_point)
+        torch.add(new_x, wide_point, alpha=extrapolation, out=wide_point)
+        if wide_point.dtype != point.dtype:
+            point[chunk].copy_(wide_point)
+        x[chunk].copy_(new_x)
 
 
 def _chunks(row: Tensor) -> Iterator[slice]:
+    """Yield the parts of a row that are updated at a time; on a GPU that is all of it."""
     size = row.shape[0]
     length = size if row.is_cuda else CHUNK * torch.get_num_threads()
     for begin in range(0, size, length):
         yield slice(begin, min(begin + length, size))
 
 
-def _wide(part: Tensor) -> Tensor:
-    """To compute with: bfloat16 as a float32 copy, others as they are."""
-    return part.float() if part.dtype == torch.bfloat16 else part
-
-
-def _narrow(part: Tensor, wide: Tensor) -> None:
-    if part is not wide:
-        part.copy_(wide)
+def _wide(values: Tensor) -> Tensor:
+    """Return values to compute with: bfloat16 as a copy in float32, others as they are."""
+    return values.float() if values.dtype == torch.bfloat16 else values

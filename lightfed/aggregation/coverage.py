@@ -1,13 +1,20 @@
-"""Which part of a server model each group covers: `take` one client's part, `merge` many.
+"""Which part of a server model each client group covers, and the merge of clients into it.
 
-    out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   uncovered elements keep their old value
+A client may hold a narrower or a shallower model than the server, or train only the output rows of
+the labels that it has. In all these cases its row *covers* a part of the server's row. `take`
+copies that part to a client, and `merge_` puts the clients' weighted mean back, element by element:
 
-Widths, depths and label rows are all coverages. The tables and sums are those of lightfed_kernels.
-The sums do not depend on order, so the result does not depend on how clients are placed on ranks.
-float64 over integer weights is exact unless the addends of one element span more than about 2^18 in
-magnitude.
+    out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e]
 
-`Coverages` builds those of the server's models on first use.
+where a_k is the weight of client k, w_k its row, and c_k[e] is 1 if the client covers element e and
+0 otherwise. An element that no client covers keeps its old value.
+
+The sums are independent of their order, so the result is independent of how clients are placed on
+ranks: products of float32 values and whole weights are added up in float64, which is exact unless
+the addends of one element span more than a factor of about 2^18 in magnitude.
+
+`Coverage` relates one server model to layouts of clients, by the tables of lightfed_kernels.
+`Coverages` builds one for each server model of a run when it is first needed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,22 +37,25 @@ from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import NOTHING, ServerModel, integers_of, put_integers, shared
 from lightfed.utils.errors import UserError
 
-# Number of host rows that are copied to the device at a time.
+# Rows in host memory are copied to the device this many at a time, so that a merge of many clients
+# needs little device memory.
 HOST_ROWS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """The part of a target layout covered by rows of several source layouts.
+    """The part of a target layout that rows of several source layouts cover.
+
+    A source is identified by its position in the list that `build` was given.
 
     Attributes:
-        target: as given.
-        table: of the sources that fit.
-        levels: position of a source -> its level in the table.
-        elements: position of a source -> number of elements that it covers, without padding.
-        copies: sources that are a leading part of the target's row -> its length. For them "send"
-            is a plain copy.
-        unfit: position of a source -> why its rows are not slices of the target's.
+        target: The layout that rows are taken from and merged into.
+        table: The kernels' table of the sources that fit.
+        levels: The level of each fitting source in the table.
+        elements: For each fitting source, how many elements it covers, without padding.
+        copies: For each source that is a leading run of the target's row, the length of that run.
+            Such a source is served by a plain copy.
+        unfit: For each source whose rows are no slices of the target's, the reason.
     """
 
     target: Layout
@@ -67,56 +77,85 @@ class Coverage:
         depths: bool = False,
         device: torch.device | str = "cpu",
     ) -> "Coverage":
-        """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
+        """Relate layouts whose tensors are leading slices of the target's (HeteroFL, section 3.2).
 
-        `tensors` names those to cover (all by default). `groups` has tensors with grouped
-        dimensions: the slice is the leading part of every group. `label_rows` are tensors whose
-        first dimension is the class label. With `depths` sources may lack tensors of the target. A
-        ValueError if none of the sources fits; says why the first does not.
+        Args:
+            target: The layout of the server's row.
+            sources: The layouts of the clients' rows.
+            tensors: Names of the tensors to cover; None for all.
+            groups: For tensors with grouped dimensions, such as attention heads, the number of
+                groups of each dimension. A source has the leading part of every group.
+            label_rows: Names of tensors whose first dimension is the class label.
+            depths: Whether a source may lack tensors of the target.
+            device: Where the tables are kept.
+
+        Raises:
+            ValueError: If no source fits. The message is the reason for the first one.
         """
         groups = groups or {}
-        names = {entry.name for entry in target}
-        kept = names if tensors is None else names & set(tensors)
-        why = {
-            k: _unlike_names(target, source, kept if depths else None)
-            or _unlike_shapes(target, source, groups)
-            for k, source in enumerate(sources)
-        }
-        fit = [k for k, reason in why.items() if reason is None]
-        unfit = {k: reason for k, reason in why.items() if reason is not None}
+        covered_names = {entry.name for entry in target}
+        if tensors is not None:
+            covered_names &= set(tensors)
+
+        fit: list[int] = []
+        unfit: dict[int, str] = {}
+        for position, source in enumerate(sources):
+            obstacle = _difference_in_names(target, source, covered_names, depths=depths)
+            if obstacle is None:
+                obstacle = _difference_in_shapes(target, source, groups)
+
+            if obstacle is None:
+                fit.append(position)
+            else:
+                unfit[position] = obstacle
         if not fit:
             raise ValueError(unfit[0])
+
+        covered_parts = [sources[position].only(covered_names) for position in fit]
         table = SliceTable.build(
-            target.only(kept),
-            [sources[k].only(kept) for k in fit],
-            groups={name: counts for name, counts in groups.items() if name in kept},
-            label_rows=[name for name in label_rows if name in kept],
+            target.only(covered_names),
+            covered_parts,
+            groups={name: counts for name, counts in groups.items() if name in covered_names},
+            label_rows=[name for name in label_rows if name in covered_names],
             device=device,
         )
-        return cls(
-            target,
-            table,
-            levels={k: level for level, k in enumerate(fit)},
-            elements={k: sources[k].only(kept).numel for k in fit},
-            copies={k: table.runs[i] for i, k in enumerate(fit) if i in table.runs},
-            unfit=unfit,
-        )
+
+        levels: dict[int, int] = {}
+        elements: dict[int, int] = {}
+        copies: dict[int, int] = {}
+        for level, position in enumerate(fit):
+            levels[position] = level
+            elements[position] = covered_parts[level].numel
+            if level in table.runs:
+                copies[position] = table.runs[level]
+
+        return cls(target, table, levels=levels, elements=elements, copies=copies, unfit=unfit)
 
     def take(self, row: Tensor, source: int, out: Tensor) -> Tensor:
-        """Copy the part of the target's `row` (P,) that a source covers into `out`: "send" on rows.
+        """Copy the part of a server's row that a source covers into clients' rows.
 
-        The rows may be on different devices. `out` may be a matrix of rows.
+        Args:
+            row: The server's row, (P,).
+            source: The position of the clients' layout.
+            out: The row of one client, (P_k,), or rows of several, (K, P_k). They are written in
+                place, and may be on another device than `row`.
+
+        Returns:
+            `out`.
         """
         if source in self.copies:
+            # The whole model, or its first layers: a plain copy is faster than the kernel.
             size = self.copies[source]
-            part = out if size == out.shape[-1] else out[..., :size]
-            part.copy_(row if size == len(row) else row[:size])  # the host reads its rows next
+            covered = out if size == out.shape[-1] else out[..., :size]
+            # Not with `non_blocking`: the host reads its rows next.
+            covered.copy_(row if size == len(row) else row[:size])
             return out
-        here = out.to(row.device)
-        rows = here.numel() // max(1, here.shape[-1])
-        slice_take_(row, [here], self.table, [self.levels[source]] * rows)
-        if here is not out:
-            out.copy_(here)
+
+        out_on_device = out.to(row.device)
+        num_rows = out_on_device.numel() // max(1, out_on_device.shape[-1])
+        slice_take_(row, [out_on_device], self.table, [self.levels[source]] * num_rows)
+        if out_on_device is not out:
+            out.copy_(out_on_device)
         return out
 
     def merge_(
@@ -130,76 +169,129 @@ class Coverage:
         labels: Sequence[Sequence[int] | None] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
+        """Put the coverage-weighted mean of clients' rows into the server's row, in place.
 
-        Uncovered elements keep their value. `sources` are, per client of the merge, the position of
-        its layout; `local` are the positions of this rank's clients among all, and `rows` are
-        theirs, on any device, as a matrix (K, P) if they lie so. `labels`, per client, says if only
-        rows of its labels count (None: all). `ranks` merge together; None for a single one.
+        Elements that no client covers keep their value.
+
+        Args:
+            row: The server's row, (P,).
+            sources: For each client of the merge, on any rank, the position of its layout.
+            local: Which of these clients are on this rank, as indices into `sources`.
+            rows: The rows of the clients on this rank, each (P_k,) on any device. They may also be
+                given as one matrix, (K, P_k).
+            weights: The weight a_k of each client of the merge.
+            labels: For each client of the merge, the labels whose rows count; None for all.
+            ranks: The ranks that merge together; None if this one is alone.
         """
 
-        def members(local: Sequence[int]) -> Members:
-            levels = [self.levels[k] for k in sources]
-            own = labels if self.table.num_labels else None
-            return Members.build(self.table, levels, weights=weights, labels=own, local=local)
+        def members(positions: Sequence[int]) -> Members:
+            # All clients are named each time: the divisor is the weight of all of them, while only
+            # the rows at these positions are added up here.
+            return Members.build(
+                self.table,
+                [self.levels[source] for source in sources],
+                weights=weights,
+                labels=labels if self.table.num_labels else None,
+                local=positions,
+            )
 
-        def part(chosen: slice) -> list[Tensor]:
-            return [own.to(row.device, non_blocking=True) for own in rows[chosen]]
+        def on_device(chosen: slice) -> list[Tensor]:
+            return [client_row.to(row.device, non_blocking=True) for client_row in rows[chosen]]
 
-        away = any(own.device != row.device for own in rows)
-        if ranks is None and not away:
-            slice_merge_(row, part(slice(None)), members(local))
+        any_elsewhere = any(client_row.device != row.device for client_row in rows)
+        # If all rows are at hand, one kernel adds up and divides.
+        if ranks is None and not any_elsewhere:
+            slice_merge_(row, on_device(slice(None)), members(local))
             return
-        step = HOST_ROWS if away else max(len(local), 1)
-        first, *others = [slice(i, i + step) for i in range(0, max(len(local), 1), step)]
-        sums = slice_sum(part(first), members(local[first]))
-        for batch in others:
-            sums += slice_sum(part(batch), members(local[batch]))
-        slice_finish_(row, sums if ranks is None else ranks.sum_(sums), members([]))
+
+        # A rank without clients takes part with an empty sum: the others wait for it.
+        num_local = max(len(local), 1)
+        batch_size = HOST_ROWS if any_elsewhere else num_local
+        sums: Tensor | None = None
+        for start in range(0, num_local, batch_size):
+            batch = slice(start, start + batch_size)
+            batch_sums = slice_sum(on_device(batch), members(local[batch]))
+            if sums is None:
+                sums = batch_sums
+            else:
+                sums += batch_sums
+        assert sums is not None
+
+        # One collective for all elements. Every rank divides the same sums, so all have one result.
+        if ranks is not None:
+            sums = ranks.sum_(sums)
+        slice_finish_(row, sums, members([]))
 
 
-def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) -> str | None:
-    """Why the tensors of a layout are not (some of) the target's; None if they are.
+def _difference_in_names(
+    target: Layout, source: Layout, covered_names: Collection[str], *, depths: bool
+) -> str | None:
+    """Return how the names of a layout's tensors differ from the target's; None if they fit.
 
-    `kept` are the tensors to cover, if a source may lack some; None if it may not.
+    Args:
+        target: The layout of the server's row.
+        source: The layout of a client's row.
+        covered_names: The tensors to cover.
+        depths: Whether the source may lack tensors, as long as it has one to cover.
     """
-    theirs, own = [e.name for e in target], [e.name for e in source]
-    if kept is None:
-        unlike = sorted({*theirs} ^ {*own})
-        return None if theirs == own else f"the models differ in {_some(unlike) or 'order'}"
-    surplus = sorted({*own} - {*theirs})
+    target_names = [entry.name for entry in target]
+    source_names = [entry.name for entry in source]
+    if not depths:
+        if target_names == source_names:
+            return None
+        in_one_only = sorted(set(target_names) ^ set(source_names))
+        if in_one_only:
+            return f"the models differ in {_first_names(in_one_only)}"
+        return "the models differ in order"
+
+    surplus = sorted(set(source_names) - set(target_names))
     if surplus:
-        return f"the server model lacks {_some(surplus)}"
-    return None if {*own} & {*kept} else f"it lacks {_some(sorted(kept))}"
+        return f"the server model lacks {_first_names(surplus)}"
+    if not set(source_names) & set(covered_names):
+        return f"it lacks {_first_names(sorted(covered_names))}"
+    return None
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first three names, and the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _first_names(names: Sequence[str]) -> str:
+    """Return the first three names and the number of the others."""
+    text = ", ".join(names[:3])
+    if len(names) > 3:
+        text += f" and {len(names) - 3} more"
+    return text
 
 
-def _unlike_shapes(
+def _difference_in_shapes(
     target: Layout, source: Layout, groups: Mapping[str, tuple[int, ...]]
 ) -> str | None:
-    """Why the tensors of a layout are not leading slices of the target's; None if they are."""
-    targets = {entry.name: entry for entry in target}
+    """Return why a layout's tensors are not leading slices of the target's; None if they are."""
+    target_entries = {entry.name: entry for entry in target}
     for narrow in source:
-        wide = targets[narrow.name]
-        if len(wide.shape) != len(narrow.shape) or any(
-            n > w for n, w in zip(narrow.shape, wide.shape, strict=True)
-        ):
+        wide = target_entries[narrow.name]
+        is_slice = len(narrow.shape) == len(wide.shape) and all(
+            narrow_size <= wide_size
+            for narrow_size, wide_size in zip(narrow.shape, wide.shape, strict=True)
+        )
+        if not is_slice:
             return f"{wide.name} is {list(narrow.shape)}, which is no slice of {list(wide.shape)}"
-        counts = groups.get(wide.name, ())
-        if any(size % count for size, count in zip(narrow.shape, counts, strict=False)):
-            return f"{wide.name} is {list(narrow.shape)}, which leaves no whole groups of {counts}"
+
+        group_counts = groups.get(wide.name, ())
+        for size, count in zip(narrow.shape, group_counts, strict=False):
+            if size % count:
+                return (
+                    f"{wide.name} is {list(narrow.shape)}, which leaves no whole groups of "
+                    f"{group_counts}"
+                )
     return None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts of a server model are sent: tensors by name (None: all), and its buffers.
+    """Which parts of a server model are sent and merged.
 
-    Those of `personal` names are never sent.
+    Attributes:
+        buffers: Whether its float buffers, such as BatchNorm's statistics, are among them.
+        tensors: The names of its tensors that are; None for all.
+        personal: The names of tensors that stay with the clients, whatever else is asked for.
     """
 
     buffers: bool = True
@@ -208,15 +300,21 @@ class Parts:
 
     @property
     def integers(self) -> bool:
-        """Integer buffers are sent only with the whole model."""
+        """Whether integer buffers are sent: only together with a whole model."""
         return self.buffers and self.tensors is None and not self.personal
 
 
 class Coverages:
-    """The part of a server model that every group's rows cover.
+    """The coverage of every server model of a run by the rows of every client group.
 
-    Of `label_rows` a client covers only the rows of its labels. With `depths` groups may lack
-    tensors of a server model. `method` is the algorithm's name, for errors.
+    Args:
+        layouts: The layout of each group's rows.
+        names: The name of each group, for errors.
+        label_rows: Tensors of which a client covers only the rows of its labels; None if clients
+            cover all rows.
+        depths: Whether groups may lack tensors of a server model.
+        method: The name of the algorithm, for errors.
+        device: Where the tables are kept.
     """
 
     def __init__(
@@ -229,47 +327,79 @@ class Coverages:
         method: str,
         device: torch.device,
     ) -> None:
-        self._layouts, self._names, self._label_rows = layouts, names, label_rows
-        self._depths, self._method, self._device = depths, method, device
-        # Keyed by the server model's layout (which a coverage keeps alive) and the parts sent.
-        self._made: dict[tuple[int, Parts], Coverage] = {}
+        self._layouts = layouts
+        self._names = names
+        self._label_rows = label_rows
+        self._depths = depths
+        self._method = method
+        self._device = device
+        # By the identity of a server model's layout, and the parts sent. A coverage refers to the
+        # layout, so the identity cannot be used again for another one.
+        self._built: dict[tuple[int, Parts], Coverage] = {}
 
     def coverage(self, model: ServerModel, parts: Parts) -> Coverage:
-        """The coverage of a server model by the groups that fit.
+        """Return the coverage of parts of a server model by the groups that fit.
 
-        A UserError names the layer if none fits, or one fits in a way that tables cannot describe.
+        Raises:
+            UserError: If no group fits, or the parts name a tensor that the model does not have.
         """
         layout = model.layout.floats
-        made = self._made.get((id(layout), parts))
-        if made is not None:
-            return made
-        buffers = {entry.name for entry in layout.entries[model.layout.parameters :]}
-        names = {entry.name for entry in layout} if parts.tensors is None else parts.tensors
-        for name in sorted(names - {entry.name for entry in (*layout, *model.layout.integers)}):
-            found = f"its server model has no tensor {name!r}"
-            fix = f"give whole names, such as {layout.entries[0].name!r}"
-            raise UserError("model.algorithm", found, fix)
-        names = names - parts.personal
-        rows = () if self._label_rows is None else (*self._label_rows, *model.layout.label_rows)
+        key = (id(layout), parts)
+        if key not in self._built:
+            self._built[key] = self._build(model, parts)
+        return self._built[key]
+
+    def _build(self, model: ServerModel, parts: Parts) -> Coverage:
+        layout = model.layout.floats
+        self._check_names(model, parts)
+
+        covered_names = {entry.name for entry in layout}
+        if parts.tensors is not None:
+            covered_names = set(parts.tensors)
+        covered_names -= parts.personal
+        if not parts.buffers:
+            covered_names -= {entry.name for entry in layout.entries[model.layout.parameters :]}
+
+        label_rows: list[str] = []
+        if self._label_rows is not None:
+            label_rows = [*self._label_rows, *model.layout.label_rows]
+
+        sources = [
+            shared(model, group, group_layout.floats)
+            for group, group_layout in enumerate(self._layouts)
+        ]
         try:
-            made = Coverage.build(
+            return Coverage.build(
                 layout,
-                [shared(model, i, own.floats) for i, own in enumerate(self._layouts)],
-                tensors=names if parts.buffers else names - buffers,
+                sources,
+                tensors=covered_names,
                 groups=dict(model.layout.groups),
-                label_rows=rows,
+                label_rows=label_rows,
                 depths=self._depths,
                 device=self._device,
             )
         except ValueError as error:
             raise self._refusal("the groups do not fit", str(error)) from error
-        self._made[id(layout), parts] = made
-        return made
+
+    def _check_names(self, model: ServerModel, parts: Parts) -> None:
+        """Refuse names of tensors that a server model does not have."""
+        if parts.tensors is None:
+            return
+        layout = model.layout.floats
+        known_names = {entry.name for entry in (*layout, *model.layout.integers)}
+        for name in sorted(parts.tensors - known_names):
+            raise UserError(
+                key="model.algorithm",
+                found=f"its server model has no tensor {name!r}",
+                fix=f"give whole names, such as {layout.entries[0].name!r}",
+            )
 
     def fitting(self, model: ServerModel, group: int, parts: Parts) -> Coverage:
-        """The coverage of a server model, checked for one group.
+        """Return the coverage of parts of a server model, after a check that one group fits.
 
-        A UserError names group and layer if the group's rows are not slices of the model.
+        Raises:
+            UserError: If the group's rows are no slices of the model's. It names the group and the
+                layer.
         """
         coverage = self.coverage(model, parts)
         if group in coverage.unfit:
@@ -277,36 +407,54 @@ class Coverages:
             raise self._refusal(f"group {name} does not fit", coverage.unfit[group])
         return coverage
 
-    def _refusal(self, who: str, why: str) -> UserError:
+    def _refusal(self, what_does_not_fit: str, why: str) -> UserError:
         return UserError(
-            "model.clients",
-            f"{who} into the server model: {why}",
-            f"use models that {self._method} can nest",
+            key="model.clients",
+            found=f"{what_does_not_fit} into the server model: {why}",
+            fix=f"use models that {self._method} can nest",
         )
 
     def bytes(self, model: ServerModel, group: int, parts: Parts) -> float:
-        """Client bytes of the part that a group covers: 4 per float, 8 per integer."""
-        floats = self.fitting(model, group, parts).elements[group]
-        integers = shared(model, group, self._layouts[group].integers).numel
-        return 4 * floats + 8 * integers * parts.integers
+        """Return the bytes that a client of a group sends or gets: 4 per float, 8 per integer.
+
+        Raises:
+            UserError: If the group does not fit.
+        """
+        num_floats = self.fitting(model, group, parts).elements[group]
+        num_integers = 0
+        if parts.integers:
+            num_integers = shared(model, group, self._layouts[group].integers).numel
+        return 4 * num_floats + 8 * num_integers
 
     def reorder_(self, model: ServerModel, order: Callable[[int], Tensor]) -> None:
-        """Reorder a server model's units along every axis that is narrower in some group.
+        """Reorder the units of a server model in place, along each axis that some group narrows.
 
-        `order` gives for the width of a layer the old position (width,) of each of its units.
+        Args:
+            model: The server's model.
+            order: Given the width of a layer, returns the old position of each of its units, as a
+                tensor of shape (width,).
         """
-        shapes: dict[str, list[tuple[int, ...]]] = {}
-        for group, own in enumerate(self._layouts):
-            for entry in shared(model, group, own.floats):
-                shapes.setdefault(entry.name, []).append(entry.shape)
-        for name, view in model.layout.floats.views(model.floats).items():
-            for axis, sizes in enumerate(zip(*shapes[name], strict=True)):
-                if min(sizes) < view.shape[axis]:
-                    positions = order(view.shape[axis]).to(view.device)
-                    view.copy_(view.index_select(axis, positions))
+        group_shapes: dict[str, list[tuple[int, ...]]] = {}
+        for group, group_layout in enumerate(self._layouts):
+            for entry in shared(model, group, group_layout.floats):
+                group_shapes.setdefault(entry.name, []).append(entry.shape)
+
+        # An axis that no group narrows is whole everywhere, so the order of its units is free, and
+        # it may be one that must not be permuted, such as that of the inputs.
+        for name, tensor in model.layout.floats.views(model.floats).items():
+            sizes_per_axis = zip(*group_shapes[name], strict=True)
+            for axis, sizes in enumerate(sizes_per_axis):
+                width = tensor.shape[axis]
+                if min(sizes) < width:
+                    old_positions = order(width).to(tensor.device)
+                    tensor.copy_(tensor.index_select(axis, old_positions))
 
     def take(self, model: ServerModel, group: int, parts: Parts, row: Row) -> None:
-        """Copy what a group covers of a model's parts into its rows; errors as of `fitting`."""
+        """Copy what a group covers of a server model into a row, or a block of rows, of the group.
+
+        Raises:
+            UserError: If the group does not fit.
+        """
         self.fitting(model, group, parts).take(model.floats, group, row.floats)
         if parts.integers and model.integers.numel():
             put_integers(model, group, self._layouts[group], row)
@@ -323,11 +471,23 @@ class Coverages:
         labels: Sequence[Sequence[int]] | None,
         ranks: Ranks,
     ) -> None:
-        """Put the coverage-weighted mean of clients' rows into a server model.
+        """Put the coverage-weighted mean of clients' rows into a server model, in place.
 
-        Uncovered elements keep their value. Integers become the largest of the clients'. `groups`,
-        `weights` and `labels` (None: all rows) are those of every client; `local` are the positions
-        of this rank's clients among all. Rows are theirs, on any device, as a block if they lie so.
+        Elements that no client covers keep their value. An integer buffer becomes the largest of
+        the clients'.
+
+        Args:
+            into: The server's model.
+            parts: The parts of it that are merged.
+            groups: The group of each client of the merge, on any rank.
+            local: Which of these clients are on this rank, as indices into `groups`.
+            rows: The rows of the clients on this rank, on any device; a block, if they lie so.
+            weights: The weight of each client of the merge.
+            labels: The labels of each client of the merge; None if all rows count.
+            ranks: The ranks that merge together.
+
+        Raises:
+            UserError: If no group fits.
         """
         self.coverage(into, parts).merge_(
             into.floats,
@@ -339,10 +499,22 @@ class Coverages:
             ranks=None if ranks.alone else ranks,
         )
         if parts.integers and into.integers.numel():
-            largest = torch.full_like(into.integers, NOTHING)
-            each = rows.each() if isinstance(rows, Row) else rows
-            for i, row in zip(local, each, strict=True):
-                theirs = integers_of(into, groups[i], self._layouts[groups[i]], row)
-                torch.maximum(largest, theirs.to(largest.device), out=largest)
-            largest = ranks.max_(largest)
-            into.integers.copy_(torch.where(largest == NOTHING, into.integers, largest))
+            local_rows = rows.each() if isinstance(rows, Row) else rows
+            self._merge_integers_(into, [groups[client] for client in local], local_rows, ranks)
+
+    def _merge_integers_(
+        self,
+        into: ServerModel,
+        local_groups: Sequence[int],
+        local_rows: Sequence[Row],
+        ranks: Ranks,
+    ) -> None:
+        """Put the largest of the clients' integer buffers into a server model."""
+        # A mean of whole numbers, such as counts of batches, would not be whole.
+        largest = torch.full_like(into.integers, NOTHING)
+        for group, row in zip(local_groups, local_rows, strict=True):
+            client_integers = integers_of(into, group, self._layouts[group], row)
+            torch.maximum(largest, client_integers.to(largest.device), out=largest)
+
+        largest = ranks.max_(largest)
+        into.integers.copy_(torch.where(largest == NOTHING, into.integers, largest))

@@ -1,11 +1,12 @@
-"""Adaptive optimisers of the server's model, for `model.server_optimizer`.
+"""Adaptive optimizers of the server's model, for `model.server_optimizer`.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization.
 ICLR 2021. https://arxiv.org/abs/2003.00295, algorithm 2.
 
-They are torch optimisers whose gradient is -Delta: the server's model minus the mean of the
-clients'. FedAvgM (Hsu, Qi, Brown 2019) is torch's own SGD with momentum, and so is the outer
-Nesterov momentum of DiLoCo. `ServerStep` lets them step.
+They are torch optimizers whose gradient is -Delta: the server's model minus the mean of the
+clients' models. `ServerStep` computes that gradient and lets an optimizer step. FedAvgM (Hsu, Qi,
+Brown 2019) and the outer Nesterov momentum of DiLoCo need no class here: they are torch's own SGD
+with momentum.
 """
 
 from abc import abstractmethod
@@ -22,15 +23,18 @@ from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Momentum, Number, Positive, Weight, check_arguments
 from lightfed.utils.errors import UserError
 
-_KEY = "model.server_optimizer.init_args"
+_KEY = "model.server_optimizer"
 
 
 class _Adaptive(Optimizer):
-    """m = beta_1 m + (1 - beta_1) Delta; x = x + eta m / (sqrt(v) + tau)."""
+    """Algorithm 2 of the paper, lines 12 to 18, except for the rule of v, which is a subclass's.
+
+    m = beta_1 m + (1 - beta_1) Delta; x = x + eta m / (sqrt(v) + tau).
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments by their annotated bounds, before the constructor runs."""
-        check_arguments(cls, args, kwargs, _KEY)
+        check_arguments(cls, args, kwargs, f"{_KEY}.init_args")
         return super().__new__(cls)
 
     def __init__(
@@ -45,17 +49,23 @@ class _Adaptive(Optimizer):
         """Set the rates.
 
         Args:
-            params: Of the server.
-            lr: eta.
-            betas: beta_1 and beta_2.
-            tau: Degree of adaptivity, which is added to the root of v.
-            v_init: v before the first round; the paper has any number of at least tau^2, and
-                implementations have 0.
-            bias_correction: None as in the paper; 0 for Adam's own, from the first round on; 1 for
-                that of Flower's FedAdam, which is one step ahead.
+            params: The parameters of the server's model.
+            lr: The rate eta.
+            betas: The decay rates beta_1 of m and beta_2 of v.
+            tau: The degree of adaptivity, which is added to the root of v.
+            v_init: The value of v before the first round. The paper allows any number of at least
+                tau^2; implementations have 0.
+            bias_correction: None for no correction, as in the paper; 0 for Adam's own, from the
+                first round on; 1 for that of Flower's FedAdam, which is one step ahead.
         """
-        rule = {"lr": lr, "betas": betas, "tau": tau, "v_init": v_init, "ahead": bias_correction}
-        super().__init__(params, rule)
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "tau": tau,
+            "v_init": v_init,
+            "ahead": bias_correction,
+        }
+        super().__init__(params, settings)
 
     @override
     @torch.no_grad()
@@ -75,23 +85,38 @@ class _Adaptive(Optimizer):
         ahead: int | None,
         **_: Any,
     ) -> None:
+        """Update one tensor of the server's model, and its m and v, in place."""
         assert x.grad is not None
-        state, delta = self.state[x], -x.grad
+        delta = -x.grad
+
+        state = self.state[x]
         if not state:
-            v = torch.full_like(x, v_init)
-            state.update(step=0, m=torch.zeros_like(x), v=v)
+            state["step"] = 0
+            state["m"] = torch.zeros_like(x)
+            state["v"] = torch.full_like(x, v_init)
+
         beta_1, beta_2 = betas
         state["m"].mul_(beta_1).add_(delta, alpha=1 - beta_1)
         self.second(state["v"], delta * delta, beta_2)
+
+        # Adam's correction of the bias towards the initial values of m and v. It is not in the
+        # paper.
         state["step"] += 1
         if ahead is not None:
             steps = state["step"] + ahead
             lr *= (1 - beta_2**steps) ** 0.5 / (1 - beta_1**steps)
+
         x += lr * state["m"] / (state["v"].sqrt() + tau)
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor, beta: float) -> None:
-        """Update v in place by the square of Delta."""
+        """Update v in place, the second moment.
+
+        Args:
+            v: The second moment, of the shape of the parameter.
+            square: Delta^2, of the same shape.
+            beta: beta_2.
+        """
 
 
 class FedAdam(_Adaptive):
@@ -111,7 +136,7 @@ class FedYogi(_Adaptive):
 
 
 class FedAdagrad(_Adaptive):
-    """v = v + Delta^2; the paper has `betas: [0, 0.99]`, of which the second does not matter."""
+    """v = v + Delta^2. The paper has `betas: [0, 0.99]`; the second of them is not used."""
 
     @override
     def second(self, v: Tensor, square: Tensor, beta: float) -> None:
@@ -119,15 +144,15 @@ class FedAdagrad(_Adaptive):
 
 
 class ServerStep:
-    """The step of the server's optimiser; without one, merges are the server's new values.
+    """Lets the server's optimizer step; without one, a merge gives the server's new values.
 
     Args:
-        make: makes the optimiser of a model's parameters; None for none.
-        server: the module with the server's models.
-        personal: names of tensors that clients keep: in the server's models they do not change.
+        make: Makes the optimizer of a model's parameters; None for no optimizer.
+        server: The module that holds the server's models.
+        personal: The names of tensors that clients keep. In the server's models they never change.
 
     Attributes:
-        optimizers: of the models that have been merged, by name.
+        optimizers: The optimizer of each model that has been merged, by the model's name.
     """
 
     def __init__(
@@ -136,52 +161,85 @@ class ServerStep:
         server: nn.Module,
         personal: Collection[str] = (),
     ) -> None:
-        self.make, self._server, self._personal = make, server, personal
+        self.make = make
         self.optimizers: dict[str, Optimizer] = {}
+        self._server = server
+        self._personal = personal
         self._stepping: ServerModel | None = None
 
     @contextmanager
     def __call__(self, model: ServerModel) -> Iterator[None]:
-        """Let the optimiser step to what is merged into a model within the context.
+        """Let the optimizer take one step towards what the context merges into a model.
 
-        Its gradient is the parameters before minus those merged. Elements that no client has sent
-        have a gradient of 0; momentum moves them. Buffers are as merged. `merge` does it by itself.
+        The gradient is the parameters before the context minus those after it. Elements that no
+        client has sent have a gradient of 0; momentum moves them. Buffers stay as they were merged.
+
+        `Fleet.merge` enters this context by itself. A method that merges a model in several parts
+        enters it around all of them, so that there is one step and not one for each part.
         """
-        if self._stepping is model or not (self.make or self._personal):
+        # The outermost context of a model takes the step.
+        is_within_a_step = self._stepping is model
+        has_work = self.make is not None or bool(self._personal)
+        if is_within_a_step or not has_work:
             yield
             return
-        before, self._stepping = model.floats.clone(), model
+
+        before = model.floats.clone()
+        self._stepping = model
         try:
             yield
         finally:
             self._stepping = None
+
         if self.make is not None:
-            row, optimizer = model.parameters_row, self.of(model)
-            (parameter,) = optimizer.param_groups[0]["params"]
-            parameter.data, parameter.grad = row, before[: len(row)] - row
-            row.copy_(before[: len(row)])
-            optimizer.step()
-        held = model.layout.floats.views(before)
+            self._step(model, before)
+        self._put_back_personal(model, before)
+
+    def _step(self, model: ServerModel, before: Tensor) -> None:
+        """Step from the parameters before a merge, by the gradient that the merge stands for."""
+        optimizer = self.of(model)
+        row = model.parameters_row
+        parameters_before = before[: len(row)]
+
+        (parameter,) = optimizer.param_groups[0]["params"]
+        parameter.data = row
+        parameter.grad = parameters_before - row
+        row.copy_(parameters_before)
+        optimizer.step()
+
+    def _put_back_personal(self, model: ServerModel, before: Tensor) -> None:
+        """Give the tensors that clients keep their values from before a merge."""
+        tensors_before = model.layout.floats.views(before)
         for name, tensor in model.layout.floats.views(model.floats).items():
             if name in self._personal:
-                tensor.copy_(held[name])
+                tensor.copy_(tensors_before[name])
 
     @property
     def rule(self) -> str:
-        """The optimiser and its settings, for comparison; empty if there is none."""
+        """The optimizer and its settings, for comparison; empty if there is none."""
         if self.make is None:
             return ""
-        made = self.make([nn.Parameter(torch.zeros(1))])
-        settings = {k: v for k, v in made.param_groups[0].items() if k != "params"}
-        return f"{type(made).__name__} {settings}"
+        example = self.make([nn.Parameter(torch.zeros(1))])
+        settings = {
+            name: value for name, value in example.param_groups[0].items() if name != "params"
+        }
+        return f"{type(example).__name__} {settings}"
 
     def of(self, model: ServerModel) -> Optimizer:
-        """The optimiser of a model; a UserError if the server does not keep that model."""
-        names = {id(part): name for name, part in self._server.named_modules()}
-        name = names.get(id(model))
-        found, fix = "the method merges into a model that it does not keep", "leave it out"
-        if name is None:
-            raise UserError("model.server_optimizer", found, fix)
+        """Return the optimizer of a model, which is made when it is first needed.
+
+        Raises:
+            UserError: If the server does not keep that model: nor could it keep an optimizer.
+        """
+        names = {id(module): name for name, module in self._server.named_modules()}
+        if id(model) not in names:
+            raise UserError(
+                key=_KEY,
+                found="the method merges into a model that it does not keep",
+                fix="leave it out",
+            )
+
+        name = names[id(model)]
         if name not in self.optimizers:
             assert self.make is not None
             self.optimizers[name] = self.make([nn.Parameter(model.parameters_row)])

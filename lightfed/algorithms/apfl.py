@@ -6,8 +6,10 @@ https://arxiv.org/abs/2003.13461
     w_i <- w_i - eta grad f_i(w_i),   v_i <- v_i - eta grad_v f_i(alpha_i v_i + (1 - alpha_i) w_i)
     alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(alpha_i v_i + (1 - alpha_i) w_i)>
 
-As in the released code, outputs are mixed instead of parameters. On each batch v_i learns after
-w_i. alpha_i learns after the first batch of a round, with a decay of 0.02.
+Deviations, as in the released code: outputs are mixed instead of parameters. On each batch v_i
+learns after w_i. alpha_i learns after the first batch of a round, with a decay of 0.02.
+
+The client's network is in `interpolated.py`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ from lightfed.models.client_module import ClientModule
 from lightfed.state.rows import ModelKind, Moment, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Part
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 
 class APFL(Algorithm):
@@ -43,12 +45,14 @@ class APFL(Algorithm):
         """Set the mixture.
 
         Args:
-            alpha: Share of the personal model, at first.
+            alpha: The share that the personal model has at first.
             adaptive: Clients learn their alpha.
-            weights: Of the participants in the mean: uniform, or by samples.
+            weights: Weigh all participants alike (uniform), or by their number of samples.
         """
         super().__init__()
-        self.alpha, self.adaptive, self.weights = alpha, adaptive, weights
+        self.alpha = alpha
+        self.adaptive = adaptive
+        self.weights = weights
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
@@ -59,32 +63,42 @@ class APFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         self.model = fed.new_part("net.w.")
         for state in fed.groups:
-            state.set_flops(1.5 * state.flops)  # a step of w calls one network, one of v both
+            # A step of w calls one network and a step of v both: 1.5 on average.
+            state.set_flops(1.5 * state.flops)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
         fed.send(self.model, clients)  # w_i <- w
-        fed.train(clients, t, repeat=2)  # w_i, then v_i
-        fed.merge(clients, into=self.model, weights=self.weights)
+        fed.train(clients, t, repeat=2)  # on every batch a step of w_i, then one of v_i
+        fed.merge(clients, into=self.model, weights=self.weights)  # w <- mean of w_i
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        fits = s.lr is not None or not self.adaptive
-        require(fits, "model.optimizer", "none of known rate", "name one, or adaptive: false")
-        vars(s.module.net).update(turn="w", adapts=self.adaptive)
+        if self.adaptive and s.lr is None:
+            raise UserError("model.optimizer", "none of known rate", "name one, or adaptive: false")
+        net: Any = s.module.net
+        net.turn = "w"
+        net.adapts = self.adaptive
 
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        if s.step == 2:  # after the first batch
-            self.session_end(s)
+        if s.step == 2:  # both have learned from the first batch
+            self._adapt(s)
 
     @override
     def session_end(self, s: SessionContext) -> None:
+        self._adapt(s)  # of a session with a single batch
+
+    def _adapt(self, s: SessionContext) -> None:
+        """Let alpha_i learn, once in a session."""
         net: Any = s.module.net
         net.adapt(s.group.layout.floats.views(s.row.floats), s.lr)
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        given = self.model if kind == "aggregated" else None
-        return fed.rows(clients, given=given) if kind in self.moments else None
+        if kind == "aggregated":
+            return fed.rows(clients, given=self.model)  # v_i with the server's w
+        if kind == "trained":
+            return fed.rows(clients)
+        return None

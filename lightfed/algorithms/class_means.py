@@ -1,4 +1,7 @@
-"""Means by class, which clients exchange instead of weights and which describe their gates."""
+"""Mean vectors by class, which clients exchange instead of weights and which describe their gates.
+
+FD, FedProto and their relatives use them, and pFedMoE's gates.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +12,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """A vector (D) for each of C classes, as sent: float32, zeros for one that was not seen."""
+    """A vector for each of C classes, as it is sent.
+
+    Attributes:
+        values: (C, D) float32; zeros for a class that was not seen.
+        seen: (C,) bool, whether there is a vector of the class.
+    """
 
     values: Tensor
     seen: Tensor
 
     @property
     def bytes(self) -> int:
-        """Encoded size: a vector and an int64 label per class present."""
+        """The encoded size: a float32 vector and an int64 label for each class that was seen."""
         return int(self.seen.sum()) * (4 * self.values.shape[1] + 8)
 
     def to(self, device: torch.device) -> "ClassMeans":
+        """Return these vectors on a device."""
         return ClassMeans(self.values.to(device), self.seen.to(device))
 
     def over(self, older: "ClassMeans") -> "ClassMeans":
-        """These vectors, with the older ones of missing classes."""
+        """Return these vectors, and the older ones of classes that are missing here."""
         values = torch.where(self.seen[:, None], self.values, older.values)
         return ClassMeans(values, self.seen | older.seen)
 
@@ -31,32 +40,40 @@ class ClassMeans:
 class ClassSums:
     """Sums of vectors by class, batch by batch.
 
-    The sums are float64, which neither autocast nor reduced-precision products affect. `sums` are
-    (C, D) float64 so far, changed in place; `counts` (C,) are numbers of vectors.
+    The sums are float64, which neither autocast nor reduced-precision products affect.
+
+    Args:
+        sums: (C, D) float64, the sums so far; changed in place.
+        counts: (C,), the numbers of vectors so far; changed in place.
     """
 
     def __init__(self, sums: Tensor, counts: Tensor) -> None:
-        self._sums, self._counts = sums, counts
+        self._sums = sums
+        self._counts = counts
 
     @torch.no_grad()
     def add(self, y: Tensor, values: Tensor) -> None:
-        """Add a batch of values (B, D) with labels (B,)."""
+        """Add a batch of vectors (B, D) with labels (B,)."""
         # A matrix product, because adding by index has no fixed order on a GPU.
-        member = (y[:, None] == torch.arange(len(self._counts), device=y.device)).double()
-        self._sums.add_(member.T @ values.double())
-        self._counts.add_(member.sum(0))
+        classes = torch.arange(len(self._counts), device=y.device)
+        is_of_class = (y[:, None] == classes).double()  # (B, C)
+        self._sums.add_(is_of_class.T @ values.double())
+        self._counts.add_(is_of_class.sum(0))
 
     def means(self) -> ClassMeans:
-        """Over all samples so far."""
+        """Return the means over all samples so far."""
         means = self._sums / self._counts.clamp(min=1)[:, None]
         return ClassMeans(means.float(), self._counts > 0)
 
 
 def mean_of_clients(packages: Sequence[ClassMeans]) -> ClassMeans:
-    """Aggregate the clients' packages: the mean over those that have a class.
+    """Return the mean of every class over the clients that have seen it.
 
-    Unweighted, as in FD and FedProto. Classes without clients are missing. The packages, at least
-    one, have one shape, and are summed in float64 in the order given.
+    It is unweighted, as in FD and FedProto. Classes that no client has seen are missing.
+
+    Args:
+        packages: One of each client, at least one, all of one shape. They are summed in float64 in
+            this order.
     """
     sums = torch.zeros_like(packages[0].values, dtype=torch.float64)
     counts = torch.zeros_like(packages[0].seen, dtype=torch.int64)
@@ -67,8 +84,8 @@ def mean_of_clients(packages: Sequence[ClassMeans]) -> ClassMeans:
 
 
 def distances(x: Tensor, vectors: Tensor) -> Tensor:
-    """(B, D) and (C, D) -> (B, C) Euclidean distances.
+    """Return the Euclidean distances (B, C) between vectors (B, D) and (C, D).
 
-    Not by a matrix product, which loses precision for small ones.
+    They are not computed by a matrix product, which loses precision for small distances.
     """
     return torch.cdist(x, vectors, compute_mode="donot_use_mm_for_euclid_dist")

@@ -14,38 +14,56 @@ from lightfed.models.split import SplitNetwork, evaluating
 
 
 class Contrastive(SplitNetwork):
-    """head(z), z = extractor(x); z learns to be near the received model's and far from others.
+    """head(z), z = extractor(x), where z learns to be near one model's z and far from others'.
 
     Args:
-        network: its parts.
-        mu: weight of the contrast.
-        temperature: of the similarities.
+        network: The network, in two parts.
+        mu: Weight of the contrast.
+        temperature: tau, which divides the similarities.
 
     Attributes:
-        frozen: tensors of the extractor, by name, in the received model and then in each of the
-            client's previous ones; with fewer than two models there is no contrast.
+        frozen: The extractor's tensors by name, in the received model first and then in each of the
+            client's previous models. With fewer than two models there is no contrast.
     """
 
     frozen: Sequence[Mapping[str, Tensor]] = ()
 
     def __init__(self, network: SplitNetwork, *, mu: float, temperature: float) -> None:
         super().__init__(network.extractor, network.head, feature_dim=network.feature_dim)
-        self.mu, self.temperature = mu, temperature
+        self.mu = mu
+        self.temperature = temperature
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of (B, ...) samples and (B,) labels: "hard", by labels, and "contrast", weighted."""
+        """Return the loss by labels, "hard", and the weighted "contrast", if there is one.
+
+        Args:
+            x: Samples (B, ...).
+            y: Labels (B,).
+        """
         z = self.extractor(x)
         losses = {"hard": F.cross_entropy(self.head(z), y)}
-        if len(self.frozen) > 1:
-            others = [self._representation(tensors, x) for tensors in self.frozen]
-            alike = torch.stack([F.cosine_similarity(z, other) for other in others], 1)
-            first = torch.zeros_like(y)  # the received model's z is the one to be near to
-            losses["contrast"] = self.mu * F.cross_entropy(alike / self.temperature, first)
+        if len(self.frozen) < 2:
+            return losses
+
+        similarities = []
+        for tensors in self.frozen:
+            frozen_z = self.representation_of(tensors, x)
+            similarities.append(F.cosine_similarity(z, frozen_z))
+        logits = torch.stack(similarities, 1) / self.temperature  # (B, models)
+
+        # -log of the softmax at the received model, the first one: a cross-entropy with its index.
+        received = torch.zeros_like(y)
+        losses["contrast"] = self.mu * F.cross_entropy(logits, received)
         return losses
 
     @torch.no_grad()
-    def _representation(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """(B, feature_dim) z of a model, in evaluation mode."""
+    def representation_of(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return z (B, feature_dim) of samples (B, ...) in a frozen model, in evaluation mode.
+
+        Args:
+            tensors: The extractor's tensors by name.
+            x: The samples.
+        """
         with evaluating(self.extractor):
             z: Tensor = functional_call(self.extractor, dict(tensors), (x,))
         return z

@@ -6,9 +6,11 @@ Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Person
     min_v  F_k(v) + lambda / 2 ||v - w||^2,   w the model that FedAvg sends this round
 
 The global model is FedAvg's: personal models are never sent. A personal model starts from the
-initial one, changes when its client takes part, and trains on the batches of the global one's
+initial one, changes when its client takes part, and trains on the batches of the global model's
 session, in their order. In the released code the two take turns on every batch, with the same
-result. Its attacks, its robust means and its search for lambda are left out.
+result.
+
+Not implemented: the released code's attacks, robust means and search for lambda.
 """
 
 from torch import Tensor
@@ -40,13 +42,14 @@ class Ditto(Algorithm):
         """Set the pull to the global model.
 
         Args:
-            lam: lambda; 0 leaves the personal models to themselves.
-            weights: Of the participants in the mean: uniform, as in the released code, or by
-                samples.
-            epochs: Local epochs of a personal model; as long as the global one's by default.
+            lam: lambda; with 0 the personal models are left to themselves.
+            weights: Weigh all participants alike (uniform), as in the released code, or by their
+                number of samples.
+            epochs: Local epochs of a personal model. By default as long as the global model's.
         """
         super().__init__()
-        self.lam, self.epochs = lam, epochs
+        self.lam = lam
+        self.epochs = epochs
         self.weights: Weights = weights
         self._anchor: Tensor | None = None  # w, while personal models train
 
@@ -57,19 +60,30 @@ class Ditto(Algorithm):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients, w = fed.participants(t), self.model.parameters_row.clone()
+        clients = fed.participants(t)
+        w = self.model.parameters_row.clone()
+
+        # A client has one row: v_k steps aside while the row is w_k.
         personal = {k: fed.row(k).clone() for k in fed.mine(clients)}
-        fed.send(self.model, clients)
+        fed.send(self.model, clients)  # w_k <- w
         fed.train(clients, t)
         fed.merge(clients, into=self.model, weights=self.weights)
-        for client, v in personal.items():
-            fed.row(client).copy_(v)
+        for k, v in personal.items():
+            fed.row(k).copy_(v)
+
+        # v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w))
         self._anchor = w
-        n = self.epochs
-        steps = {k: n * fed.data.num_batches(k, t) for k in clients} if n else None
-        fed.train(clients, t, steps=steps)  # v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w))
+        fed.train(clients, t, steps=self._steps(fed, clients, t))
         self._anchor = None
+
+    def _steps(self, fed: Fleet, clients: list[int], t: int) -> dict[int, int] | None:
+        """Return the steps of each client's personal session; None for as many as configured."""
+        if self.epochs is None:
+            return None
+        return {k: self.epochs * fed.data.num_batches(k, t) for k in clients}
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
-        return None if self._anchor is None else Proximal(self._anchor, self.lam)
+        if self._anchor is None:  # the session of w_k
+            return None
+        return Proximal(self._anchor, self.lam)

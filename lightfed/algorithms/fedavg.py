@@ -3,13 +3,20 @@
 McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks
 from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
-Algorithm 1 of the paper, with BatchNorm buffers averaged like weights. The paper's models have no
-such buffers; `buffers` offers two other readings.
+Algorithm 1 of the paper:
+
+    S_t <- a random set of clients
+    for each client k in S_t:  w_k <- E local epochs of SGD on D_k, from w
+    w <- sum_{k in S_t} n_k / n w_k,                                  n = sum_{k in S_t} n_k
+
+BatchNorm buffers are averaged like weights. The paper's models have no such buffers; `buffers`
+offers two other ways to treat them.
 """
 
 from typing import Literal
 
 import lightning.pytorch as L
+from torch import nn
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
@@ -32,10 +39,11 @@ class FedAvg(Algorithm):
         """Set how clients are averaged.
 
         Args:
-            weights: By the number of samples (n_k / n), or uniform.
-            buffers: BatchNorm statistics: `average` them like weights; keep them `local`, so that
-                they are never sent and the server has none; or `drop` them, that is normalise by
-                the batch in training and evaluation.
+            weights: Weigh the participants by their number of samples (n_k / n), or all alike
+                (uniform).
+            buffers: What to do with BatchNorm statistics: `average` them like weights; keep them
+                `local`, so that they are never sent and the server has none; or `drop` them, that
+                is, normalize by the batch in training and in evaluation.
         """
         super().__init__()
         self.weights: Weights = weights
@@ -43,7 +51,7 @@ class FedAvg(Algorithm):
         if buffers == "drop":
             self.deployed_with = (
                 "set track_running_stats to False and running_mean and running_var to None in its "
-                "BatchNorm layers: they normalise by the batch in evaluation, too"
+                "BatchNorm layers: they normalize by the batch in evaluation, too"
             )
 
     @override
@@ -53,7 +61,9 @@ class FedAvg(Algorithm):
 
     @override
     def personal(self, module: L.LightningModule) -> set[str]:
-        return {n for n, _ in module.named_buffers()} if self.statistics == "local" else set()
+        if self.statistics != "local":
+            return set()
+        return {name for name, _ in module.named_buffers()}
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -68,9 +78,11 @@ class FedAvg(Algorithm):
         fed.merge(clients, into=self.model, weights=self.weights)  # w <- sum_k n_k / n  w_k
 
 
-def drop_statistics(module: L.LightningModule) -> None:
-    """Make every BatchNorm normalise by the batch, in training and evaluation."""
-    for part in module.modules():
-        if isinstance(part, _BatchNorm):
-            part.track_running_stats = False
-            part.running_mean = part.running_var = part.num_batches_tracked = None
+def drop_statistics(module: nn.Module) -> None:
+    """Make every BatchNorm layer normalize by the batch, in training and in evaluation."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.track_running_stats = False
+            layer.running_mean = None
+            layer.running_var = None
+            layer.num_batches_tracked = None

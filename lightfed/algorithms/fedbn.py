@@ -1,10 +1,12 @@
-"""FedBN: all but the normalisation layers is averaged; these stay with their client.
+"""FedBN: all layers but the normalization layers are averaged; these stay with their client.
 
 Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization. ICLR 2021. https://arxiv.org/abs/2102.07623
 
-Layers are chosen by their type. The released code takes names with "bn" in them, which leaves out
-a normalisation within a shortcut. Deviation: layers of the other kinds stay with the client too.
+Layers are chosen by their type. The released code chooses tensors with "bn" in their name, which
+misses a normalization layer within a shortcut.
+
+Deviation: normalization layers of other kinds (layer, group, instance) stay with the client, too.
 """
 
 import lightning.pytorch as L
@@ -16,13 +18,14 @@ from lightfed.models.personal import personal_tensors
 
 
 class FedBN(FedAvg):
-    """FedAvg of the other layers: scales, shifts and statistics are a client's own."""
+    """FedAvg of all other layers: a client keeps its own scales, shifts and statistics."""
 
     def __init__(self, weights: Weights = "uniform") -> None:
         """Set the weights of clients.
 
         Args:
-            weights: Of the participants in the mean: uniform, as in the paper, or by samples.
+            weights: Weigh all participants alike (uniform), as in the paper, or by their number of
+                samples.
         """
         super().__init__(weights)
 

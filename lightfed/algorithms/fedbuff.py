@@ -5,8 +5,8 @@ Aggregation. AISTATS 2022. https://arxiv.org/abs/2106.06639
 
     D = 1 / K sum_k (1 + tau_k)^-e (w_{s_k} - w_k),   b <- beta b + D,   w <- w - eta_g b
 
-w_{s_k} is the version that client k received, and tau_k the number of server steps since. A round
-is a server step; K = 1 is FedAsync. BatchNorm statistics are means over the buffer.
+w_{s_k} is the version that client k received, and tau_k the number of server steps since then. A
+round is a server step; K = 1 is FedAsync. BatchNorm statistics are means over the buffer.
 """
 
 import torch
@@ -23,17 +23,25 @@ from lightfed.devices.timing import Timing, clock_of
 from lightfed.local.hooks import SessionContext
 from lightfed.utils.bounds import Count, Momentum, Positive, Weight
 
+LOST = -1  # instead of a version: the client's update cannot be used
+
 
 class FedBuff(OneModel):
-    """Asynchronous averaging with a buffer of K updates."""
+    """Asynchronous averaging with a buffer of K updates.
+
+    Attributes:
+        version: (N,) s_k, the round in which each client last received the model; `LOST` for an
+            update that cannot be used.
+        momentum: (P,) b.
+    """
 
     side_by_side = True
     no_personal = "the server steps to updates of whole models"
     no_server_step = "FedBuff has a step of its own, server_lr and beta"
     no_policy = "FedBuff's server waits for a buffer of its own"
     timing = Timing(Devices(delay=Exponential(1.0)))
-    version: Tensor  # (N,) s_k; -1 for an update that was lost
-    momentum: Tensor  # (P,) b
+    version: Tensor
+    momentum: Tensor
 
     def __init__(
         self,
@@ -51,13 +59,18 @@ class FedBuff(OneModel):
                 last as `model.devices` say; by default Exponential(mean=1) virtual seconds.
             server_lr: eta_g.
             beta: Momentum of the server.
-            exponent: e; 0 weighs old updates like new ones.
-            weights: Uniform; or samples: D is a mean, with weights n_k (1 + tau_k)^-e.
-            at_once: Do not wait for the next version; a version twice gives the same update twice.
+            exponent: e; with 0 old updates weigh as much as new ones.
+            weights: Uniform; or samples, then D is a mean with the weights n_k (1 + tau_k)^-e.
+            at_once: A client that has sent its update starts again at once, without waiting for the
+                next version. With the same version twice it sends the same update twice.
         """
         super().__init__()
-        self.buffer, self.server_lr, self.beta, self.exponent = buffer, server_lr, beta, exponent
-        self.weights, self.at_once = weights, at_once
+        self.buffer = buffer
+        self.server_lr = server_lr
+        self.beta = beta
+        self.exponent = exponent
+        self.weights = weights
+        self.at_once = at_once
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -65,30 +78,61 @@ class FedBuff(OneModel):
         check_waits(f"{KEY}.buffer", [self.buffer], fed.clients)
         self.clock = VirtualClock(fed.clients, 1 if self.at_once else self.buffer)
         self.updates = fed.keep("update")  # w_{s_k} - w_k, and statistics
-        self.register_buffer("version", torch.full((fed.clients,), -1))
+        self.register_buffer("version", torch.full((fed.clients,), LOST))
         self.register_buffer("momentum", torch.zeros_like(self.model.parameters_row))
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        w, total, mass = self.model.floats, torch.zeros_like(self.model.floats), 0.0
+        w = self.model.floats
         row_bytes = 4 * self.model.layout.floats.numel
-        for part in range(self.buffer // self.clock.wait):
-            fed.send(self.model, idle := self.clock.idle)
+
+        # The buffer: sum_k a_k (w_{s_k} - w_k), and sum_k a_k.
+        update_sum = torch.zeros_like(w)
+        weight_sum = 0.0
+        # The clock hands out updates one by one if clients go on at once, otherwise K together.
+        for wait in range(self.buffer // self.clock.wait):
+            idle = self.clock.idle
+            fed.send(self.model, idle)
             fed.train(idle, t)
-            took = clock_of(fed).session_seconds(idle, up=row_bytes, purpose=f"delay {part}")
+            # This call first: it tells the clock that FedBuff itself decides how long to wait.
+            seconds = clock_of(fed).session_seconds(idle, up=row_bytes, purpose=f"delay {wait}")
             for k in idle:
-                self.version[k] = t if fed.usable(k) else -1
-            arrived = [k for k in self.clock.advance(took) if self.version[k] >= 0]
+                self.version[k] = t if fed.usable(k) else LOST
+
+            arrived = [k for k in self.clock.advance(seconds) if self.version[k] != LOST]
             fed.charge(arrived, up=row_bytes)
-            n = {k: fed.data.num_samples(k) if self.weights == "samples" else 1 for k in arrived}
-            a = {k: n[k] * (1 + t - int(self.version[k])) ** -self.exponent for k in arrived}
-            fed.average(self.updates, arrived, into=(mean := torch.zeros_like(w)), weights=a)
-            total, mass = total + sum(a.values()) * mean, mass + sum(a.values())
+
+            weights = {k: self._weight(fed, k, t) for k in arrived}
+            mean = torch.zeros_like(w)
+            fed.average(self.updates, arrived, into=mean, weights=weights)
+            update_sum = update_sum + sum(weights.values()) * mean
+            weight_sum = weight_sum + sum(weights.values())
+
         clock_of(fed).advance_to(self.clock.now)
-        if mass:
-            size = mass if self.weights == "samples" else self.buffer
-            b = self.momentum.mul_(self.beta).add_(total[: len(self.momentum)], alpha=1 / size)
-            w.copy_(torch.cat([w[: len(b)] - self.server_lr * b, total[len(b) :] / mass]))
+        if weight_sum:
+            self._step(update_sum, weight_sum)
+
+    def _weight(self, fed: Fleet, k: int, t: int) -> float:
+        """Return a_k = n_k (1 + tau_k)^-e, with n_k = 1 for uniform weights."""
+        samples = fed.data.num_samples(k) if self.weights == "samples" else 1
+        tau = t - int(self.version[k])
+        return samples * (1 + tau) ** -self.exponent
+
+    def _step(self, update_sum: Tensor, weight_sum: float) -> None:
+        """Move the server's model by the updates in the buffer.
+
+        Args:
+            update_sum: The weighted sum of updates; after the parameters, of BatchNorm statistics.
+            weight_sum: The sum of the weights.
+        """
+        w = self.model.floats
+        b = self.momentum
+        size = weight_sum if self.weights == "samples" else self.buffer
+        b.mul_(self.beta).add_(update_sum[: len(b)], alpha=1 / size)  # b <- beta b + D
+
+        parameters = w[: len(b)] - self.server_lr * b  # w - eta_g b
+        statistics = update_sum[len(b) :] / weight_sum
+        w.copy_(torch.cat([parameters, statistics]))
 
     @override
     def session_end(self, s: SessionContext) -> None:

@@ -3,8 +3,8 @@
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers. 2019.
 https://arxiv.org/abs/1912.00818
 
-Clients are weighted by samples, as in the paper. FedPer in the code released with FedRep is
-`FedRep` with `head_epochs: 0`: there a head is averaged too, and trained after the last round.
+Clients are weighted by samples, as in the paper. What the code released with FedRep calls FedPer is
+`FedRep` with `head_epochs: 0`: there the head is averaged too, and trained after the last round.
 """
 
 import lightning.pytorch as L
@@ -23,11 +23,11 @@ class FedPer(FedAvg):
         """Set what is a head.
 
         Args:
-            head: Prefix of the names of its tensors, such as net.fc, or several.
-            weights: Of the participants in the mean: by samples, or uniform.
+            head: Prefix of the names of the head's tensors, such as net.fc, or several prefixes.
+            weights: Weigh the participants by their number of samples, or all alike (uniform).
         """
         super().__init__(weights)
-        self.heads = [head] if isinstance(head, str) else [*head]
+        self.heads = [head] if isinstance(head, str) else list(head)
 
     @override
     def personal(self, module: L.LightningModule) -> set[str]:

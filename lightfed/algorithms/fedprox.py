@@ -3,10 +3,14 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys
 2020. https://arxiv.org/abs/1812.06127
 
-Clients are drawn uniformly and weighted by samples, as in the released code; algorithm 2 draws them
-with probability p_k and takes the plain mean. The number of local epochs or steps sets the
-inexactness of the paper's gamma-inexact solutions, as in its experiments. The proximal gradient is
-added before clipping: clipping acts on the gradient of the local objective.
+    h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2                                    (eq. 2)
+
+The number of local epochs or steps sets how inexact the paper's gamma-inexact solutions are, as in
+its experiments. The proximal gradient is added before clipping: what is clipped is the gradient of
+the whole local objective h_k.
+
+Deviation, as in the released code: clients are drawn uniformly and weighted by samples. Algorithm 2
+draws them with probability p_k and takes the plain mean.
 """
 
 from lightfed.algorithms.fedavg import FedAvg
@@ -16,7 +20,7 @@ from lightfed.utils.bounds import Weight
 
 
 class FedProx(FedAvg):
-    """Every client minimises h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (eq. 2)."""
+    """Every client minimizes h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (eq. 2)."""
 
     takes_late = True
 
@@ -25,7 +29,7 @@ class FedProx(FedAvg):
 
         Args:
             mu: Proximal weight, eq. (2); 0 is FedAvg.
-            weights: By the number of samples, or uniform.
+            weights: Weigh the participants by their number of samples, or all alike (uniform).
         """
         super().__init__(weights)
         self.local_penalty = Pull(mu)  # grad h_k = grad F_k + mu (w - w_t)

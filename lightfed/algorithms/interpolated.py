@@ -17,12 +17,13 @@ class Interpolated(nn.Module):
     """alpha v(x) + (1 - alpha) w(x); w and v take turns in learning.
 
     Args:
-        net: maps (B, ...) to (B, C) logits; w, and a copy of it v.
-        alpha: share of v at first.
+        net: Maps (B, ...) to (B, C) logits. It becomes w, and a copy of it v.
+        alpha: The share of v at first.
 
     Attributes:
-        turn: whether w or v learns next.
-        adapts: the next step of v finds out how alpha should change.
+        alpha: (), the share of v.
+        turn: Whether w or v learns next.
+        adapts: Whether the next step of v finds out how alpha should change.
     """
 
     alpha: Tensor
@@ -31,42 +32,68 @@ class Interpolated(nn.Module):
 
     def __init__(self, net: nn.Module, alpha: float) -> None:
         super().__init__()
-        self.w, self.v = net, deepcopy(net)
+        self.w = net
+        self.v = deepcopy(net)
         self.register_buffer("alpha", torch.tensor(alpha))
+        # alpha g_v + (1 - alpha) g_w of every parameter, by its name in v and w.
         self._slopes: dict[str, Tensor] = {}
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits."""
+        """Map samples (B, ...) to logits (B, C)."""
         return self._mixed(self.v(x), self.w(x))
 
     def _mixed(self, v: Tensor, w: Tensor) -> Tensor:
         return self.alpha * v + (1 - self.alpha) * w
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """CE(w(x), y), and in the next call that of the mixture as a function of v alone."""
-        w = self.w(x)
+        """Return the loss of the network whose turn it is: "w" or "v".
+
+        The loss of w is its own cross-entropy. That of v, in the next call on the same batch, is
+        the cross-entropy of the mixture as a function of v alone.
+
+        Args:
+            x: Samples (B, ...).
+            y: Labels (B,).
+        """
+        w_logits = self.w(x)
         if self.turn == "w":
             self.turn = "v"
-            return {"w": F.cross_entropy(w, y)}
-        v, self.turn = self.v(x), "w"
+            return {"w": F.cross_entropy(w_logits, y)}
+
+        v_logits = self.v(x)
+        self.turn = "w"
         if self.adapts:
-            loss, self.adapts = F.cross_entropy(self._mixed(v, w), y), False
-            of_v, of_w = (
-                {name: p for name, p in net.named_parameters() if p.requires_grad}
-                for net in (self.v, self.w)
-            )
-            found = torch.autograd.grad(loss, [*of_v.values(), *of_w.values()], retain_graph=True)
-            halves = zip(of_v, found[: len(of_v)], found[len(of_v) :], strict=True)
-            self._slopes = {name: self._mixed(a, b) for name, a, b in halves}
-        return {"v": F.cross_entropy(self._mixed(v, w.detach()), y)}
+            self.adapts = False
+            self._find_slopes(F.cross_entropy(self._mixed(v_logits, w_logits), y))
+        return {"v": F.cross_entropy(self._mixed(v_logits, w_logits.detach()), y)}
+
+    def _find_slopes(self, loss: Tensor) -> None:
+        """Keep the mixed gradients of the mixture's loss, for `adapt`."""
+        v = {name: p for name, p in self.v.named_parameters() if p.requires_grad}
+        w = {name: p for name, p in self.w.named_parameters() if p.requires_grad}
+        # The graph is needed once more, for the step of v.
+        gradients = torch.autograd.grad(loss, [*v.values(), *w.values()], retain_graph=True)
+        v_gradients = gradients[: len(v)]
+        w_gradients = gradients[len(v) :]
+
+        self._slopes = {}
+        for name, v_gradient, w_gradient in zip(v, v_gradients, w_gradients, strict=True):
+            self._slopes[name] = self._mixed(v_gradient, w_gradient)
 
     @torch.no_grad()
     def adapt(self, tensors: Mapping[str, Tensor], lr: float, decay: float = 0.02) -> None:
-        """One step of alpha, in [0, 1], if its slope is new; `tensors` are those of a client's row.
+        """Take one step of alpha within [0, 1], if `losses` has found out how it should change.
 
-        alpha <- alpha - lr (<v - w, alpha g_v + (1 - alpha) g_w> + decay alpha), with the gradients
-        of the mixture's loss before the last step of v, as in the released code.
+        alpha <- alpha - lr (<v - w, alpha g_v + (1 - alpha) g_w> + decay alpha)
+
+        g_v and g_w are the gradients of the mixture's loss before the last step of v, as in the
+        released code; v and w are the weights now.
+
+        Args:
+            tensors: The tensors of the client's row, by name; "net.alpha" is written.
+            lr: Learning rate of alpha.
+            decay: Weight decay of alpha.
         """
         if not self._slopes:
             return

@@ -5,13 +5,17 @@ Li, He, Song: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org
     L = CE(head(z), y) - mu log [ e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau)
                                                            + sum_p e^(cos(z, z_p) / tau)) ]
 
+z_g is the representation in the received model, z_p that in one of the client's previous models.
+
 It is FedAvg with the penalty `Contrast`, which says what z is. The paper's networks end with two
 linear layers and a ReLU in between, the projection, below the linear layer that gives the logits.
 
-As in the released code, clients are weighted by samples, and with more than one previous model a
-client's last one counts again for each round that it has missed; one that has never trained has the
-initial model. Deviation: a pool of three or more
-holds the last models; there all but one are the same.
+As in the released code, clients are weighted by samples. With more than one previous model a
+client's last one counts again for each round that it has missed. A client that has never trained
+has the initial model.
+
+Deviation: a pool of three or more holds the last models. In the released code all but one of them
+are the same.
 """
 
 from collections.abc import Sequence
@@ -24,13 +28,13 @@ from typing_extensions import override
 
 from lightfed.algorithms.contrastive import Contrastive
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import LocalPenalty, SessionContext
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.client_module import ClientModule
 from lightfed.models.split import split
 from lightfed.utils.bounds import Count, Positive, Weight
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 
 class Contrast(LocalPenalty):
@@ -40,9 +44,10 @@ class Contrast(LocalPenalty):
 
     z_g is from the received model and z_p from the client's previous ones, all frozen and in
     evaluation mode, with their BatchNorm statistics. Sessions of the first round have no contrast.
-    A client that trains later for the first time has held its initial model until then. z is
-    what the network's head takes: the output of its `extractor` or, without one, the input of the
-    linear layer that gives the logits. With several previous models a client's last one counts
+    A client that trains later for the first time has held its initial model until then.
+
+    z is what the network's head takes: the output of its `extractor` or, without one, the input of
+    the linear layer that gives the logits. With several previous models a client's last one counts
     again for each round that it has missed.
     """
 
@@ -56,49 +61,66 @@ class Contrast(LocalPenalty):
             temperature: tau.
             pool: Number of previous models that a client keeps.
         """
-        self.mu, self.temperature, self.pool = mu, temperature, pool
+        self.mu = mu
+        self.temperature = temperature
+        self.pool = pool
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         client = ClientModule.of(module, method="a contrast")
-        plain = not (hasattr(client.net, "losses") or client.net._forward_hooks)
-        found, fix = "a contrast, and the method changes losses or logits too", "choose another"
-        require(plain, "model.local_penalty", found, fix)
+        if hasattr(client.net, "losses") or client.net._forward_hooks:
+            raise UserError(
+                key="model.local_penalty",
+                found="a contrast, and the method changes losses or logits too",
+                fix="choose another",
+            )
         network = split(client.net, blank(data, samples=2), key="model.clients")
         client.net = Contrastive(network, mu=self.mu, temperature=self.temperature)
 
     @override
     def setup(self, fed: Any) -> None:
         self.previous = fed.keep("previous")  # (models, P), the newest last
-        self.last = fed.keep("last round")  # of the client's sessions
+        self.last = fed.keep("last round")  # the round of the client's last session
         for state in fed.groups:
-            # Frozen models run forward only.
+            # The frozen models, the received one and the pool, run forward only.
             state.set_flops(state.flops * (1 + (1 + self.pool) / state.passes))
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        net: Any = s.module.net
-        layout = s.group.layout
-        models = [s.row.floats.clone(), *self._pool(s.client, s.round, s.group)]
-        prefix = "net.extractor."
-        net.frozen = [
-            {name.removeprefix(prefix): v for name, v in each.items() if name.startswith(prefix)}
-            for each in map(layout.floats.views, models)
-        ]
+        received = s.row.floats.clone()
+        models = [received, *self._previous_models(s.client, s.round, s.group)]
 
-    def _pool(self, client: int, t: int, group: GroupState) -> Sequence[Tensor]:
-        """(P,) the client's model after each of the last rounds, the newest last."""
+        prefix = "net.extractor."
+        frozen = []
+        for model in models:
+            extractor = {}
+            for name, tensor in s.group.layout.floats.views(model).items():
+                if name.startswith(prefix):
+                    extractor[name.removeprefix(prefix)] = tensor
+            frozen.append(extractor)
+        net: Any = s.module.net
+        net.frozen = frozen
+
+    def _previous_models(self, client: int, t: int, group: GroupState) -> list[Tensor]:
+        """Return the client's model after each of the last rounds before round t.
+
+        They are at most `pool` tensors (P,), the newest last.
+        """
         if client not in self.previous:
             initial = group.initial.floats.to(group.store.device)
-            return [initial] * min(max(0, t), self.pool)
-        found = [*self.previous[client]]
-        missed = max(0, t - 1 - int(self.last[client]))
-        return (found + found[-1:] * min(missed, self.pool))[-self.pool :]
+            rounds_so_far = max(0, t)  # t is -1 in a session that only serves an evaluation
+            return [initial] * min(rounds_so_far, self.pool)
+
+        models = list(self.previous[client])
+        missed_rounds = max(0, t - 1 - int(self.last[client]))
+        models += [models[-1]] * min(missed_rounds, self.pool)
+        return models[-self.pool :]
 
     @override
     def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
         for k in fed.mine(clients):
-            models = [*self._pool(k, t, fed.state(k)), fed.row(k).floats.to(fed.device)]
+            new = fed.row(k).floats.to(fed.device)
+            models = [*self._previous_models(k, t, fed.state(k)), new]
             self.previous[k] = torch.stack(models[-self.pool :])
             self.last[k] = torch.tensor(t)
 

@@ -11,7 +11,11 @@ from lightfed.state.server_model import ServerModel
 
 
 class OneModel(Algorithm):
-    """One model for all, the server's: a client's row is only what its last session left."""
+    """Base of methods with one model for all, the server's.
+
+    Clients keep something else, such as control variates. So they are stateful, but a client's row
+    is only what its last session has left, and is not its model.
+    """
 
     stateful = True
     no_personal = ""

@@ -1,4 +1,4 @@
-"""q-FFL: clients with larger losses weigh more, so that accuracies are more alike.
+"""q-FFL: clients with larger losses weigh more, so that accuracies become more alike.
 
 Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning. ICLR 2020.
 https://arxiv.org/abs/1905.10497. Algorithm 2, q-FedAvg:
@@ -6,10 +6,12 @@ https://arxiv.org/abs/1905.10497. Algorithm 2, q-FedAvg:
     d_k = L (w - w_k),   D_k = F_k(w)^q d_k,   h_k = q F_k(w)^(q-1) |d_k|^2 + L F_k(w)^q
     w <- w - sum_k D_k / sum_k h_k
 
-Clients are drawn uniformly, as in the released code. BatchNorm statistics are means with weights
-F_k^q.
+BatchNorm statistics are means with weights F_k^q.
+
+Deviation, as in the released code: clients are drawn uniformly.
 """
 
+from torch import Tensor
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
@@ -34,7 +36,8 @@ class QFFL(Algorithm):
                 learning rate.
         """
         super().__init__()
-        self.q, self.lipschitz = q, lipschitz
+        self.q = q
+        self.lipschitz = lipschitz
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -43,18 +46,38 @@ class QFFL(Algorithm):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients, w, q, L = fed.participants(t), self.model.parameters_row, self.q, self.lipschitz
+        q = self.q
+        L = self.lipschitz
+        w = self.model.parameters_row
         before = w.clone()
-        fed.send(self.model, clients)
-        found = fed.collect({k: fed.loss(k, t) for k in fed.mine(clients)})
-        losses = {k: found[k] + 1e-10 for k in clients}  # F_k(w), above 0 as in that code
+
+        clients = fed.participants(t)
+        fed.send(self.model, clients)  # w_k <- w
+        losses = self._losses(fed, clients, t)  # F_k(w)
         fed.train(clients, t)
-        mine = {k: fed.row(k).floats[: len(w)].to(w) - before for k in fed.mine(clients)}
-        moved = fed.collect({k: float(v.double().square().sum()) for k, v in mine.items()})
-        scales = {k: losses[k] ** q for k in clients}
+        moved = self._moved(fed, clients, before)  # |w_k - w|^2
         fed.charge(clients, up=4)  # h_k
-        merged = fed.merge(clients, into=self.model, weights=scales)  # sum F^q w_k / sum F^q
-        step = L * sum(scales[k] for k in merged)
-        h = sum(L * scales[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
+
+        # With a_k = F_k^q the merge gives the mean sum_k a_k w_k / sum_k a_k, and
+        # sum_k D_k = L sum_k a_k (w - mean).
+        weights = {k: losses[k] ** q for k in clients}
+        merged = fed.merge(clients, into=self.model, weights=weights)
+        step = L * sum(weights[k] for k in merged)
+        # h_k = L a_k (1 + q L |w_k - w|^2 / F_k), by |d_k|^2 = L^2 |w_k - w|^2
+        h = sum(L * weights[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
         if h > 0:
             w.copy_(before + step / h * (w - before))
+
+    def _losses(self, fed: Fleet, clients: list[int], t: int) -> dict[int, float]:
+        """Return F_k(w) of each client, on every rank."""
+        of_all_ranks = fed.collect({k: fed.loss(k, t) for k in fed.mine(clients)})
+        # Above 0, as in the released code: h_k divides by it.
+        return {k: of_all_ranks[k] + 1e-10 for k in clients}
+
+    def _moved(self, fed: Fleet, clients: list[int], before: Tensor) -> dict[int, float]:
+        """Return |w_k - w|^2 of each client, on every rank; `before` is w, (P,)."""
+        squares = {}
+        for k in fed.mine(clients):
+            away = fed.row(k).floats[: len(before)].to(before) - before
+            squares[k] = float(away.double().square().sum())
+        return fed.collect(squares)

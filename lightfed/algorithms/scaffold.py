@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates correct the drift of clients with unlike data.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
-Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378. Option II.
+Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378. Algorithm 1 with option II:
 
     y_i <- y_i - eta_l (g_i(y_i) - c_i + c),   c_i+ = c_i - c + (x - y_i) / (K eta_l)
     x <- x + eta_g / |S| sum_i (y_i - x),      c <- c + 1 / N sum_i (c_i+ - c_i)
@@ -20,11 +20,15 @@ from lightfed.algorithms.one_model import OneModel
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.utils.bounds import Momentum, Positive
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 
 class SCAFFOLD(OneModel):
-    """Clients step along g_i - c_i + c."""
+    """Clients step along g_i - c_i + c.
+
+    Attributes:
+        c: (P,) the server's control variate, the mean of all c_i.
+    """
 
     side_by_side = True
     no_server_step = "SCAFFOLD has a step of its own, server_lr"
@@ -37,11 +41,14 @@ class SCAFFOLD(OneModel):
 
         Args:
             server_lr: eta_g.
-            weights: Of the y_i: uniform, as in the paper, or by samples.
-            momentum: That of the clients' SGD, to keep the correction out of it, as in NIID-Bench.
+            weights: Weigh the y_i alike (uniform), as in the paper, or by the number of samples.
+            momentum: The momentum of the clients' SGD. If it is given, the correction is kept out
+                of the momentum, as in NIID-Bench.
         """
         super().__init__()
-        self.server_lr, self.weights, self.momentum = server_lr, weights, momentum
+        self.server_lr = server_lr
+        self.weights = weights
+        self.momentum = momentum
         if momentum:
             self.no_kept_optimizer = "the correction is left out of a momentum that begins at 0"
 
@@ -54,33 +61,55 @@ class SCAFFOLD(OneModel):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients, x = fed.participants(t), self.model.parameters_row
+        x = self.model.parameters_row
         before = x.clone()
-        fed.send(self.model, clients)  # y_i <- x, and c
+
+        clients = fed.participants(t)  # S
+        fed.send(self.model, clients)  # y_i <- x
         fed.train(clients, t)
-        size = fed.sizes(self.model, clients, buffers=False)  # of c_i+ - c_i, and of c
-        fed.charge(clients, up=size, down=size)
+        # Besides models, c goes down and c_i+ - c_i up.
+        control_bytes = fed.sizes(self.model, clients, buffers=False)
+        fed.charge(clients, up=control_bytes, down=control_bytes)
+
+        # x <- x + eta_g / |S| sum_i (y_i - x)
         merged = fed.merge(clients, into=self.model, weights=self.weights)
         x.copy_(before + self.server_lr * (x - before))
-        fed.average(self.changes, merged, into=(change := torch.zeros_like(x)))
-        self.c += len(merged) / fed.clients * change
-        for k in fed.mine(merged):
-            self.controls[k] = self.controls.get(k, 0.0) + self.changes[k]
+
+        # c <- c + 1 / N sum_i (c_i+ - c_i)
+        mean_change = torch.zeros_like(x)
+        fed.average(self.changes, merged, into=mean_change)
+        self.c += len(merged) / fed.clients * mean_change
+        for i in fed.mine(merged):
+            self.controls[i] = self.controls.get(i, 0.0) + self.changes[i]  # c_i <- c_i+
 
     @override
     def session_start(self, s: SessionContext) -> None:
+        # (x - y_i) / (K eta_l) is the mean gradient of a session only if every step is eta_l times
+        # a gradient, with one eta_l for all parameters, which is the round's.
         kind = type(s.group.optimizer)
-        rates = {rule["lr"] for rule in s.group.optimizer.param_groups}
-        found = kind.__name__ if len(rates) == 1 else f"{kind.__name__} of {len(rates)} rates"
-        if s.lr is None or not s.group.takes_lr:
-            found = f"{found}, whose rate is its own"
-        plain = kind is SGD and s.lr is not None and s.group.takes_lr and len(rates) == 1
-        require(plain, "model.optimizer", found, "name SGD; (x - y) / (K eta) is its mean gradient")
+        rates = {param_group["lr"] for param_group in s.group.optimizer.param_groups}
+        has_own_rate = s.lr is None or not s.group.takes_lr
+        if kind is SGD and len(rates) == 1 and not has_own_rate:
+            return
+
+        optimizer = kind.__name__
+        if len(rates) > 1:
+            optimizer += f" of {len(rates)} rates"
+        if has_own_rate:
+            optimizer += ", whose rate is its own"
+        raise UserError(
+            key="model.optimizer",
+            found=optimizer,
+            fix="name SGD; (x - y) / (K eta) is its mean gradient",
+        )
 
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        new = 1 - self.momentum if s.step else 1.0  # momentum repeats the rest of it
-        gradient.add_(self.c - self.controls.get(s.client, 0.0), alpha=new)
+        correction = self.c - self.controls.get(s.client, 0.0)  # c - c_i
+        # After the first step the momentum repeats what the earlier steps had of the correction.
+        # Only the rest is added, so that each step has the correction once.
+        is_first_step = s.step == 0
+        gradient.add_(correction, alpha=1.0 if is_first_step else 1 - self.momentum)
 
     @override
     def session_end(self, s: SessionContext) -> None:
@@ -88,4 +117,5 @@ class SCAFFOLD(OneModel):
         if not s.step:  # a module may skip every batch
             self.changes[s.client] = torch.zeros_like(s.parameters)
             return
+        # c_i+ - c_i = (x - y_i) / (K eta_l) - c
         self.changes[s.client] = (s.received - s.parameters) / (s.step * s.lr) - self.c

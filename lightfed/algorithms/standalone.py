@@ -1,9 +1,9 @@
 """Standalone: every client trains alone on its own data.
 
-The floor that federated learning has to beat.
+It is the floor that federated learning has to beat.
 
-There is no exchange, so clients keep their rows from round to round. The optimiser is reset every
-round, as in the federated methods. All clients of a group start from the same values.
+There is no exchange, so clients keep their rows from round to round. The optimizer is reset in
+every round, as in the federated methods. All clients of a group start from the same values.
 """
 
 from typing_extensions import override
@@ -23,7 +23,7 @@ class Standalone(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        pass
+        pass  # without a server there is no state
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

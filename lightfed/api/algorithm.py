@@ -6,24 +6,36 @@ from typing import Any
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks
 from lightfed.utils.bounds import check_arguments
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
-KEY = "model.algorithm.init_args"  # of an algorithm's arguments in a configuration
+# Where the arguments of an algorithm are in a configuration.
+KEY = "model.algorithm.init_args"
 
 
 def require_argument(fits: bool, name: str, found: object, fix: str) -> None:
-    """Raise a `UserError` that names an argument of the algorithm, unless `fits`."""
-    require(fits, f"{KEY}.{name}", found, fix)
+    """Refuse an argument of the algorithm unless it fits.
+
+    Args:
+        fits: Whether it fits.
+        name: Name of the argument.
+        found: What is wrong.
+        fix: What to do about it.
+
+    Raises:
+        UserError: It does not fit.
+    """
+    if not fits:
+        raise UserError(f"{KEY}.{name}", f"{found}", fix)
 
 
 class Algorithm(Hooks):
     """A federated algorithm: its `round` reads as the paper's pseudo-code.
 
-    The algorithm registers the server state: `ServerModel`s and buffers. It is the same on every
-    rank. A checkpoint holds this state, the counters, and the clients' rows if the algorithm is
-    `stateful`. An algorithm never refers to a rank, a device or a collective.
+    An algorithm registers the server state, as `ServerModel`s and buffers. Every rank has the same
+    server state, and an algorithm never refers to a rank, a device or a collective. A checkpoint
+    holds the server state, the counters, and the clients' rows if the algorithm is `stateful`.
 
-    See `lightfed.local.hooks.Hooks` for its declarations and the hooks it may override.
+    See `lightfed.local.hooks.Hooks` for the declarations and the hooks it can override.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -33,8 +45,8 @@ class Algorithm(Hooks):
 
     @abstractmethod
     def setup(self, fed: Fleet) -> None:
-        """Create the server state; reject a federation that the algorithm cannot train."""
+        """Create the server state, and refuse a federation that the algorithm cannot train."""
 
     @abstractmethod
     def round(self, fed: Fleet, t: int) -> None:
-        """One round, t = 0, 1, ..."""
+        """Run round t = 0, 1, ..."""

@@ -14,14 +14,15 @@ class Clock:
     A clock of devices derives from it, as `lightfed.devices.device_clock.DeviceClock` does.
 
     Args:
-        sampled: Number of clients of a round.
+        sampled: Number of clients in a round.
         clients: Number of clients of the fleet.
-        seed: Of the run.
+        seed: Seed of the run.
 
     Attributes:
-        now: Virtual seconds since the start; the end of the last round.
-        arrived: For kept updates that arrive in this round, the rounds they come late, by client.
-        late: The clients of this round whose updates do not count in it.
+        now: Virtual seconds from the start of the run to the end of the last round.
+        arrived: For each kept update that arrives in this round, by client, how many rounds it is
+            late.
+        late: The clients of this round whose updates come too late to count in it.
         keeps_late: Whether a late update is merged in the round in which it arrives.
         drops_late: Whether a session may come to nothing because it takes too long.
         loses_partial: Whether the work of a client that leaves during its session is lost.
@@ -48,25 +49,25 @@ class Clock:
         """Begin a round."""
 
     def participants(self, t: int) -> list[int]:
-        """S_t: the clients of round t, drawn without replacement, ascending."""
+        """Return the clients of round t, drawn without replacement, ascending."""
         return participants(self.sampled, self.clients, seed=self.seed, t=t)
 
     def leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
-        """The clients that leave during their session of round t, and the share of it they do."""
+        """Return the share of its session that each client completes which leaves during it."""
         return {}
 
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
-        """Let clients wait for those that they receive from, by client."""
+        """Let each client wait for the clients that it receives from."""
 
     def trained(self, steps: Mapping[int, int], t: int) -> None:
-        """Note the steps of the sessions of round t, by client."""
+        """Record the number of steps of each session of round t, by client."""
 
     def close(self, silent: Collection[int], usable: Mapping[int, bool]) -> None:
         """End the server's wait, at the first merge of a round.
 
         Args:
-            silent: Clients that have left without a message.
-            usable: By client, whether its update can count in any round.
+            silent: Clients that have left without sending anything.
+            usable: Whether each client's update can count in any round.
         """
 
     def close_round(self, silent: Collection[int], usable: Mapping[int, bool]) -> dict[str, float]:
@@ -74,18 +75,19 @@ class Clock:
         return {}
 
     def discount(self, client: int) -> float:
-        """The factor of a client's weight in a mean, below 1 if its update comes late."""
+        """Return the factor of a client's weight in a mean: below 1 if its update comes late."""
         return 1.0
 
     def times(self) -> np.ndarray | None:
-        """(N, 2) virtual seconds of each client since the start: at work, and idle.
+        """Return the virtual seconds that each client has worked and idled since the start.
 
-        None if no time passes.
+        Returns:
+            An array of shape (N, 2); None if no time passes.
         """
         return None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What survives a round."""
+        """Return what survives a round, for a checkpoint; None for nothing."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:

@@ -10,9 +10,12 @@ from lightfed.utils.errors import NOT_FINITE, UserError
 
 @dataclass
 class Outcomes:
-    """Whether the updates of clients that have trained in this round can be used.
+    """Which updates of the clients that have trained in this round can be used.
 
-    Clients whose sessions raised are `silent`: they send nothing. Those of `late` come too late.
+    Attributes:
+        usable: Whether each client's update is finite and complete.
+        silent: Clients whose sessions raised, or that have left: they send nothing.
+        late: Clients whose updates come too late.
     """
 
     usable: dict[int, bool] = field(default_factory=dict)
@@ -20,25 +23,29 @@ class Outcomes:
     late: set[int] = field(default_factory=set)
 
     def add(self, reports: Sequence[Report]) -> list[Report]:
-        """Add the sessions of a call of `train`; those whose updates cannot be used."""
-        bad = [report for report in reports if report.error or not self.finite(report)]
-        self.usable |= {report.client: True for report in reports}
-        self.usable |= {report.client: False for report in bad}
-        self.silent |= {report.client for report in reports if report.error}
-        return bad
+        """Add the sessions of a call of `train`; return those whose updates cannot be used."""
+        rejected = []
+        for report in reports:
+            is_usable = not report.error and self.finite(report)
+            self.usable[report.client] = is_usable
+            if report.error:
+                self.silent.add(report.client)
+            if not is_usable:
+                rejected.append(report)
+        return rejected
 
     def lose(self, clients: Collection[int]) -> None:
         """Add clients that leave during their sessions and send nothing."""
         self.usable |= dict.fromkeys(clients, False)
-        self.silent |= {*clients}
+        self.silent.update(clients)
 
     def finite(self, report: Report) -> bool:
         """Whether the row is finite after the session."""
         return isfinite(report.norm)
 
-    def warnings(self, bad: Iterable[Report], t: int) -> Iterator[str]:
-        """What the log says of unusable sessions."""
-        for report in bad:
+    def warnings(self, rejected: Iterable[Report], t: int) -> Iterator[str]:
+        """Yield what the log says about sessions whose updates cannot be used."""
+        for report in rejected:
             if report.error:
                 yield f"round {t}: client {report.client} is left out: {report.error}"
             if not self.finite(report):
@@ -49,29 +56,43 @@ class Outcomes:
                 )
 
     def contributing(self, clients: Iterable[int]) -> list[int]:
-        """The clients whose updates can be used in this round."""
-        usable = (client for client in clients if self.usable.get(client, True))
+        """Return those of the clients whose updates count in this round."""
+        usable = [client for client in clients if self.usable.get(client, True)]
         return [client for client in usable if client not in self.late]
 
     def sending(self, clients: Iterable[int]) -> list[int]:
-        """The clients that send something."""
+        """Return those of the clients that send something."""
         return [client for client in clients if client not in self.silent]
 
 
-def check(bad: Sequence[Report], sessions: int, t: int, *, allowed: int | None) -> None:
-    """End the run if too many of the sessions of a round failed, or all of several.
+def check(rejected: Sequence[Report], sessions: int, t: int, *, allowed: int | None) -> None:
+    """End the run if too many sessions of a round have failed, or all of several.
 
-    At most `allowed` sessions may fail; by default all but one. A UserError otherwise.
+    Args:
+        rejected: Reports of the sessions whose updates cannot be used.
+        sessions: Number of sessions.
+        t: The round.
+        allowed: Number of sessions that may fail; None for all but one.
+
+    Raises:
+        UserError: More sessions have failed.
     """
-    hopeless = len(bad) == sessions > 1
-    most = sessions - 1 if allowed is None else allowed
-    if not bad or (not hopeless and len(bad) <= most):
+    if not rejected:
         return
-    first = bad[0].error or f"{NOT_FINITE}, norm {bad[0].norm:g}"
-    found = f"{len(bad)} of {sessions} sessions of round {t} failed"
-    found = f"{found} (client {bad[0].client}: {first})"
-    if len(bad) == sessions and not any(report.error for report in bad):
+    all_failed = len(rejected) == sessions
+    all_of_several_failed = all_failed and sessions > 1
+    most = sessions - 1 if allowed is None else allowed
+    if len(rejected) <= most and not all_of_several_failed:
+        return
+
+    first = rejected[0]
+    why = first.error or f"{NOT_FINITE}, norm {first.norm:g}"
+    found = (
+        f"{len(rejected)} of {sessions} sessions of round {t} failed (client {first.client}: {why})"
+    )
+    none_raised = not any(report.error for report in rejected)
+    if all_failed and none_raised:
         fix = "lower the learning rate, or look at trainer.precision and the data"
         raise UserError("model.optimizer", found, fix)
-    fix = "correct the cause" if hopeless else "correct the cause, or allow more"
+    fix = "correct the cause" if all_of_several_failed else "correct the cause, or allow more"
     raise UserError("model.max_failed_clients", found, fix)

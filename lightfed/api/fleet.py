@@ -14,18 +14,21 @@ import lightning.pytorch as L
 import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
+from typing_extensions import override
 
 from lightfed.aggregation.coverage import Parts
 from lightfed.aggregation.weights import whole
-from lightfed.api.client_rows import pickled
+from lightfed.api.client_rows import copied, pickled
 from lightfed.api.failures import check
 from lightfed.api.fleet_state import FleetState
 from lightfed.distributed.placement import split
+from lightfed.local.group_state import GroupState
+from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.session import Report, weighted_means
 from lightfed.state.rows import ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -34,43 +37,53 @@ Weights = Literal["samples", "uniform"]
 
 
 class Fleet(FleetState):
-    """The clients, numbered 0 .. N-1 in the order of the groups: the words of an algorithm.
+    """The clients of a federation, numbered 0 .. N-1 in the order of their groups.
 
-    Every rank runs the same algorithm on its own Fleet and holds its share of the clients. The
-    words hide the placement. What a Fleet holds, and how it is made, is in `FleetState`.
+    Its methods are the words that an algorithm's `round` is written in. Every rank runs the same
+    algorithm on its own Fleet and holds a share of the clients; the words hide on which rank a
+    client is. What a Fleet holds, and how it is made, is in `FleetState`.
     """
 
     def participants(self, t: int) -> list[int]:
-        """S_t: clients drawn uniformly without replacement, ascending; the same on every rank.
+        """Return S_t, the clients of round t, ascending; the same on every rank.
 
-        With devices only those that are there, and more than configured with `over_select`.
+        They are drawn uniformly without replacement. With devices, only clients that are available
+        are drawn, and with `over_select` more of them than configured.
         """
         return self.clock.participants(t)
 
     def one_layout(self, fix: str) -> ModelLayout:
-        """The layout of all clients; a UserError with this fix names two that differ."""
+        """Return the layout that the rows of all clients have.
+
+        Args:
+            fix: What the error tells a user to do.
+
+        Raises:
+            UserError: Two groups have different architectures.
+        """
         first = self.groups[0]
         for state in self.groups:
-            found = f"groups {first.name} and {state.name} have different architectures"
-            require(state.layout == first.layout, "model.clients", found, fix)
+            if state.layout != first.layout:
+                found = f"groups {first.name} and {state.name} have different architectures"
+                raise UserError("model.clients", found, fix)
         return first.layout
 
     def check_nested(self, model: ServerModel, group: int) -> None:
-        """Reject a group whose rows do not fit into a server model; names group and layer."""
+        """Refuse a group whose rows do not fit into a server model; the error names a layer."""
         self.coverages.fitting(model, group, Parts())
 
     def new_model(self, group: int = 0) -> ServerModel:
-        """A server model in the layout of a group, with its initial values."""
+        """Return a server model in the layout of a group, with the group's initial values."""
         state = self.groups[group]
         return ServerModel(state.layout, state.initial.clone()).to(self.device)
 
     def new_part(self, prefix: str) -> ServerModel:
-        """A server model of the first group's tensors with this name prefix.
+        """Return a server model of those tensors of the first group whose names have a prefix.
 
-        Initial values are that group's; groups may have more tensors.
+        It has the initial values of that group. Other groups may have more tensors.
 
         Raises:
-            UserError: a group lacks one of them, or has it in another shape.
+            UserError: A group lacks one of the tensors, or has it in another shape.
         """
         layout = self.groups[0].layout
         entries = [*layout.floats, *layout.integers]
@@ -92,10 +105,11 @@ class Fleet(FleetState):
         """Copy the covered part of a server model into the clients' rows.
 
         Args:
-            model: of the server.
-            clients: receivers.
-            tensors: names of the tensors to send; all by default.
-            size: bytes on the wire, for all or by client, if the model is sent in another form.
+            model: A model of the server.
+            clients: The clients that receive it.
+            tensors: Names of the tensors to send; all by default.
+            size: Bytes on the wire if the model is sent in another form, one number for all clients
+                or one for each.
         """
         self.open_clients(clients)
         parts = self._parts(True, tensors)
@@ -121,17 +135,17 @@ class Fleet(FleetState):
         phases: Sequence[Phase] = (),
         repeat: int = 1,
     ) -> None:
-        """Train every client locally, in waves; metrics are means weighted by samples.
+        """Train every client locally. Metrics of the round are means weighted by samples.
 
         A client whose session raises, or whose update is not finite, is named in the log and left
-        out of this round's merges.
+        out of the merges of this round.
 
         Args:
             clients: Clients to train.
             t: The round.
-            steps: Batches per session by client; as configured by default.
-            phases: Parts of every session, one after the other, instead of `steps`.
-            repeat: Steps on every batch, one after the other (pFedMe, APFL).
+            steps: Number of batches of each client's session; as configured by default.
+            phases: The parts of every session, one after the other, instead of `steps`.
+            repeat: Number of steps on every batch, one after the other (pFedMe, APFL).
 
         Raises:
             Suspended: A signal asked the run to stop before all sessions finished.
@@ -142,7 +156,11 @@ class Fleet(FleetState):
         # Some clients leave during their session. What they have done by then is sent, or lost.
         leaving = self.clock.leaving(clients, t)
         plans = replace(
-            self.training.plans, steps=steps or {}, phases=phases, repeat=repeat, shares=leaving
+            self.client_sessions.plans,
+            steps=steps or {},
+            phases=phases,
+            repeat=repeat,
+            shares=leaving,
         )
         if leaving and self.clock.loses_partial:
             self._lose(leaving, plans, t)
@@ -150,7 +168,7 @@ class Fleet(FleetState):
 
         clients_by_rank = Counter(self.places.owner[client] for client in clients)
         waves = max(clients_by_rank.values(), default=0)
-        reports = self.training.sessions(clients, waves, t, plans)
+        reports = self.training.train(clients, waves, t, plans)
         self._record(reports, t)
 
         rejected = self.outcomes.add(reports)
@@ -164,11 +182,11 @@ class Fleet(FleetState):
         for penalty in self.penalties:
             penalty.trained(self, [report.client for report in accepted], t)
         self._count(accepted, t)
-        for moment, tests in self.training.tests.items():
+        for moment, tests in self.client_sessions.tests.items():
             self.tests.setdefault(moment, []).extend(tests)
 
     def _record(self, reports: Sequence[Report], t: int) -> None:
-        """Note what sessions cost: FLOPs, optimizer steps, and time on either clock."""
+        """Record what sessions have cost: FLOPs, optimizer steps, and time on both clocks."""
         flops = []
         for report in reports:
             passes = self.state(report.client).passes
@@ -182,7 +200,7 @@ class Fleet(FleetState):
         self.clock.trained({report.client: report.steps for report in reports}, t)
 
     def _count(self, accepted: Sequence[Report], t: int) -> None:
-        """Tell penalties of sessions that the server uses, or wait until it is known which."""
+        """Tell the penalties of sessions that the server uses, or wait until it is known which."""
         clients = [report.client for report in accepted]
         if self.clock.drops_late:
             self.uncounted |= dict.fromkeys(clients, t)
@@ -194,8 +212,8 @@ class Fleet(FleetState):
         """Count the work of clients that leave without sending it.
 
         Args:
-            leaving: The share of its session that each client does.
-            plans: The number of its steps.
+            leaving: The share of its session that each client completes.
+            plans: The number of steps of each session.
             t: The round.
         """
         self.outcomes.lose(leaving)
@@ -273,7 +291,10 @@ class Fleet(FleetState):
         sent: Collection[int] | None = None,
         sizes: Mapping[int, int] | None = None,
     ) -> list[int]:
-        """Coverage-weighted mean of the clients' rows; uncovered elements keep their old value.
+        """Replace a server model by the coverage-weighted mean of the clients' rows.
+
+        An element is the mean over the clients that cover it. One that no client covers keeps its
+        old value.
 
         Args:
             clients: Clients to merge.
@@ -286,7 +307,7 @@ class Fleet(FleetState):
             sizes: Bytes on the wire by client, if rows are sent in another form.
 
         Returns:
-            The clients in the mean; updates of the others were not finite.
+            The clients in the mean. The others' updates were not finite, or too late.
         """
         # The bytes go up whether or not the update can be used.
         parts = self._parts(True, tensors)
@@ -350,7 +371,7 @@ class Fleet(FleetState):
 
         Args:
             into: The server model, after its step.
-            before: (P,) its values before.
+            before: Its values before the step, of shape (P,).
             tensors: Names of the tensors that were merged; None for all.
         """
         step = Row(into.floats - before, into.integers)
@@ -370,19 +391,20 @@ class Fleet(FleetState):
         into: Tensor,
         weights: Weights | Mapping[int, float] = "uniform",
     ) -> list[int]:
-        """The weighted mean over clients of tensors that they keep, into one of the server.
+        """Replace a tensor of the server by the weighted mean of tensors that clients keep.
 
-        The sum is in float64 over whole weights, so that it does not depend on placement. Bytes
-        are not counted; see `charge`.
+        The sum is in float64 with whole weights, so that it does not depend on which rank a client
+        is on. Bytes are not counted; see `charge`.
 
         Args:
-            values: Of this rank's clients, by client, such as a `Kept`.
-            clients: Whose tensors are in the mean; others' updates are left out as in `merge`.
-            into: The server's tensor, of the same shape; unchanged if no client is left.
+            values: Tensors of this rank's clients, by client, such as a `Kept`.
+            clients: Clients to average. Those without a usable update are skipped as in `merge`.
+            into: The tensor of the server, of the same shape. It does not change if no client is
+                left.
             weights: As in `merge`.
 
         Returns:
-            Those whose tensors are in the mean.
+            The clients in the mean.
         """
         contributing = self.contributing(clients)
         weight_of = dict(zip(contributing, self.weights_of(weights, contributing), strict=True))
@@ -400,8 +422,8 @@ class Fleet(FleetState):
         """Add a number of this round to metrics.csv, such as a norm that the paper plots.
 
         Args:
-            name: Of the column; a later number of the same round replaces an earlier one.
-            value: The same on every rank.
+            name: Name of the column. A later number of the same round replaces an earlier one.
+            value: The number, which has to be the same on every rank.
         """
         self.metrics[name] = value
 
@@ -415,9 +437,9 @@ class Fleet(FleetState):
         """Count bytes that each of the clients sends and receives in addition to its row.
 
         Args:
-            clients: Those that exchange something more.
-            up: Bytes that each sends, one number for all or one for each.
-            down: Bytes that each receives, likewise.
+            clients: The clients that exchange something more.
+            up: Bytes that each client sends: one number for all, or one for each.
+            down: Bytes that each client receives, likewise.
         """
         each_up = [up] * len(clients) if isinstance(up, float | int) else up
         up_of = dict(zip(clients, each_up, strict=True))
@@ -428,15 +450,15 @@ class Fleet(FleetState):
     def sizes(
         self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True
     ) -> list[float]:
-        """Bytes of the part of a server's model that each client exchanges."""
+        """Return the bytes of the part of a server model that each client exchanges."""
         return self._covered(model, clients, self._parts(buffers, None))
 
     def _parts(self, buffers: bool, tensors: Collection[str] | None) -> Parts:
-        """What a message has of a server model, or of these tensors."""
+        """Return which part of a server model a message has: all of it, or these tensors."""
         return Parts(buffers, None if tensors is None else frozenset(tensors), self.personal)
 
     def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
-        """Bytes of the parts of a server model that each client covers."""
+        """Return the bytes of the part of a server model that each client covers."""
         groups = [self.group_of(client) for client in clients]
         bytes_of = {group: self.coverages.bytes(model, group, parts) for group in set(groups)}
         return [bytes_of[group] for group in groups]
@@ -448,12 +470,14 @@ class Fleet(FleetState):
         *,
         discounted: bool = False,
     ) -> list[float]:
-        """The clients' weights in a sum, as whole numbers, so that a sum does not depend on order.
+        """Return the clients' weights in a sum, as whole numbers.
+
+        Sums of whole numbers do not depend on the order of the clients.
 
         Args:
-            weights: n_k, or 1 for all, or a weight per client.
-            clients: In the order of the result.
-            discounted: Updates that arrive late count less.
+            weights: "samples" for n_k, "uniform" for 1, or a weight for each client.
+            clients: The clients, in the order of the result.
+            discounted: Whether updates that arrive late count less.
 
         Raises:
             UserError: A weight is no number of 0 or more.
@@ -480,25 +504,30 @@ class Fleet(FleetState):
         return [float(weight_of[client]) for client in clients]
 
     def _labels(self, client: int, label_rows: int) -> list[int]:
-        """The label rows that a client contributes: those of its labels, and rows beyond labels."""
+        """Return the label rows that a client contributes: of its labels, and beyond the labels."""
         rows: list[int] = self.data.labels(client).tolist()
         if self.algorithm.surplus_rows:
             rows += range(self.data.num_classes, label_rows)
         return rows
 
     def bind(self, client: int) -> L.LightningModule:
-        """The client's live module, bound to its own row, or to a copy of a row on the host.
+        """Return the module of a client of this rank, bound to its row.
 
-        The client must be on this rank.
+        If rows are kept on the host, it is bound to a copy of the row on the device.
         """
         return self.state(client).bind(self.row_here(client))
 
     def load(
         self, model: ServerModel, client: int, *, tensors: Collection[str] | None = None
     ) -> None:
-        """Copy the part of a server model (or of the given tensors) into the row of a client.
+        """Copy the part of a server model that a client covers into its row.
 
-        This is not a message: the ledger does not count it.
+        This is not a message: its bytes are not counted.
+
+        Args:
+            model: A model of the server.
+            client: A client of this rank.
+            tensors: Names of the tensors to copy; all by default.
         """
         parts = self._parts(True, tensors)
         self.coverages.take(model, self.group_of(client), parts, self.row(client))
@@ -510,15 +539,17 @@ class Fleet(FleetState):
         given: ServerModel | None = None,
         tensors: Collection[str] | None = None,
     ) -> Rows:
-        """The clients' own models; of a session under way, the model that is in it.
+        """Return the clients' own models, as they are in their rows.
+
+        While a model is tested in its session, it is the model in that session.
 
         Args:
-            clients: Of one group.
-            given: Take the part that they cover from this model instead; what they keep is not
-                changed.
-            tensors: Names of the tensors to take; all by default.
+            clients: Clients of one group.
+            given: A server model that replaces the part which the clients cover of it. Their rows
+                do not change.
+            tensors: Names of the tensors to take from it; all by default.
         """
-        state = self.state(clients[0]) if self.session is None else self.session.group
+        state = self._group_of_rows(clients)
         if given is None:
             return Rows(state.live, clients, self._read)
 
@@ -527,17 +558,22 @@ class Fleet(FleetState):
 
         def read_with_given(some: Sequence[int]) -> Row:
             rows = self._read(some)
-            # What is read may be the clients' own rows, which must not change.
-            rows = rows.clone() if len(some) > 1 else state.borrow(rows.each()[0]).repeated(1)
+            # These may be the clients' own rows, which must not change.
+            if len(some) > 1:
+                rows = rows.clone()
+            else:
+                rows = state.borrow(rows.each()[0]).repeated(1)
             self.coverages.take(given, group, parts, rows)
             return rows
 
         return Rows(state.live, clients, read_with_given)
 
+    def _group_of_rows(self, clients: Sequence[int]) -> GroupState:
+        """The group of clients whose rows are read."""
+        return self.state(clients[0])
+
     def _read(self, clients: Sequence[int]) -> Row:
-        """(K, P) and (K, Q) on the device: rows of one group's clients on this rank."""
-        if self.session is not None:
-            return self.session.row.repeated(1)
+        """Read rows of one group's clients on this rank, as (K, P) and (K, Q) on the device."""
         if len(clients) == 1:
             return self.row_here(clients[0]).repeated(1)
         block = self.state(clients[0]).store.block(clients)
@@ -546,13 +582,17 @@ class Fleet(FleetState):
     def server_rows(
         self, models: ServerModel | Sequence[ServerModel], clients: Sequence[int]
     ) -> Rows | None:
-        """What clients of one group cover of the server's model; they share one row.
+        """Return the part of the server's model that clients of one group cover.
 
-        With personal tensors each has a row of its own, and there is no whole model.
+        They share one row. With personal tensors each client has a row of its own, and there is no
+        whole model.
 
         Args:
-            models: Of the server, or of each client's own server.
-            clients: None for whole models, as the global ones.
+            models: The model of the server, or one for each client.
+            clients: Clients of one group; empty for whole models, such as the global ones.
+
+        Returns:
+            The models; None if there is no whole model.
         """
         each = [models] if isinstance(models, ServerModel) else models
         if self.personal:
@@ -577,7 +617,7 @@ class Fleet(FleetState):
         return Rows(self.groups[group].live, readers, read, shared=shared)
 
     def _covered_row(self, model: ServerModel, group: int) -> Row:
-        """The part of a server model that a group covers, in the group's layout, on the device."""
+        """Return the part of a server model that a group covers, as a row of the group."""
         state = self.groups[group]
         if state.layout == model.layout:
             return model.row
@@ -586,36 +626,61 @@ class Fleet(FleetState):
         return row
 
     def gradient(self, client: int, t: int) -> Tensor:
-        """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
+        """Return the gradient of one training batch at a client's row, in eval mode.
 
-        Drawn by (seed, "gradient", t, client); the client must be on this rank. Its FLOPs count
-        with the client's next session in the round, as three dense forward passes.
+        The batch is drawn by (seed, "gradient", t, client). Its FLOPs count with the client's next
+        session in the round, as three dense forward passes.
+
+        Args:
+            client: A client of this rank.
+            t: The round.
+
+        Returns:
+            A tensor of shape (P,) on the device.
         """
-        return self.training.gradient(client, self.row_here(client), t)
+        return self.client_sessions.gradient(client, self.row_here(client), t)
 
     def loss(self, client: int, t: int) -> float:
-        """The mean loss of the client's training samples at its row, in eval mode, not augmented.
+        """Return the mean loss of a client's training samples at its row.
 
-        After `send` and before `train` it is that of the model received. The client must be on this
-        rank; `collect` gives all ranks those of all. FLOPs count as for `gradient`, once.
+        The module is in eval mode, and samples are not augmented. After `send` and before `train`
+        it is the loss of the model that the client has received. `collect` gives all ranks the
+        losses of all clients. FLOPs count as for `gradient`, with one forward pass.
+
+        Args:
+            client: A client of this rank.
+            t: The round.
         """
-        return self.training.loss(client, self.row_here(client), t)
+        return self.client_sessions.loss(client, self.row_here(client), t)
+
+    @override
+    def in_session(self, session: SessionContext) -> "Fleet":
+        """The same fleet, in which `rows` gives the model that is in a session.
+
+        An algorithm's `models` gets it for a test within a session: there the client's row may be
+        on another device, or in a pack, and only the session has the model.
+        """
+        return _InSession(self, session)
 
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
-        """Gather a value per client from every rank, by client, on all ranks.
+        """Gather a value for each client from all ranks, and return them by client on every rank.
 
-        They are copies, on one rank too: otherwise a view of a row would train on.
+        The values are copies, also on a single rank: a view of a row would change as the client
+        trains.
         """
+        if self.ranks.alone:
+            return dict(sorted(copied(dict(mine)).items()))
+
         collected: dict[int, T] = {}
         for of_a_rank in self.ranks.gather([pickled(dict(mine))]):
             collected |= pickle.loads(of_a_rank)
         return dict(sorted(collected.items()))
 
     def once(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of jobs, in host memory on all ranks; each job runs on one.
+        """Run each job on one rank, and yield the results, in host memory, on all ranks.
 
-        For results whose bits depend on the machine, such as singular values. As many are held at a
-        time as there are ranks. What a job raises is raised on all ranks.
+        It is for results whose bits depend on the machine, such as singular values. At most as many
+        results are held at a time as there are ranks. What a job raises is raised on all ranks.
         """
         if self.ranks.alone:
             for job in jobs:
@@ -637,3 +702,23 @@ class Fleet(FleetState):
                 if isinstance(result, Exception):
                     raise result
                 yield result
+
+
+class _InSession(Fleet):
+    """A fleet as it is seen while the model in a session is tested.
+
+    Everything is the fleet's own but the rows, which are the session's.
+    """
+
+    def __init__(self, fleet: Fleet, session: SessionContext) -> None:
+        # Not FleetState's constructor: this is a second look at the fleet, not a second fleet.
+        vars(self).update(vars(fleet))
+        self._session = session
+
+    @override
+    def _group_of_rows(self, clients: Sequence[int]) -> GroupState:
+        return self._session.group
+
+    @override
+    def _read(self, clients: Sequence[int]) -> Row:
+        return self._session.row.repeated(1)

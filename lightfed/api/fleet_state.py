@@ -1,6 +1,7 @@
-"""What a run holds of its clients: groups, rows, places, costs, clock, and the round under way."""
+"""What a run holds of its clients: groups, rows, ranks, costs, clock, and the current round."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from lightfed.aggregation.coverage import Coverages
 from lightfed.aggregation.server_optimizers import ServerStep
-from lightfed.api.additions import check_additions, personal_of
+from lightfed.api.additions import check_additions, personal_names, personal_positions
 from lightfed.api.client_rows import ClientRows
 from lightfed.api.clock import Clock
 from lightfed.api.failures import Outcomes
@@ -23,7 +24,9 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.lightning_fits.session_trainer import SessionHost
 from lightfed.local.alone import Alone
-from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.local.client_group import ClientGroup, group_names
+from lightfed.local.client_sessions import ClientSessions
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import Hooks, LocalPenalty, SessionContext, SessionHooks
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.rank_sessions import Training, Waves
@@ -33,66 +36,69 @@ from lightfed.state.client_state import Kept, KeptStates, Saved, by_client
 from lightfed.state.costs import Ledger
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import Moment, Row, Rows
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
-class FleetState:
+class FleetState(ABC):
     """The state below the words of a `lightfed.api.fleet.Fleet`.
 
     Sessions, evaluation, checkpoints and exports work on it. An algorithm sees the Fleet, which
-    adds the words that it is written in. Construction ends with the algorithm's `setup`.
+    adds the words that algorithms are written in. The constructor ends with the `setup` of the
+    algorithm.
 
     Args:
-        groups: One architecture each.
+        groups: The client groups, of one architecture each.
         algorithm: Prepares the modules, and decides whether clients keep their rows.
-        data: The clients' samples.
-        ranks: Of the run.
-        work: Local work and sampling.
-        seed: Of the whole run.
-        host_rows: Keep client rows in host memory.
+        data: The samples of the clients.
+        ranks: The ranks of the run.
+        work: Length of sessions, and number of clients in a round.
+        seed: Seed of the whole run.
+        host_rows: Whether client rows are kept in host memory.
         side_by_side: Makes what trains and tests several clients at once; by default none do.
-        rounds: Number of rounds of the run, if known.
+        rounds: Number of rounds of the run, if it is known.
         max_failed: Number of sessions of a round that may fail; by default all but one may raise.
-        server_optimizer: Steps to what is merged; by default merges are the server's new values.
+        server_optimizer: Makes an optimizer that takes merges as steps; by default a merge is the
+            server's new model.
         personal: Tensors that stay with their client, as for `personal_tensors`.
-        timing: Makes the clock of the clients' devices; the algorithm's by default, without which
-            rounds take no time.
+        timing: Makes the clock of the clients' devices; by default that of the algorithm. Without
+            either, rounds take no time.
         local_penalty: A term of the clients' objective, besides the algorithm's own.
-        keep_optimizer: Clients keep the state of their optimizer from session to session.
+        keep_optimizer: Whether clients keep the state of their optimizer from session to session.
         host: What sessions get from the Trainer of the run; nothing by default.
 
     Attributes:
         clients: Number of clients.
-        sampled: Number of clients of a round.
-        penalties: Terms of the clients' objective.
-        hooks: Whose hooks sessions call: the algorithm, and the penalties.
-        groups: The groups' modules and row stores.
-        base: The frozen parameters of all groups, which are in no row.
-        personal: Names of the tensors that no message has: a client's own.
-        stateful: Clients keep their rows, for the algorithm, a penalty, or these tensors.
-        keeps_late: Late updates are merged when they arrive.
-        keeps: Clients keep their rows from round to round: `stateful`, or until late updates
-            arrive.
+        sampled: Number of clients in a round.
+        penalties: The terms of the clients' objective besides their loss.
+        hooks: The algorithm and the penalties, whose hooks sessions call.
+        groups: Modules and row stores of the groups.
+        base: Frozen parameters of all groups, which are in no row.
+        personal: Names of the tensors that stay with their client: no message has them.
+        stateful: Whether clients keep something from round to round, for the algorithm, a penalty,
+            personal tensors or their optimizer.
+        keeps_late: Whether a late update is merged in the round in which it arrives.
+        keeps: Whether rows outlive their round: with `stateful`, or until late updates arrive.
         ledger: Bytes and FLOPs of all clients.
         clock: Virtual time, which passes only for clients with devices.
         kept: What this rank's clients keep besides their rows.
         optimizers: Of these, the states of optimizers; None if they are not kept.
         attributes: Of these, what modules and callbacks keep in Python; None likewise.
-        updates: (N,) steps that the optimizers of each client have taken in all of its sessions.
+        updates: Steps that the optimizers of each client have taken in all its sessions, of shape
+            (N,).
         packs: Trains and tests several clients at once.
-        places: Where clients are.
-        client_rows: The rows of this rank's clients.
+        places: Groups, packs and ranks of the clients.
+        client_rows: Rows of this rank's clients.
         coverages: Which part of a server model each group's rows cover.
         server_step: Lets the server's optimizer step.
-        training: Runs sessions.
-        session: Under way, while its model is tested.
-        plan: Of this round, or of the last one.
-        outcomes: Whether the clients that have trained in this round can be used.
-        uncounted: Rounds of sessions that may turn out to be too late, by client.
-        metrics: Of this round.
-        tests: Reports of the tests in this round's sessions, on all ranks.
+        client_sessions: Begins, ends and tests the sessions of this rank's clients.
+        training: Trains this rank's clients.
+        plan: What the loop has decided about the current round, or the last one.
+        outcomes: Which updates of the current round can be used.
+        uncounted: For sessions that may turn out to be too late, their round, by client.
+        metrics: Metrics of the current round.
+        tests: Reports of the tests in the current round's sessions, on all ranks.
     """
 
     def __init__(
@@ -142,7 +148,9 @@ class FleetState:
 
         # What clients keep follows from the method, its penalties and the configuration.
         keeps_optimizer = keep_optimizer or algorithm.carries
-        self.personal = personal_of(algorithm, self.groups, personal, self.device)
+        self.personal = personal_names(algorithm, self.groups, personal)
+        for state in self.groups:
+            state.personal = personal_positions(state, self.personal, self.device)
         self.stateful = (
             algorithm.stateful
             or any(penalty.stateful for penalty in self.penalties)
@@ -177,13 +185,13 @@ class FleetState:
         self.coverages = self._make_coverages()
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
 
-        self.session: SessionContext | None = None
         self.plan = RoundPlan()
         self.outcomes = Outcomes()
         self.uncounted: dict[int, int] = {}
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}
-        self.training = Training(self, self.packs)
+        self.client_sessions = ClientSessions(self)
+        self.training = Training(self, self.client_sessions, self.packs)
 
         self._warn_of_groups()
         algorithm.setup(self)
@@ -235,7 +243,7 @@ class FleetState:
         )
 
     def _warn_of_groups(self) -> None:
-        """Name what a user of these groups should know, once."""
+        """Warn of what a user of these groups should know, once."""
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         if unlike:
             self.warn(f"{unlike}, which are frozen, so that no method sends them")
@@ -243,28 +251,35 @@ class FleetState:
             self.warn(note)
 
     def prepare(self, module: L.LightningModule, data: DataSpec) -> None:
-        """Modify a newly built client module, for the algorithm and the penalties."""
+        """Let the algorithm and the penalties change a newly built client module."""
         for hooks in self.hooks:
             hooks.prepare_module(module, data)
 
     def warn(self, text: str | None) -> None:
-        """Log a warning on one rank; does nothing without a text."""
+        """Log a warning on one rank; do nothing without a text."""
         if text and self.ranks.rank == 0:
             log.warning("%s", text)
 
     def keep(self, name: str, *, durable: bool = True, with_server: bool = False) -> Kept:
-        """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
+        """Declare a tensor that clients keep in addition to their rows. Call it in `setup`.
 
         Args:
-            name: in checkpoints.
-            durable: it outlives its round; see `Kept`. Stateful algorithms only.
-            with_server: the server holds a sum of it, such as the mean of all control variates.
-                Change it only for the clients that a merge returns, so that both change together;
-                sessions that are not finite leave both as they are.
+            name: Its name in checkpoints.
+            durable: Whether it outlives its round, which requires a stateful algorithm; see `Kept`.
+            with_server: Whether the server holds a sum of it, such as the mean of all control
+                variates. Change it only for the clients that a merge returns, so that both change
+                together: sessions that are not finite leave both as they are.
+
+        Raises:
+            UserError: It is durable, and the algorithm does not declare `stateful`.
         """
         assert name not in self.kept, f"{name} is kept already"
-        found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
-        require(self.stateful or not durable, "model.algorithm", found, fix)
+        if durable and not self.stateful:
+            raise UserError(
+                "model.algorithm",
+                f"keeps {name}, but is not stateful",
+                "set stateful = True in its class",
+            )
         self.kept[name] = Kept(
             name,
             place=self.row_device,
@@ -275,23 +290,24 @@ class FleetState:
         return self.kept[name]
 
     def mine(self, clients: Sequence[int]) -> list[int]:
-        """The given clients that are on this rank, in order."""
-        return [k for k in clients if self.places.owner[k] == self.ranks.rank]
+        """Return those of the clients that are on this rank, in order."""
+        rank = self.ranks.rank
+        return [client for client in clients if self.places.owner[client] == rank]
 
     def group_of(self, client: int) -> int:
-        """The group of a client in this round."""
+        """Return the group of a client in this round."""
         return self.places.groups[client]
 
     def home_group(self, client: int) -> int:
-        """The configured group of a client, ignoring the round's assignment."""
+        """Return the configured group of a client, whatever its group in this round."""
         return self.places.home_groups[client]
 
     def state(self, client: int) -> GroupState:
-        """The module and the rows of a client's group in this round."""
+        """Return the module and the rows of a client's group in this round."""
         return self.groups[self.places.groups[client]]
 
     def pack_of(self, client: int) -> int:
-        """The number of what a client is placed with: in a pack, or alone."""
+        """Return the number of a client's pack; a client that trains alone is a pack of its own."""
         return self.places.packs[client]
 
     @property
@@ -300,35 +316,53 @@ class FleetState:
         return torch.device("cpu") if self.host_rows else self.device
 
     def row(self, client: int) -> Row:
-        """The client's own row, on the device of the store; the client must be on this rank."""
+        """Return the row of a client of this rank, on the device where rows are kept."""
         return self.state(client).store.row(client)
 
     def row_here(self, client: int) -> Row:
-        """The client's row on the device: its own, or a copy of a row on the host."""
-        row, state = self.row(client), self.state(client)
-        return row if state.staging is None else state.borrow(row)
+        """Return the row of a client of this rank on the device, as a copy if it is on the host."""
+        row = self.row(client)
+        state = self.state(client)
+        if state.staging is None:
+            return row
+        return state.borrow(row)
+
+    @abstractmethod
+    def in_session(self, session: SessionContext) -> "FleetState":
+        """This fleet as an algorithm's `models` sees it while the model in a session is tested."""
 
     def stored_bytes(self, client: int) -> int:
-        """Bytes that a client of this rank keeps; 0 for a stateless one."""
+        """Return the bytes that a client of this rank keeps; 0 for a stateless one."""
         if not self.stateful:
             return 0
-        layout, mask = self.state(client).layout, self.kept.mask(client)
+        layout = self.state(client).layout
+        mask = self.kept.mask(client)
         floats = layout.floats.numel if mask is None else int(popcount(mask))
-        return 4 * floats + 8 * layout.integers.numel + self.kept.bytes(client)
+        row_bytes = 4 * floats + 8 * layout.integers.numel
+        return row_bytes + self.kept.bytes(client)
 
     def deployed(self, client: int | None) -> Rows:
-        """The model that a client deploys between rounds, or the server's.
+        """Return the model that a client deploys between rounds, or the server's.
 
-        A UserError if the algorithm has no such model.
+        Args:
+            client: Number of the client; None for the server.
+
+        Raises:
+            UserError: The algorithm has no such model.
         """
         algorithm = self.algorithm
-        kind, clients = ("global", []) if client is None else (algorithm.moments[0], [client])
-        rows = algorithm.models(self, kind, clients)
+        if client is None:
+            rows = algorithm.models(self, "global", [])
+            owner = "the server"
+        else:
+            rows = algorithm.models(self, algorithm.moments[0], [client])
+            owner = f"client {client}"
         if rows is None:
-            whose = "the server" if client is None else f"client {client}"
-            found = f"{type(algorithm).__name__} gives {whose} no model"
-            fix = "return one from its `models` to export, fine-tune or predict with"
-            raise UserError("model.algorithm", found, fix)
+            raise UserError(
+                "model.algorithm",
+                f"{type(algorithm).__name__} gives {owner} no model",
+                "return one from its `models` to export, fine-tune or predict with",
+            )
         return rows
 
     def open_clients(self, clients: Sequence[int]) -> None:
@@ -337,22 +371,26 @@ class FleetState:
             self.client_rows.open(clients)
 
     def open_round(self, plan: RoundPlan | None = None, waves: Waves | None = None) -> None:
-        """Begin a round. Its participants are open: this frees the rows of stateless clients.
+        """Begin a round. Stateless clients have no rows until they are opened again.
 
-        The plan is that of the last round by default; `waves` as of `Training.start`.
+        Args:
+            plan: What the loop has decided about the round; by default the plan of the last one.
+            waves: See `Training.start`.
         """
         self.clock.open()
         self.plan = plan or self.plan
         self.training.start(waves)
-        self.metrics, self.tests, self.outcomes = {}, {}, Outcomes()
-        self.uncounted = {}  # of a round that was suspended
+        self.metrics = {}
+        self.tests = {}
+        self.outcomes = Outcomes()
+        self.uncounted = {}  # there are some after a round that was suspended
         self.places.open_round()
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()
 
     def close_round(self) -> dict[str, float]:
-        """The round's metrics and sums, the same on every rank."""
+        """End a round, and return its metrics and sums, which are the same on every rank."""
         outcomes = self.outcomes
         sums = self.ledger.close_round()
         sums |= self.clock.close_round(outcomes.silent, outcomes.usable)
@@ -362,22 +400,24 @@ class FleetState:
 
     def _count_sessions_in_time(self) -> None:
         """Tell penalties of the sessions of the round that were in time."""
-        clients = self.outcomes.contributing(sorted(self.uncounted))
-        for t in sorted({*self.uncounted.values()}):
-            of_round = [client for client in clients if self.uncounted[client] == t]
+        in_time = self.outcomes.contributing(sorted(self.uncounted))
+        for t in sorted(set(self.uncounted.values())):
+            clients = [client for client in in_time if self.uncounted[client] == t]
             for penalty in self.penalties:
-                penalty.counted(self, of_round, t)
+                penalty.counted(self, clients, t)
         self.uncounted = {}
 
     def states(self) -> Saved | None:
-        """The state of this rank's clients for a checkpoint; None if they keep nothing."""
+        """Return the state of this rank's clients for a checkpoint; None if they keep nothing."""
         if not self.keeps:
             return None
         return self.client_rows.saved()
 
     def load_states(self, shards: Sequence[Saved]) -> None:
         """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
-        for shard in shards if self.keeps else ():
+        if not self.keeps:
+            return
+        for shard in shards:
             states = by_client(shard)
             for client in self.mine(list(states)):
                 self.client_rows.restore(client, states[client])

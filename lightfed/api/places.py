@@ -1,41 +1,71 @@
 """Where the clients are: their groups, packs and ranks."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, blocks, cut, place, split
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.local_work import LocalWork, SessionPlans
 from lightfed.utils.rng import numpy_generator
 
 
 def participants(count: int, clients: int, *, seed: int, t: int) -> list[int]:
-    """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
+    """Return clients drawn uniformly without replacement, ascending; the same on every rank.
+
+    Args:
+        count: Number of clients to draw.
+        clients: Number of clients to draw from.
+        seed: Seed of the run.
+        t: The round.
+    """
     if count >= clients:
         return list(range(clients))
     rng = numpy_generator(seed, "participants", t)
     return sorted(rng.choice(clients, count, replace=False, shuffle=False).tolist())
 
 
+def _block_size(state: GroupState, share: float) -> int:
+    """Return how many clients of a group, which keep their rows, have one home.
+
+    Only the participants of a round can train side by side. Blocks are therefore so large that
+    about as many of each take part as fit into a pack. The size follows from the configuration
+    alone: packs, and so the bits of results, must not depend on the number of ranks.
+
+    Args:
+        state: The group.
+        share: Share of the clients in a round.
+    """
+    most = state.packing.most
+    if most == 1 or share == 1.0:
+        return most
+
+    # Blocks of equal size, so that no rank has much less to do than the others.
+    clients = state.group.count
+    number_of_blocks = max(1, math.ceil(clients * share / most))
+    return math.ceil(clients / number_of_blocks)
+
+
 class Places:
     """The groups, packs and ranks of the clients; the same on every rank.
 
     Args:
-        states: the groups, whose clients are numbered in their order.
-        keeps: clients keep their rows. They have home ranks, by blocks that train side by side.
-        data: the clients' samples.
-        work: local work and sampling.
-        ranks: of the run.
-        seed: of the whole run.
+        states: The groups. Clients are numbered in their order.
+        data: The samples of the clients.
+        work: Length of sessions, and number of clients in a round.
+        keeps: Whether clients keep their rows. They then have a home rank, which they share with
+            the clients that they train side by side with.
+        ranks: The ranks of the run.
+        seed: Seed of the whole run.
 
     Attributes:
-        home_groups: by client, as configured.
-        groups: by client, in this round.
-        owner: the rank of a client: its home, or that of its sessions in this round.
-        packs: the number of what a client is placed with, in a pack or alone.
-        rates: measured times of sessions.
+        home_groups: The configured group of each client.
+        groups: The group of each client in this round.
+        owner: The rank of each client: its home, or the rank of its sessions in this round.
+        packs: The number of each client's pack. A client alone is a pack of its own.
+        rates: Measured times of sessions.
     """
 
     def __init__(
@@ -66,7 +96,8 @@ class Places:
         if keeps:
             # Their homes stay for the whole run: rows do not move between ranks.
             counts = [state.group.count for state in states]
-            sizes = [state.packing.most for state in states]
+            share = work.share(sum(counts))
+            sizes = [_block_size(state, share) for state in states]
             self.packs = dict(enumerate(blocks(counts, sizes)))
             self._settle([*self.packs])
 
@@ -83,15 +114,16 @@ class Places:
             self.groups[client] = group
 
     def open(self, clients: Sequence[int]) -> bool:
-        """Give a round's participants their packs and ranks; False if they have them."""
-        if self.keeps or all(k in self.owner for k in clients):
+        """Give the participants of a round their packs and ranks; False if they have them."""
+        have_places = self.keeps or all(client in self.owner for client in clients)
+        if have_places:
             return False
         self._cut(clients)
         self._settle(clients)
         return True
 
     def _settle(self, clients: Sequence[int]) -> None:
-        """Give clients in packs the ranks of their next sessions."""
+        """Give clients, which have their packs, the ranks of their next sessions."""
         if self.ranks.world == 1:
             self.owner = dict.fromkeys(clients, 0)
             return
@@ -119,7 +151,7 @@ class Places:
             self.packs |= dict.fromkeys(pack, number)
 
     def loads(self, clients: Iterable[int]) -> dict[int, float]:
-        """`costs` of the packs that clients are in."""
+        """Return the `costs` of the packs that clients are in, by the number of the pack."""
         loads: dict[int, float] = {}
         for client, cost in self.costs(clients).items():
             pack = self.packs[client]
@@ -129,11 +161,13 @@ class Places:
     def costs(
         self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None
     ) -> dict[int, float]:
-        """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
+        """Return the costs of clients' sessions.
+
+        They are seconds if all groups of the clients have been timed, else FLOPs.
 
         Args:
-            clients: Whose sessions.
-            steps: The batches of their sessions; as configured by default.
+            clients: The clients.
+            steps: Number of batches of each session; as configured by default.
         """
         group_of = {client: self.groups[client] for client in clients}
         rates = self.rates.of(group_of.values())

@@ -14,47 +14,57 @@ from jsonargparse import _typehints
 
 from lightfed.cli.commands import CATALOGUE
 
-for name in CATALOGUE:
-    package = import_module(name)
-    for module in walk_packages(package.__path__, f"{package.__name__}."):
-        import_module(module.name)
+for _name in CATALOGUE:
+    _package = import_module(_name)
+    for _module in walk_packages(_package.__path__, f"{_package.__name__}."):
+        import_module(_module.name)
 
 
 def subclasses(base: type) -> set[type]:
-    """All classes of the catalogue, and of what else is imported, that derive from a class."""
-    found: set[type] = {*base.__subclasses__()}
-    return found.union(*map(subclasses, found))
+    """Return all imported classes that derive from a class, at any depth."""
+    derived: set[type] = set()
+    children: list[type] = base.__subclasses__()
+    for subclass in children:
+        derived.add(subclass)
+        derived |= subclasses(subclass)
+    return derived
 
 
 def without_namesakes(paths: list[str]) -> list[str]:
-    """The paths of classes, without others of the name of one of lightfed's.
+    """Return the paths of classes, without those of other packages that share a name with ours.
 
-    A short name, such as MLP, then means lightfed's own also where torchvision has one.
+    A short name, such as MLP, then means lightfed's own class although torchvision has one, too.
     """
-    ours = {path.rpartition(".")[2] for path in paths if path.startswith("lightfed.")}
-    return [
-        path
-        for path in paths
-        if path.startswith("lightfed.") or path.rpartition(".")[2] not in ours
-    ]
+    own_names = {_class_name(path) for path in paths if _is_own(path)}
+    return [path for path in paths if _is_own(path) or _class_name(path) not in own_names]
+
+
+def _is_own(path: str) -> bool:
+    return path.startswith("lightfed.")
+
+
+def _class_name(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 @contextmanager
 def walked_once() -> Iterator[None]:
-    """Let jsonargparse (as of 4.53) walk the subclasses of a class once, not for every short name.
+    """Let jsonargparse (as of 4.53) walk the subclasses of a class once in this block.
 
-    With those of `transformers` a walk takes a tenth of a second, and a configuration of three
-    client groups asks for hundreds. Modules that are imported meanwhile may have further classes.
+    It walks them for every short name. With the classes of `transformers`, a walk takes a tenth of
+    a second, and a configuration of three client groups asks for hundreds.
     """
-    walk, found = _typehints.get_all_subclass_paths, dict[Any, list[str]]()
+    walk = _typehints.get_all_subclass_paths
+    known_paths: dict[Any, list[str]] = {}
 
-    def once(*args: Any, **options: Any) -> list[str]:
-        key = args, tuple(options.items()), len(sys.modules)
-        if key not in found:
-            found[key] = without_namesakes(walk(*args, **options))
-        return found[key]
+    def walk_once(*args: Any, **options: Any) -> list[str]:
+        # A module that is imported in the meantime can bring further classes.
+        key = (args, tuple(options.items()), len(sys.modules))
+        if key not in known_paths:
+            known_paths[key] = without_namesakes(walk(*args, **options))
+        return known_paths[key]
 
-    _typehints.get_all_subclass_paths = once
+    _typehints.get_all_subclass_paths = walk_once
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from functools import partial
 from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any
 
-from lightfed.cli.commands import COMMANDS, CONFIGURATIONS, imported
+from lightfed.cli.commands import COMMANDS, CONFIGURATIONS, TRAINERS, imported
 from lightfed.distributed.slurm import check_variables
 from lightfed.utils import __version__
 from lightfed.utils.errors import Exited, UserError, is_raised_by_user, of_users_code
@@ -25,23 +25,36 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = UserError.status
 
+# Commands that train, so that a signal has to be noted from the first moment.
+_TRAINING_COMMANDS = ("fit", "sweep", "compare", "study")
+
 # Commands that read no variable of a launcher.
-_WITHOUT_RANKS = (["report"], ["configs"])
+_COMMANDS_WITHOUT_RANKS = ("report", "configs")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; errors that a user can cause print one line, not a traceback.
+    """Run the command line.
 
-    `argv` are the words of a call from Python; None for the command itself, which ends the process.
+    An error that a user can cause prints one line and no traceback.
+
+    Args:
+        argv: The words of a call from Python. None for the words of this process, which then ends
+            with the command.
     """
     if argv is not None:
         _main(argv, from_python=True)
         return
-    if sys.argv[1:2] in (["fit"], ["sweep"], ["compare"], ["study"]):
-        listen()  # the import of torch alone takes seconds
-    sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
+
+    words = sys.argv[1:]
+    if words and words[0] in _TRAINING_COMMANDS:
+        # Now, because the import of torch alone takes seconds.
+        listen()
+
+    # Last, because a file in this folder must not hide an installed package.
+    sys.path.append(os.getcwd())
+
     imports_begin()
-    run_program(partial(_main, sys.argv[1:], from_python=False))
+    run_program(partial(_main, words, from_python=False))
 
 
 def run_program(program: Callable[[], object]) -> None:
@@ -53,49 +66,95 @@ def run_program(program: Callable[[], object]) -> None:
         report(error)
         status = error.status
     except KeyboardInterrupt:
-        status = _stopped()
-    except SystemExit as leaving:
-        status = leaving.code
-        if status == 1 and isinstance(leaving.__context__, KeyboardInterrupt):  # by Lightning
-            status = _stopped()
+        status = _report_stop()
+    except SystemExit as exit_:
+        status = exit_.code
+        # Lightning turns Ctrl-C into an exit with status 1.
+        if status == 1 and isinstance(exit_.__context__, KeyboardInterrupt):
+            status = _report_stop()
         if not isinstance(status, int):
             raise
     except OSError:
-        if (failed := drop_output("\n")) is None:  # it is not about the output
+        output_error = drop_output("\n")
+        if output_error is None:
+            # The error is not about standard output.
             raise
-        status = _unprinted(failed)
-    if (failed := drop_output()) is not None:
-        status = status or _unprinted(failed)
-    signal(SIGINT, SIG_IGN)  # all has been said
+        status = _report_output(output_error)
+
+    # What has been printed may still be in Python's buffer.
+    output_error = drop_output()
+    if output_error is not None and status == 0:
+        status = _report_output(output_error)
+
+    # Everything has been said: another Ctrl-C must not add a traceback.
+    signal(SIGINT, SIG_IGN)
     sys.exit(status)
 
 
 def _main(arguments: list[str], *, from_python: bool) -> None:
-    if arguments[:1] in (["-h"], ["--help"]):
+    """Run a command; an error of the user ends the process with its line and status."""
+    command = arguments[0] if arguments else None
+
+    if command in ("-h", "--help"):
         from lightfed.cli.usage import help_text
 
         print(help_text(), end="")
         return
+
     if arguments == ["--version"]:
         print(f"lightfed {__version__}")
         return
+
     try:
-        if arguments[:1] not in _WITHOUT_RANKS:
+        _check_command(command)
+        if command not in _COMMANDS_WITHOUT_RANKS:
             check_variables(os.environ)
-        if arguments and arguments[0] in COMMANDS:
-            command = imported(COMMANDS[arguments[0]])
+
+        if command in COMMANDS:
+            run_command = imported(COMMANDS[command])
             imports_end()
-            sys.exit(command(arguments[1:]))
+            sys.exit(run_command(arguments[1:]))
+
         _run(arguments, from_python=from_python)
     except UserError as error:
-        _leave()
+        _leave_process_group()
         report(error)
         sys.exit(error.status)
-    _leave()
+
+    _leave_process_group()
+
+
+def _check_command(command: str | None) -> None:
+    """Refuse a word that is no command; the parser would list only Lightning's commands.
+
+    An option can stand before the command. Then the parser finds the command.
+    """
+    from lightfed.cli.usage import no_command, unknown_command
+
+    if command is None:
+        raise no_command()
+
+    is_option = command.startswith("-")
+    if not is_option and command not in COMMANDS and command not in TRAINERS:
+        raise unknown_command(command)
 
 
 def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "LightningCLI":
-    from lightfed.cli.config_files import check_files, with_items
+    """Parse the words of a command of Lightning's parser, and run it.
+
+    Args:
+        arguments: The words of the command.
+        from_python: Whether they come from a call and not from the words of this process.
+        runs: Whether to run the command, or only to make its objects.
+
+    Returns:
+        The objects of the command.
+
+    Raises:
+        UserError: The user has made a mistake, or the user's code has raised or exited.
+    """
+    from lightfed.cli.config_files import check_files
+    from lightfed.cli.list_items import with_items
     from lightfed.cli.shipped import with_paths
 
     try:
@@ -105,59 +164,83 @@ def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "Ligh
         for prefix, reader in CONFIGURATIONS.items():
             if any(prefix in word for word in words):
                 words = imported(reader)(words)
+
         if words[:1] == ["plan"]:
+            # The parser names an option as its argument is named in Python.
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
-        given = words if from_python or words != arguments else None
+
         from lightfed.cli.federation_cli import command_line
 
         imports_end()
-        return command_line(given, runs=runs)
+        # Lightning warns of words from a call, so those of this process are left to it.
+        are_of_process = not from_python and words == arguments
+        return command_line(None if are_of_process else words, runs=runs)
     except UserError:
         raise
-    except SystemExit as leaving:
+    except SystemExit as exit_:
         # The parser ends the process after --help; a user's file must not do so unnoticed.
-        moments = getattr(leaving, "__notes__", [])
-        if moments or is_raised_by_user(leaving):
+        moments = getattr(exit_, "__notes__", [])
+        if moments or is_raised_by_user(exit_):
             when = moments[0] if moments else "before anything has run"
-            raise Exited.by(leaving, when=when) from leaving
+            raise Exited.by(exit_, when=when) from exit_
         raise
     except Exception as error:
         from lightfed.cli.errors import run_error
 
         refused = run_error(error) or of_users_code(error)
         if refused is None:
-            raise  # an error of the program
+            # An error of the program: its traceback is needed.
+            raise
         raise refused from error
 
 
 def run_words(words: Sequence[str]) -> None:
     """Run one command in the process of another one."""
-    _main([*words], from_python=False)
+    _main(list(words), from_python=False)
 
 
 def prepared(words: Sequence[str]) -> "LightningCLI":
-    """The objects of a command, made and not run; a UserError if they cannot be made."""
-    return _run([*words], from_python=True, runs=False)
+    """Return the objects of a command without running it.
+
+    Raises:
+        UserError: They cannot be made.
+    """
+    return _run(list(words), from_python=True, runs=False)
 
 
-def _unprinted(error: OSError) -> int:
-    """Print one line about standard output, unless its reader has seen enough; the exit status."""
+def _report_output(error: OSError) -> int:
+    """Print one line about standard output and return the exit status.
+
+    A reader that has seen enough, such as `head`, is no reason for a line.
+    """
     if not isinstance(error, BrokenPipeError):
-        found, fix = f"it cannot be written ({error.strerror})", "free space, or send it elsewhere"
-        report(UserError("stdout", found, fix))
+        report(
+            UserError(
+                key="stdout",
+                found=f"it cannot be written ({error.strerror})",
+                fix="free space, or send it elsewhere",
+            )
+        )
     return 1
 
 
-def _stopped() -> int:
-    """Print one line on the first rank after Ctrl-C outside a run, or a second one in it."""
+def _report_stop() -> int:
+    """Print one line on the first rank, and return the exit status of a process that is stopped.
+
+    The user has pressed Ctrl-C outside of a run, or for the second time in it.
+    """
     if is_first():
-        said = "the same command starts again, with --ckpt_path last from its last checkpoint"
-        print(f"lightfed: stopped by SIGINT; {said}", file=sys.stderr)
+        print(
+            "lightfed: stopped by SIGINT; the same command starts again, "
+            "with --ckpt_path last from its last checkpoint",
+            file=sys.stderr,
+        )
     return 128 + SIGINT
 
 
-def _leave() -> None:
-    """Leave the process group; all ranks are at the end or at the same error, in no collective."""
+def _leave_process_group() -> None:
+    """Leave the process group: all ranks are at the end or at the same error, in no collective."""
+    # Without torch there is no group, and its import would take seconds.
     if "torch" in sys.modules:
         from lightfed.distributed.collectives import leave
 

@@ -1,6 +1,6 @@
-"""What words of the command line stand for: the only place of the core that names its rings.
+"""What each word of the command line stands for: the only place of the core that names its rings.
 
-Each entry is imported when its word is used, so that no command waits for what it does not need.
+An entry is imported when its word is used, so that no command waits for what it does not need.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ CATALOGUE = (
     "lightfed.networks",
 )
 
-# Commands without Lightning's parser: they take the words after the command.
+# Commands with a parser of their own: functions that take the words after the command.
 COMMANDS = {
     "report": "lightfed.lab.report.command:main",
     "configs": "lightfed.cli.shipped:main",
@@ -25,7 +25,7 @@ COMMANDS = {
     "slurm": "lightfed.cli.shipped:slurm",
 }
 
-# Commands of Lightning's parser, and the trainer that has the method of that name.
+# Commands of Lightning's parser: the trainer that has a method of that name.
 TRAINERS = {
     "fit": "lightfed.trainer:FederatedTrainer",
     "validate": "lightfed.trainer:FederatedTrainer",
@@ -35,25 +35,31 @@ TRAINERS = {
     "plan": "lightfed.lab.previews.trainer:PreviewTrainer",
 }
 
-# Names of configurations that are no files, such as `--config control:DATA:STRING`. Each reader
-# takes all words of a command and returns them with what such names stand for.
+# Configurations that are not files, such as `--config control:DATA:STRING`, by the beginning of
+# their names. A reader takes all words of a command and returns them with the configurations in
+# place of the names.
 CONFIGURATIONS = {
     "control:": "lightfed.algorithms.width.control:with_configurations",
 }
 
-# What `lightfed configs NAME` does for such a name: print the configuration and what its name says.
+# What `lightfed configs NAME` calls for such a name: a function that explains the name and prints
+# the configuration.
 EXPLANATIONS = {
     "control:": "lightfed.algorithms.width.control:explain",
 }
 
 
 def imported(name: str) -> Any:
-    """Import what `module:attribute` names."""
+    """Return the object that `module:attribute` names, imported."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def trainer_of(commands: tuple[str, ...]) -> Any:
-    """The trainer that has all of these commands, which is the one of the previews for several."""
-    names = {TRAINERS[command] for command in commands}
-    return imported(names.pop() if len(names) == 1 else TRAINERS["plan"])
+    """Return the class of the trainer that has all of these commands as methods."""
+    trainers = {TRAINERS[command] for command in commands}
+    if len(trainers) == 1:
+        return imported(trainers.pop())
+
+    # The trainer of the previews is derived from the other one.
+    return imported(TRAINERS["plan"])

@@ -15,9 +15,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
+from lightfed.cli.argument_checks import check_arguments
 from lightfed.cli.catalog import subclasses, walked_once
 from lightfed.cli.commands import TRAINERS, trainer_of
-from lightfed.cli.config_files import beside_class_path, check_arguments, check_empty_keys
+from lightfed.cli.dropped_keys import beside_class_path, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
@@ -29,8 +30,22 @@ from lightfed.utils.keys import digest, identity
 from lightfed.utils.process import silence
 
 # Arguments of the trainer's methods that are objects, or that a command has no use for.
-_NOT_WORDS = "model datamodule dataloaders train_dataloaders val_dataloaders verbose weights_only"
+_ARGUMENTS_WITHOUT_OPTION = {
+    "model",
+    "datamodule",
+    "dataloaders",
+    "train_dataloaders",
+    "val_dataloaders",
+    "verbose",
+    "weights_only",
+}
+
+# `plan` plans a run for any cluster on any machine, so it makes a trainer that all machines have.
+_TRAINER_OF_PLAN = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
+
+# What jsonargparse writes in place of a value that it cannot write.
 _EXCUSE = "Unable to serialize instance"
+
 _SECTIONS = {"trainer": FederatedTrainer, "model": Federation, "data": FederatedDataModule}
 
 
@@ -38,7 +53,7 @@ def as_written(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return a configuration as its run's config.yaml has it: plain values, lists and mappings.
 
     A run is known by these values. Those of the parser differ between a default and the same value
-    read from a file: one may be a tuple, the other a list. The checkpoint of this command is left
+    read from a file: one can be a tuple, the other a list. The checkpoint of this command is left
     out, because a run that is made from the file later starts anew unless it names one.
     """
     written = yaml.safe_load(parser.dump(config, skip_none=False))
@@ -57,7 +72,8 @@ def _repaired(written: Any, parsed: Any) -> Any:
     if isinstance(parsed, str):
         return str(parsed)
     if isinstance(written, list) and isinstance(parsed, list | tuple):
-        return [_repaired(*pair) for pair in zip(written, parsed, strict=True)]
+        pairs = zip(written, parsed, strict=True)
+        return [_repaired(written_item, parsed_item) for written_item, parsed_item in pairs]
     if not isinstance(written, dict) or not isinstance(parsed, dict):
         return written
 
@@ -70,53 +86,66 @@ def _repaired(written: Any, parsed: Any) -> Any:
 
 
 def run_name(file: Path, method: str) -> str:
-    """Return the name of the run of a configuration file: that of the file, `runs/mine`.
+    """Return the name of the run of a configuration file, which is usually that of the file.
 
-    In `configs/` a file and its folder name a method and a data set: `digits/fedavg.yaml`,
-    `heterofl/mnist.yaml`. The file alone says too little, so the run is named by both, and first
-    by the method that it trains: `fedavg-digits`, `heterofl-mnist`. A file of a method's folder
-    that names a method itself, such as `dispfl/digits-fedavg.yaml`, says enough.
+    In `configs/` a file and its folder name an algorithm and a data set: `digits/fedavg.yaml`,
+    `heterofl/mnist.yaml`. Their runs are named by both, the algorithm that is trained first:
+    `fedavg-digits`, `heterofl-mnist`. A file in the folder of an algorithm that names one itself,
+    such as `dispfl/digits-fedavg.yaml`, says enough.
 
     Args:
         file: The configuration.
-        method: The class of its algorithm.
+        method: The name of the class of its algorithm.
     """
-    methods = {kind.__name__.lower() for kind in subclasses(Algorithm)}
+    algorithms = {kind.__name__.lower() for kind in subclasses(Algorithm)}
     data_sets = {kind.__name__.lower() for kind in subclasses(Dataset)}
     folder = file.absolute().parent.name
 
-    if folder in data_sets and file.stem in methods:
+    if folder in data_sets and file.stem in algorithms:
         return f"{method.lower()}-{folder}"
 
     words = re.split(r"[^a-z0-9]+", file.stem.lower())
-    names_a_method = any(word in methods or word == method.lower() for word in words)
-    if folder in methods and not names_a_method:
+    names_an_algorithm = any(word in algorithms or word == method.lower() for word in words)
+    if folder in algorithms and not names_an_algorithm:
         return f"{method.lower()}-{file.stem}"
-
     return file.stem
 
 
 def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
-    """Run a command; `arguments` are its words, None for those of this process.
+    """Parse the words of a command of Lightning's parser, and run it.
 
-    Without `runs` it only makes the trainer, the federation and the data module.
+    Args:
+        arguments: The words of the command; None for those of this process.
+        runs: Whether to run the command, or only to make its trainer, federation and data module.
+
+    Returns:
+        The objects of the command.
+
+    Raises:
+        UserError: The words ask for something that cannot be made.
     """
     install()
     set_parsing_settings(add_print_completion_argument=True)
+
+    # A user cannot act on what libraries say about their own interfaces.
     silence()
-    # What libraries say of their own interfaces, too: no line of it is a user's.
     warnings.filterwarnings("ignore", module="jsonargparse")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+
     words = sys.argv[1:] if arguments is None else arguments
-    # A parser takes a tenth of a second: where the command comes first, only its own is made.
-    commands = (words[0],) if words and words[0] in TRAINERS else tuple(TRAINERS)
+
+    # The parser of a command takes a tenth of a second to make. If the command comes first, we
+    # know that only its own is needed.
+    commands = tuple(TRAINERS)
+    if words and words[0] in TRAINERS:
+        commands = (words[0],)
 
     class FederationCLI(LightningCLI):
         @staticmethod
         @override
         def subcommands() -> dict[str, set[str]]:
-            return {command: set(_NOT_WORDS.split()) for command in commands}
+            return {command: set(_ARGUMENTS_WITHOUT_OPTION) for command in commands}
 
         @override
         def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -131,7 +160,9 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
             try:
                 super().parse_arguments(parser, args)
             except (ArgumentError, UnicodeDecodeError) as error:
-                refused = beside_class_path(words) or parser_error(str(error), words, _SECTIONS)
+                refused = beside_class_path(words)
+                if refused is None:
+                    refused = parser_error(str(error), words, _SECTIONS)
                 raise refused from error
 
         @override
@@ -142,40 +173,50 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
         def before_instantiate_classes(self) -> None:
             options = self.config[self.subcommand]
             if not isinstance(options.trainer, Namespace):
-                found = f"{options.trainer} instead of keys"
-                raise UserError("trainer", found, "write keys below it, or leave it out")
-            if self.subcommand == "plan":  # of a run on any cluster, planned on any machine
-                here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
-                options.trainer.update(Namespace(here))
+                raise UserError(
+                    key="trainer",
+                    found=f"{options.trainer} instead of keys",
+                    fix="write keys below it, or leave it out",
+                )
+            if self.subcommand == "plan":
+                options.trainer.update(Namespace(_TRAINER_OF_PLAN))
+
             for section, owner in _SECTIONS.items():
                 check_arguments(options[section], owner, section)
             check_empty_keys(words, options)
+
             if options.trainer.name is None and options.config:
                 method = options.model.algorithm.class_path.rpartition(".")[2]
                 options.trainer.name = run_name(Path(str(options.config[-1])), method)
 
         @override
         def instantiate_classes(self) -> None:
-            given = as_written(self._parser(self.subcommand), self.config[self.subcommand])
+            # Before the objects are made: their constructors may change what they are given.
+            configuration = as_written(self._parser(self.subcommand), self.config[self.subcommand])
+
             try:
                 super().instantiate_classes()
             except (TypeError, ValueError) as error:
                 refused = class_error(error)
                 if refused is None:
                     raise
-                raise whole_key(refused, given) from error
+                raise whole_key(refused, configuration) from error
+
             trainer = cast(FederatedTrainer, self.trainer)
             if self.subcommand == "fit":
-                trainer.config = given
+                trainer.config = configuration
             if trainer.run_logger is not None:
-                trainer.run_logger.place.config = digest(identity(given))
+                trainer.run_logger.place.config = digest(identity(configuration))
 
         @override
         def _run_subcommand(self, subcommand: str) -> None:
             if runs:
                 super()._run_subcommand(subcommand)
 
-    options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+    # Errors are raised, so that one line answers them. Abbreviations would hide mistyped options.
+    parser_options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+    options_of_commands = dict.fromkeys(commands, parser_options)
+
     with walked_once():
         return FederationCLI(
             Federation,
@@ -184,6 +225,6 @@ def command_line(arguments: list[str] | None, *, runs: bool) -> LightningCLI:
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),
+            parser_kwargs={"prog": "lightfed", **parser_options, **options_of_commands},
             args=arguments,
         )

@@ -12,19 +12,31 @@ from lightfed.cli.commands import EXPLANATIONS, imported
 from lightfed.utils.errors import OneLineParser, UserError
 
 PREFIX = "lightfed:"
-SLURM = Path(__file__).parents[1] / "slurm"  # likewise a link
-ROOT = Path(__file__).parents[1] / "configs"  # in the repository a link to the folder of that name
+
+# In the repository, both are links to the folders of these names at its top.
+ROOT = Path(__file__).parents[1] / "configs"
+SLURM = Path(__file__).parents[1] / "slurm"
+
+_MOST_SUGGESTIONS = 4
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the sub-command; `argv` holds the words after `lightfed configs`.
+    """Run `lightfed configs`.
 
-    A UserError if there is nothing of that name, or it has been copied already.
+    Args:
+        argv: The words after `lightfed configs`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: There is no configuration of that name, or it has been copied already.
     """
-    if len(argv) == 1 and any(argv[0].startswith(prefix) for prefix in EXPLANATIONS):
-        prefix, _, text = argv[0].partition(":")
-        imported(EXPLANATIONS[f"{prefix}:"])(text)
-        return 0
+    if len(argv) == 1:
+        for prefix, explain in EXPLANATIONS.items():
+            if argv[0].startswith(prefix):
+                imported(explain)(argv[0].removeprefix(prefix))
+                return 0
 
     parser = OneLineParser(
         "lightfed configs",
@@ -35,10 +47,12 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     copy = commands.add_parser("copy", help="copy a configuration or a folder of them to configs/")
     copy.add_argument("name", help="such as heterofl, or digits/fedavg")
-    asked = parser.parse_args(argv)
-    if asked.command == "copy":
-        print(_copy(asked.name))
+    options = parser.parse_args(argv)
+
+    if options.command == "copy":
+        print(_copy(options.name))
         return 0
+
     _list(names())
     print("\nstudies, for `lightfed study lightfed:NAME`:")
     _list(studies())
@@ -46,94 +60,129 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list(names: Sequence[str]) -> None:
-    """Print a line for each file: its name and the first line of its comment."""
+    """Print a line for each file: its name, and what the first line of its comment says."""
     for name in names:
-        headline = (ROOT / f"{name}.yaml").read_text("utf-8").partition("\n")[0].strip("# ")
-        print(f"{name:<34}{shorten(headline, 100, placeholder=' ...')}")
+        first_line = (ROOT / f"{name}.yaml").read_text("utf-8").partition("\n")[0]
+        headline = shorten(first_line.strip("# "), 100, placeholder=" ...")
+        print(f"{name:<34}{headline}")
 
 
 def slurm(argv: Sequence[str]) -> int:
-    """Run `lightfed slurm`; `argv` holds the words after it.
+    """Run `lightfed slurm`.
 
-    A UserError if the scripts have been copied already.
+    Args:
+        argv: The words after `lightfed slurm`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: The scripts have been copied already.
     """
-    about = "Copy the scripts for SLURM, to submit from a folder of your own."
-    parser = OneLineParser("lightfed slurm", description=about)
+    parser = OneLineParser(
+        "lightfed slurm",
+        description="Copy the scripts for SLURM, to submit them from a folder of your own.",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands.add_parser("copy", help="copy them to slurm/, which `sweep --slurm` submits")
+    commands.add_parser("copy", help="copy them to slurm/, from where `sweep --slurm` submits them")
     parser.parse_args(argv)
 
     target = Path("slurm")
     if target.exists():
-        raise UserError("slurm copy", f"{target} exists", "move it away first")
+        raise UserError("slurm copy", found=f"{target} exists", fix="move it away first")
     shutil.copytree(SLURM, target, ignore=shutil.ignore_patterns("*.log", "site.sh"))
     (target / "logs").mkdir(exist_ok=True)
-    # The scripts look for .venv here; the program that copies them may be another one.
-    site = target / "site.sh"
-    site.write_text(f"# Puts this lightfed in front; see site.example.sh.\nPATH={_bin()}:$PATH\n")
+
+    # The scripts look for .venv in the folder from which they are submitted. The program that is
+    # running now can be in another one.
+    program_folder = shlex.quote(str(Path(sys.executable).parent))
+    (target / "site.sh").write_text(
+        f"# Puts this lightfed in front; see site.example.sh.\nPATH={program_folder}:$PATH\n"
+    )
     print(target)
     return 0
 
 
-def _bin() -> str:
-    """The folder of the running program, for a shell."""
-    return shlex.quote(str(Path(sys.executable).parent))
-
-
 def names() -> list[str]:
-    """The configurations, without the ending; those in no folder first."""
+    """Return the names of all configurations, without the ending of their files.
+
+    Those at the top come before those in folders.
+    """
     return [name for name in _files() if not is_study(ROOT / f"{name}.yaml")]
 
 
 def studies() -> list[str]:
-    """The studies beside the configurations of their papers, without the ending."""
+    """Return the names of the studies that stand beside the configurations of their papers."""
     return [name for name in _files() if is_study(ROOT / f"{name}.yaml")]
 
 
-def _files() -> list[str]:
-    """All files but those of configs/studies, which `lightfed study` knows by a short name."""
-    files = [path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies"]
-    found = [str(path.relative_to(ROOT).with_suffix("")) for path in files]
-    return sorted(found, key=lambda name: (name.count("/"), name))
-
-
 def is_study(path: Path) -> bool:
-    """Whether a file has methods to compare, and is no configuration of a single run."""
+    """Return whether a file has methods to compare, and is no configuration of a single run."""
     lines = path.read_text("utf-8", "replace").splitlines()
     return any(line.startswith("methods:") for line in lines)
 
 
+def _files() -> list[str]:
+    """All files but those of configs/studies, which `lightfed study` knows by a short name."""
+    paths = [path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies"]
+    all_names = [str(path.relative_to(ROOT).with_suffix("")) for path in paths]
+    return sorted(all_names, key=lambda name: (name.count("/"), name))
+
+
 def path_of(name: str) -> Path:
-    """The file of a configuration; a UserError if there is none of that name."""
-    if name in names():
+    """Return the file of a configuration.
+
+    Raises:
+        UserError: There is no configuration of that name.
+    """
+    all_names = names()
+    if name in all_names:
         return ROOT / f"{name}.yaml"
-    near = [other for other in names() if name in other.split("/")]
-    near = near or get_close_matches(name, names())
-    fix = f"did you mean {' or '.join(near[:4])}?" if near else "see `lightfed configs`"
+
+    # The name of a folder stands for the configurations in it, and a method for its own.
+    suggestions = [other for other in all_names if name in other.split("/")]
+    if not suggestions:
+        suggestions = get_close_matches(name, all_names)
+
+    fix = "see `lightfed configs`"
+    if suggestions:
+        fix = f"did you mean {' or '.join(suggestions[:_MOST_SUGGESTIONS])}?"
     raise UserError("--config", f"no configuration {name!r} in the installation", fix)
 
 
 def with_paths(words: Sequence[str]) -> list[str]:
-    """A command line with the paths of configurations in place of their names."""
-    found = []
+    """Return the words of a command with paths in place of the names of configurations.
+
+    Args:
+        words: The words of a command, such as `--config=lightfed:quickstart`.
+
+    Raises:
+        UserError: There is no configuration of that name.
+    """
+    replaced = []
     for word in words:
-        head, prefix, name = word.rpartition(PREFIX)
-        named = prefix and head in ("", "--config=", "-c=")
-        found.append(f"{head}{path_of(name)}" if named else word)
-    return found
+        option, prefix, name = word.rpartition(PREFIX)
+        if prefix and option in ("", "--config=", "-c="):
+            word = f"{option}{path_of(name)}"
+        replaced.append(word)
+    return replaced
 
 
 def _copy(name: str) -> Path:
-    if name and (ROOT / name).is_dir():
+    """Copy a configuration, or a folder of them, and return where it is now."""
+    is_folder = name != "" and (ROOT / name).is_dir()
+    if is_folder:
         source = ROOT / name
     elif name in studies():
         source = ROOT / f"{name}.yaml"
     else:
         source = path_of(name)
+
     target = "configs" / source.relative_to(ROOT)
     if target.exists():
-        raise UserError("configs copy", f"{target} exists", "move it away first")
-    if source.is_dir():
+        raise UserError("configs copy", found=f"{target} exists", fix="move it away first")
+
+    if is_folder:
         return Path(shutil.copytree(source, target))
     target.parent.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copyfile(source, target))

@@ -1,17 +1,20 @@
-"""The help of the command itself, which needs no import of torch: that takes seconds."""
+"""The commands and the help of `lightfed` itself, without an import of torch: it takes seconds."""
 
 from argparse import ArgumentParser
+from difflib import get_close_matches
+
+from lightfed.utils.errors import UserError
 
 COMMANDS = {
     "fit": "run the rounds of a configuration",
     "validate": "evaluate the server's and the clients' models of a checkpoint",
-    "test": "as validate, with Lightning's test hooks",
+    "test": "the same as validate, with Lightning's test hooks",
     "partition": "print the split of the data over the clients",
-    "groups": "print the layers that groups have in common (FlexiFed's trie)",
-    "plan": "print speed, bytes and memory of a run on many ranks",
+    "groups": "print the layers that client groups have in common (FlexiFed's trie)",
+    "plan": "print the speed, bytes and memory of a run on many ranks",
     "compare": "say which of two methods is better, and at what cost; or compare run folders",
     "study": "run the methods of a study on equal terms, and say whether its claims hold",
-    "sweep": "run what is missing of a list of runs",
+    "sweep": "run the experiments in a file, skipping finished ones",
     "configs": "list the configurations in the installation, copy or explain them",
     "slurm": "copy the scripts for a SLURM cluster",
     "report": "make the page of a run folder",
@@ -19,7 +22,7 @@ COMMANDS = {
 
 
 def help_text() -> str:
-    """The help of `lightfed`; that of a sub-command is its parser's."""
+    """Return the help of `lightfed`; the help of a command is its own parser's."""
     parser = ArgumentParser(
         "lightfed",
         description="Train federations of heterogeneous clients.",
@@ -30,7 +33,24 @@ def help_text() -> str:
     parser.add_argument("-c", "--config", help="a YAML file with a section for each command")
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("--print_completion", metavar="SHELL", help="print a completion script")
+
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser.format_help()
+
+
+def unknown_command(name: str) -> UserError:
+    """Return the error about a command that does not exist."""
+    nearest = get_close_matches(name, COMMANDS, n=1)
+    fix = f"did you mean {nearest[0]}?" if nearest else _list_of_commands()
+    return UserError("lightfed", found=f"no command {name!r}", fix=fix)
+
+
+def no_command() -> UserError:
+    """Return the error about words without a command."""
+    return UserError("lightfed", found="no command", fix=_list_of_commands())
+
+
+def _list_of_commands() -> str:
+    return f"use one of {', '.join(COMMANDS)}, or see --help"

@@ -7,24 +7,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.keys import digest, flat, identity
 from lightfed.utils.record import read_record
 
 LOGS = ".logs"  # beside the runs: output of runs that failed
-_MOMENT = "model.evaluate_at"
+
+# The key that says when clients are tested. If it is not given, the algorithm decides.
+_EVALUATE_AT = "model.evaluate_at"
 
 
 class Wanted(NamedTuple):
     """A run that is known from its command alone.
 
     Attributes:
-        words: of the command, `fit` first.
-        root: folder of all runs; name: of this one, which a number may follow.
-        options: the values of its configuration on which results depend, by dotted keys.
-        limits: on its rounds and time.
-        ranks: processes that it starts.
-        values: its whole configuration by dotted keys, with the moment of its tests.
+        words: The words of the command, `fit` first.
+        root: The folder of all runs.
+        name: The name of the run's folder, which a number can follow.
+        options: The values of its configuration that results depend on, by dotted keys.
+        limits: The limits on its rounds and time.
+        ranks: The number of processes that it starts.
+        values: Its whole configuration by dotted keys, with the moment of its tests.
     """
 
     words: tuple[str, ...]
@@ -37,19 +40,39 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Wanted:
-        """Read a command; a UserError if it cannot be run, or leaves no folder."""
+        """Return the run that a command asks for.
+
+        Args:
+            words: The words of the command, `fit` first.
+
+        Raises:
+            UserError: The command cannot be run, or its run leaves no folder.
+        """
         from lightfed.cli.command_line import prepared
 
-        first = " ".join(words[:1])
-        require(first == "fit", first or "the line", "no `fit`", "begin with `fit --config FILE`")
-        made = prepared(words)
-        trainer: Any = made.trainer
-        logger, values = trainer.run_logger, dict(flat(trainer.config))
-        values[_MOMENT] = values[_MOMENT] or made.model.algorithm.moments[0]
-        fix = "leave out fast_dev_run, and logger: false with enable_checkpointing: false"
-        require(logger is not None, "trainer.logger", "no run folder", fix)
+        command = words[0] if words else ""
+        if command != "fit":
+            raise UserError(
+                key=command or "the line", found="no `fit`", fix="begin with `fit --config FILE`"
+            )
+
+        cli = prepared(words)
+        trainer: Any = cli.trainer
+        logger = trainer.run_logger
+
+        values = dict(flat(trainer.config))
+        if not values[_EVALUATE_AT]:
+            values[_EVALUATE_AT] = cli.model.algorithm.moments[0]
+
+        if logger is None:
+            raise UserError(
+                key="trainer.logger",
+                found="no run folder",
+                fix="leave out fast_dev_run, and logger: false with enable_checkpointing: false",
+            )
+
         return cls(
-            tuple(words),
+            words=tuple(words),
             root=logger.place.save_dir,
             name=logger.place.base,
             options=identity(trainer.config),
@@ -59,54 +82,74 @@ class Wanted(NamedTuple):
         )
 
     def at(self, seed: int) -> Wanted:
-        """The same run with another seed."""
-        own = {"model.seed": seed}
+        """Return the same run with another seed."""
+        seed_value = {"model.seed": seed}
         return self._replace(
             words=(*self.words, f"--model.seed={seed}"),
-            options={**self.options, **own},
-            values={**self.values, **own},
+            options={**self.options, **seed_value},
+            values={**self.values, **seed_value},
         )
 
     @property
     def digest(self) -> str:
-        """Of what results depend on, as its folder has it."""
+        """The digest of what results depend on, which the run's folder has, too."""
         return digest(self.options)
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Equal for commands of which the second would find the run of the first."""
-        return str(self.root), self.name, self.digest, str(sorted(self.limits.items()))
+        """Words that are equal for two commands if the second would find the run of the first."""
+        return (str(self.root), self.name, self.digest, str(sorted(self.limits.items())))
 
     def finished(self) -> Path | None:
-        """The folder of a finished run with these limits; None without one."""
-        ended = (f for f, stated in self._folders() if _limits(stated) == self.limits)
-        return next(ended, None)
+        """Return the folder of a finished run with these limits; None without one."""
+        for folder, record in self._folders():
+            if _limits_of_finished(record) == self.limits:
+                return folder
+        return None
 
     @property
     def diverged(self) -> Path:
-        """The file that says that the run cannot reach its end: the same bits would fail again."""
-        return self.root / LOGS / f"{self.name}-{digest({**self.options, **self.limits})}.diverged"
+        """The file that says that the run cannot reach its end.
+
+        To train again would fail again, with the same bits.
+        """
+        options_and_limits = {**self.options, **self.limits}
+        return self.root / LOGS / f"{self.name}-{digest(options_and_limits)}.diverged"
 
     def resumed(self) -> list[str]:
-        """The words that go on with a stopped run, or begin a new one."""
+        """Return the words that continue a stopped run, or begin a new one."""
         checkpoint = self._checkpoint()
-        return [*self.words, *([] if checkpoint is None else ["--ckpt_path", str(checkpoint)])]
+        if checkpoint is None:
+            return list(self.words)
+        return [*self.words, "--ckpt_path", str(checkpoint)]
 
     def _checkpoint(self) -> Path | None:
-        """The newest one of a run that has not reached these limits; None without one."""
-        known = [(f, s.get("rounds")) for f, s in self._folders() if _limits(s) is None]
-        stopped = [folder for folder, rounds in known if rounds == self.limits["max_epochs"]]
-        found = (folder / "checkpoints" / "last.ckpt" for folder in stopped)
-        written = [path for path in found if path.exists()]
-        return max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+        """Return the newest checkpoint of a run that was to have as many rounds; None without one.
+
+        A finished run has nothing to continue.
+        """
+        checkpoints = []
+        for folder, record in self._folders():
+            is_stopped = _limits_of_finished(record) is None
+            has_as_many_rounds = record.get("rounds") == self.limits["max_epochs"]
+            checkpoint = folder / "checkpoints" / "last.ckpt"
+            if is_stopped and has_as_many_rounds and checkpoint.exists():
+                checkpoints.append(checkpoint)
+
+        return max(checkpoints, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def _folders(self) -> list[tuple[Path, dict[str, Any]]]:
-        """Folders of this name and configuration, with their environment.json."""
-        folders = sorted(self.root.glob(f"*{glob.escape(self.name)}*"))
-        own, found = (self.name, self.digest), [(f, read_record(f)) for f in folders]
-        return [(f, s) for f, s in found if (s.get("name"), s.get("config")) == own]
+        """Return the folders of this name and configuration, with their records."""
+        own_digest = self.digest
+        folders = []
+        for folder in sorted(self.root.glob(f"*{glob.escape(self.name)}*")):
+            record = read_record(folder)
+            if record.get("name") == self.name and record.get("config") == own_digest:
+                folders.append((folder, record))
+        return folders
 
 
-def _limits(stated: Mapping[str, Any]) -> Any:
-    """Those of a finished run; None if it has not finished."""
-    return (stated.get("finished") or {}).get("limits")
+def _limits_of_finished(record: Mapping[str, Any]) -> Any:
+    """Return the limits of a finished run; None if the run has not finished."""
+    finished = record.get("finished")
+    return finished.get("limits") if finished else None

@@ -19,15 +19,18 @@ KEY = "data.dataset.init_args"
 Split = Literal["train", "test"]
 Task = Literal["classification", "masked_lm", "regression", "columns"]
 
+# Samples that are read at a time for their mean and deviation.
+_AT_A_TIME = 1024
+
 
 @dataclass(frozen=True)
 class Columns:
     """Named columns of samples, and the form of a batch.
 
     Attributes:
-        tensors: (N, ...) each; sequences of several lengths end in padding.
-        lengths: (N,) int64, of the columns with such sequences.
-        form: makes a batch of its columns, each cut to the longest sequence in the batch.
+        tensors: The columns by name, (N, ...) each. Sequences of several lengths end in padding.
+        lengths: For the columns with such sequences, the length of each sample's, (N,) int64.
+        form: Makes a batch of its columns, each cut to the longest sequence in the batch.
     """
 
     tensors: dict[str, Tensor]
@@ -41,21 +44,26 @@ class Columns:
         form: Callable[[dict[str, Tensor]], Any] = dict,
         **padding: float,
     ) -> "Columns":
-        """Of the tensors of each sample, which may differ in the length of their first axis.
+        """Return the columns of samples that may differ in the length of their first axis.
 
-        `padding` has the number that fills up a column, if it is not 0, or -100 for `labels`, which
-        losses leave out.
+        Args:
+            samples: The tensor of each sample, by column.
+            form: Makes a batch of its columns.
+            **padding: The number that fills up a column, by its name. By default it is 0, and for
+                `labels` -100, which the losses of torch leave out.
         """
-        tensors, lengths = {}, {}
-        fill = {"labels": -100} | padding
+        padding = {"labels": -100, **padding}
+        tensors = {}
+        lengths = {}
         for name, column in samples.items():
-            sizes = torch.tensor([len(part) if part.dim() else 0 for part in column])
+            sizes = torch.tensor([len(value) if value.dim() else 0 for value in column])
             if (sizes == sizes[0]).all():
                 tensors[name] = torch.stack(column)
-                continue
-            pad = torch.nn.utils.rnn.pad_sequence
-            tensors[name] = pad(column, batch_first=True, padding_value=fill.get(name, 0))
-            lengths[name] = sizes
+            else:
+                tensors[name] = torch.nn.utils.rnn.pad_sequence(
+                    column, batch_first=True, padding_value=padding.get(name, 0)
+                )
+                lengths[name] = sizes
         return cls(tensors, lengths, form)
 
 
@@ -64,12 +72,13 @@ class Samples:
     """One split as compact tensors.
 
     Attributes:
-        x: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, (N, length) uint8 for
-            characters, float32 for anything else.
-        y: (N,) int64, the class of each sample; partitions depend on it. For a regression (N,) or
-            (N, outputs) float32, the targets.
-        groups: (N,) int64, the natural owner of each sample (writer, speaker), if there is one.
-        columns: what batches are made of instead of x and y; x is then the first column, and y is
+        x: The inputs: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, (N, length)
+            uint8 for characters, float32 for anything else.
+        y: The class of each sample, (N,) int64; partitions depend on it. For a regression the
+            targets, (N,) or (N, outputs) float32.
+        groups: The natural owner of each sample (writer, speaker), (N,) int64; None if there is
+            none.
+        columns: What batches are made of instead of x and y. x is then the first column, and y is
             for partitions only, 0 where there are no classes.
     """
 
@@ -79,21 +88,22 @@ class Samples:
     columns: Columns | None = None
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.y)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Normalisation of a batch on its device; in training also random crop, flip and erasing.
+    """The normalization of a batch on its device; in training also random crop, flip and erasing.
 
     Attributes:
-        mean: one value per channel, of x / 255 if x is uint8, and of x itself if it is float32.
-        std: like mean.
-        crop_padding: pixels added around an image before a random crop back to its size; each
+        mean: The mean of each channel, of x / 255 if x is uint8, and of x itself if it is float32.
+        std: The deviation of each channel, likewise.
+        crop_padding: Pixels added around an image before a random crop back to its size. Each
             sample has its own offset. 0 means no crop.
-        flip: mirror each sample horizontally with probability 1/2.
-        padding: colour of the added pixels: black, or the mean, which becomes 0.
-        erase: probability with which a rectangle of a sample gets the mean colour, see
+        flip: Whether each sample is mirrored horizontally with probability 1/2.
+        padding: The color of the added pixels: black, or the mean, which becomes 0.
+        erase: The probability with which a rectangle of a sample gets the mean color, see
             `lightfed.data.batches.draw_rectangles`.
     """
 
@@ -106,46 +116,57 @@ class Transform:
 
     @property
     def augments(self) -> bool:
+        """Whether training samples are changed at random."""
         return bool(self.crop_padding or self.flip or self.erase)
 
     def fixed(self) -> "Transform":
-        """The normalisation alone."""
+        """Return the normalization alone."""
         return Transform(self.mean, self.std)
 
 
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of x / 255 if x is uint8; 1 for a constant one.
+    """Return the mean and the standard deviation of each channel, of x / 255 if x is uint8.
 
-    Rounded, so that they do not depend on the order of the sums: to 6 places, or the third digit of
-    a deviation that is smaller.
+    They are rounded, so that they do not depend on the order of the sums: to 6 places, or to the
+    third digit of a deviation that is smaller. The deviation of a constant channel is given as 1.
 
-    `x` is (N, C, ...), read in parts, so that it may be larger than memory.
+    Args:
+        x: Samples, (N, C, ...). They are read in parts, so that they may be larger than memory.
     """
-    sums = torch.zeros(2, x.shape[1], dtype=torch.float64)
+    unit = 255 if x.dtype == torch.uint8 else 1
     axes = [axis for axis in range(x.dim()) if axis != 1]
-    for part in x.split(1024):
-        values = part.double() / (255 if x.dtype == torch.uint8 else 1)
+    sums = torch.zeros(2, x.shape[1], dtype=torch.float64)
+    for samples in x.split(_AT_A_TIME):
+        values = samples.double() / unit
         sums += torch.stack((values.sum(axes), values.square().sum(axes)))
+
     mean, square = sums / (x.numel() / x.shape[1])
     std = (square - mean.square()).clamp_(min=0).sqrt()
-    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # also of what is not finite
-    places = [max(6, 2 - floor(log10(s))) for s in std.tolist()]
-    values = (mean.tolist(), std.tolist())
-    means, stds = (tuple(map(round, some, places)) for some in values)
-    return means, stds
+    # Written so that a deviation that is not finite becomes 1 as well.
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
+
+    means = []
+    stds = []
+    for channel_mean, channel_std in zip(mean.tolist(), std.tolist(), strict=True):
+        places = max(6, 2 - floor(log10(channel_std)))
+        means.append(round(channel_mean, places))
+        stds.append(round(channel_std, places))
+    return tuple(means), tuple(stds)
 
 
 class Dataset(Recorded, ABC):
-    """A labelled data set with a training and a test split; constructor arguments are config keys.
+    """A labeled data set with a training and a test split.
+
+    The arguments of its constructor are keys of a configuration.
 
     Attributes:
-        classes: names of the classes; label c means classes[c]. None without classes.
-        input_shape: of one sample, for example (1, 28, 28); () for named columns.
-        synthetic: whether the samples are generated; every report then says so.
-        task: what a model predicts: the class, the tokens of a window, or numbers; or samples are
-            named columns, of which a LightningModule makes what it likes.
-        outputs: numbers that a regression predicts for a sample.
-        keeps: whether `load` keeps prepared samples in the cache folder, where the other processes
+        classes: The names of the classes: label c means classes[c]. Empty without classes.
+        input_shape: The shape of one sample, for example (1, 28, 28); () for named columns.
+        synthetic: Whether the samples are generated. Every report then says so.
+        task: What a model predicts: the class, the tokens of a window, or numbers. For named
+            columns a LightningModule decides.
+        outputs: The number of numbers that a regression predicts for a sample.
+        keeps: Whether `load` keeps prepared samples in the cache folder, where the other processes
             of a node find them.
     """
 
@@ -158,37 +179,40 @@ class Dataset(Recorded, ABC):
 
     @cached_property
     def name(self) -> str:
+        """The name of the data set in reports."""
         return type(self).__name__
 
     @property
     def num_classes(self) -> int:
-        """Numbers of a prediction: logits of classes or words, or targets of a regression.
+        """The size of a prediction: logits of classes or words, or targets of a regression.
 
         0 for named columns.
         """
         if self.task == "columns":
             return 0
-        return self.outputs if self.task == "regression" else len(self.classes)
+        if self.task == "regression":
+            return self.outputs
+        return len(self.classes)
 
     @property
     @abstractmethod
     def transform(self) -> Transform | Functions | None:
-        """Turns stored samples into batches.
+        """What turns stored samples into batches.
 
         None if only the type changes: tokens become int64, and characters float32.
         """
 
     def fetch(self) -> None:
-        """Download or prepare files; called in one process per node, before all others load."""
+        """Download or prepare files, in one process per node, before all others load."""
         if self.keeps:
             self.load("train")
             self.load("test")
 
     def unused_settings(self, settings: Mapping[str, Any]) -> list[str]:
-        """What the source of the samples says about batches, and a run does not follow.
+        """Return what the source of the samples says about batches and a run does not follow.
 
         Args:
-            settings: of the data module, by the names of its arguments.
+            settings: The settings of the data module, by the names of its arguments.
         """
         return []
 
@@ -197,16 +221,24 @@ class Dataset(Recorded, ABC):
         """Read one split from disk.
 
         Raises:
-            UserError: files are missing, damaged or of another kind.
+            UserError: If files are missing, damaged or of another kind.
         """
 
 
 def missing(expected: Path, *, holds: str) -> UserError:
-    """The error for a root without what is expected; it is "the folder that holds" `holds`."""
-    fix = f"unpack the data set, and set root to the folder that holds {holds}"
-    return UserError(f"{KEY}.root", f"expected {expected}, which is not there", fix)
+    """Return the error for a root without what is expected there.
+
+    Args:
+        expected: The file or folder that is not there.
+        holds: What the right root holds, for "the folder that holds ...".
+    """
+    return UserError(
+        key=f"{KEY}.root",
+        found=f"expected {expected}, which is not there",
+        fix=f"unpack the data set, and set root to the folder that holds {holds}",
+    )
 
 
 def unreadable(path: Path, error: Exception, *, fix: str = "fetch it again") -> UserError:
-    """The error for a file or folder that cannot be read, with the reason on one line."""
-    return UserError(f"{KEY}.root", f"{path} cannot be read ({reason(error)})", fix)
+    """Return the error for a file or folder that cannot be read, with the reason on one line."""
+    return UserError(key=f"{KEY}.root", found=f"{path} cannot be read ({reason(error)})", fix=fix)

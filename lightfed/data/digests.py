@@ -1,51 +1,79 @@
-"""The digest of a run's data: runs of other data are other experiments."""
+"""The digest of a run's data: runs on other data are other experiments."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from lightfed.data.dataset import Samples
 from lightfed.utils.keys import flat, key_of
 
-_ENDS = 64  # samples at each end of a split that are part of a digest
+# The samples at each end of a split that are a part of its digest. To read all would take as long
+# as an epoch.
+_ENDS = 64
 
 
 class Contents(NamedTuple):
-    """Digests of loaded data: of the form of a sample, and of all labels and some samples."""
+    """Digests of loaded data.
+
+    Attributes:
+        form: The digest of the form of a sample.
+        samples: The digest of the form, of all labels, and of some samples.
+    """
 
     form: str
     samples: str
 
     @classmethod
     def of(cls, train: Samples, test: Samples) -> "Contents":
-        """Reads all labels, and the samples at both ends of the splits."""
-        form = [f"{tuple(s.x.shape[1:])} {s.x.dtype} {s.y.dtype}".encode() for s in (train, test)]
-        ends = [part for s in (train, test) for part in (s.y, s.groups, s.x[:_ENDS], s.x[-_ENDS:])]
-        for columns in (s.columns for s in (train, test) if s.columns is not None):
-            parts = columns.tensors.items()
-            form += [f"{name} {t.dtype} {tuple(t.shape[2:])}".encode() for name, t in parts]
-            ends += [end for _, t in parts for end in (t[:_ENDS], t[-_ENDS:])]
-            ends += columns.lengths.values()
-        known = [part.contiguous().numpy().tobytes() for part in ends if part is not None]
-        return cls(_digest(*form), _digest(*form, *known))
+        """Return the digests of two splits: of all labels, and of the samples at both ends."""
+        forms: list[str] = []
+        values: list[Tensor | None] = []
+        for split in (train, test):
+            forms.append(f"{tuple(split.x.shape[1:])} {split.x.dtype} {split.y.dtype}")
+            values += [split.y, split.groups, split.x[:_ENDS], split.x[-_ENDS:]]
+        for split in (train, test):
+            if split.columns is None:
+                continue
+            for name, column in split.columns.tensors.items():
+                forms.append(f"{name} {column.dtype} {tuple(column.shape[2:])}")
+                values += [column[:_ENDS], column[-_ENDS:]]
+            values += split.columns.lengths.values()
+
+        form_bytes = [form.encode() for form in forms]
+        value_bytes = [
+            tensor.contiguous().numpy().tobytes() for tensor in values if tensor is not None
+        ]
+        return cls(form=_digest(*form_bytes), samples=_digest(*form_bytes, *value_bytes))
 
 
 def digests(config: Mapping[str, Any], contents: Contents) -> dict[str, str]:
-    """Of the data set, by its key in the data section of a configuration.
+    """Return the digest of the data set, by its key in the data section of a configuration.
 
-    It does not depend on seeds, nor on where the data lie. Samples of a data set with a seed among
-    its arguments are other ones in every run of an experiment, so of these only the form counts.
+    It does not depend on seeds, nor on where the data lie. If a data set has a seed among its
+    arguments, its samples are other ones in every run of an experiment, so only their form counts.
+
+    Args:
+        config: The data section of the configuration.
+        contents: The digests of what was loaded.
     """
-    values = dict(flat(config["dataset"], "data.dataset"))
-    stated = {key: value for key, value in values.items() if key_of(key).role == "result"}
-    seeded = any(key_of(key).role == "seed" for key in values)
-    text = json.dumps(stated, sort_keys=True, default=str)
-    return {"dataset": _digest(text.encode(), contents[0 if seeded else 1].encode())}
+    settings = dict(flat(config["dataset"], "data.dataset"))
+    that_change_results = {
+        key: value for key, value in settings.items() if key_of(key).role == "result"
+    }
+    is_seeded = any(key_of(key).role == "seed" for key in settings)
+
+    text = json.dumps(that_change_results, sort_keys=True, default=str)
+    samples = contents.form if is_seeded else contents.samples
+    return {"dataset": _digest(text.encode(), samples.encode())}
 
 
 def _digest(*parts: bytes) -> str:
+    """Return 12 hexadecimal digits that stand for these parts."""
     state = hashlib.blake2b(digest_size=6)
     for part in parts:
+        # With its length, so that the ends of two parts cannot move.
         state.update(f"{len(part)} ".encode() + part)
     return state.hexdigest()

@@ -17,15 +17,17 @@ from lightfed.utils.rng import seed_default_generators, seeded
 
 Function = Callable[[Any], Any]
 
-# For a batch these do what they do for a sample.
+# These do to a batch what they do to a sample, and are not random.
 _ON_BATCHES = (v2.Identity, v2.Normalize, v2.Pad, v2.Resize, v2.ToDtype)
 
 
 @dataclass(frozen=True)
 class Functions:
-    """The transforms of a data set, in place of `Transform`; None does nothing.
+    """The transforms of a data set, in place of `Transform`. None does nothing.
 
-    That for tests is also for training samples that are not trained on.
+    Attributes:
+        train: The transform of samples that are trained on.
+        test: The transform of all others, also of training samples that are not trained on.
     """
 
     train: Function | None = None
@@ -38,36 +40,49 @@ class Functions:
 
 
 def steps(transform: Function | None) -> Iterator[Function]:
-    """The single steps of a transform."""
-    inner: Any = transform if isinstance(transform, nn.Sequential) else None
-    if isinstance(transform, v2.Compose | v1.Compose):
-        inner = transform.transforms
-    if inner is not None:
-        for step in inner:
-            yield from steps(step)
-    elif transform is not None:
+    """Yield the single steps of a transform, in order."""
+    if transform is None:
+        return
+    inner_transforms: Any = None
+    if isinstance(transform, nn.Sequential):
+        inner_transforms = transform
+    elif isinstance(transform, v2.Compose | v1.Compose):
+        inner_transforms = transform.transforms
+
+    if inner_transforms is None:
         yield transform
+        return
+    for inner in inner_transforms:
+        yield from steps(inner)
 
 
-def normalises(transform: Function | None) -> bool:
-    """Whether a step of torchvision does; unknown of a user's own function, hence False."""
+def normalizes(transform: Function | None) -> bool:
+    """Return whether a step of torchvision normalizes. Of a user's own function it is unknown."""
     return any(isinstance(step, v1.Normalize | v2.Normalize) for step in steps(transform))
 
 
 def transformed(transform: Function | None, x: Tensor, seeds: Tensor | None) -> Tensor:
-    """Samples (B, ...) after a transform, float32; uint8 that is left becomes 0..1.
+    """Return samples after a transform, as float32; uint8 that is left becomes 0..1.
 
-    The seeds (B,) int64 on the CPU are those of the draws of each sample; None seeds all with 0.
+    Args:
+        transform: The transform; None does nothing.
+        x: The samples, (B, ...).
+        seeds: The seed of the draws of each sample, (B,) int64 on the CPU. None seeds all with 0.
     """
     for step in steps(transform):
         x = step(x) if isinstance(step, _ON_BATCHES) else _one_by_one(x, step, seeds)
-    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+    if x.dtype == torch.uint8:
+        return x.float() / 255
+    return x.float()
 
 
 def _one_by_one(x: Tensor, step: Function, seeds: Tensor | None) -> Tensor:
+    """Return samples (B, ...) after a step that may be random, each by draws of its own."""
+    seed_list = [0] * len(x) if seeds is None else seeds.tolist()
     samples = []
     with seeded(0, x.device):
-        for sample, seed in zip(x, [0] * len(x) if seeds is None else seeds.tolist(), strict=True):
+        for sample, seed in zip(x, seed_list, strict=True):
             seed_default_generators(seed, x.device)
             samples.append(step(sample))
     return torch.stack(samples)

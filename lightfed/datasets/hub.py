@@ -26,10 +26,14 @@ from lightfed.datasets.tables import Table, coded, column_of, open_splits, texts
 from lightfed.datasets.text import encode, tokenized
 from lightfed.datasets.vision import CIFAR10
 from lightfed.utils.cache import cached
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 Kind = Literal["image", "text", "features"]
-_LABELS = ("label", "labels", "y", "target", "class")
+
+# Names by which the column of classes is found.
+_LABEL_COLUMNS = ("label", "labels", "y", "target", "class")
+
+# What to do about a sample that cannot be used.
 _FIXES = {
     "image": "repair or convert the file, or set image_size",
     "text": "give a text",
@@ -40,10 +44,10 @@ _FIXES = {
 class Hub(Dataset):
     """Samples and classes from the columns of a table.
 
-    The samples are images (uint8), texts as characters, or numbers; what is prepared of these is
-    kept in the cache folder. With a tokenizer, batches of texts are dicts for a LightningModule:
-    `input_ids`, `attention_mask` and `labels`, as long as the longest text of the batch. The labels
-    are the classes, or without a column of labels the token ids themselves.
+    The samples are images (uint8), texts as characters, or numbers. They are prepared once and kept
+    in the cache folder. With a tokenizer, batches of texts are dicts for a LightningModule, with
+    `input_ids`, `attention_mask` and `labels` that are as long as the longest text of the batch.
+    The labels are the classes, or the token ids themselves if there is no column of labels.
     """
 
     keeps = True
@@ -71,50 +75,64 @@ class Hub(Dataset):
         """Describe the columns; nothing is loaded yet.
 
         Args:
-            path: a name of the hub; a file (parquet, arrow, csv, tsv, json, jsonl); or a folder: of
+            path: A name of the hub; a file (parquet, arrow, csv, tsv, json, jsonl); or a folder: of
                 such files, of images in a folder per class, of LEAF's JSON files, or written by
                 `save_to_disk`.
-            name: of the configuration, for a data set of the hub with several.
-            train: the training split, as `datasets` reads it, such as `train[:80%]`.
-            test: the test split, or a share of the training split such as 0.2, drawn once; the
-                same share of every class up to rounding, if each has two samples.
-            image: the column of images.
-            text: the column of texts, given as their characters, or as tokens.
-            features: the column or columns of numbers. By default the samples are the only column
+            name: The configuration, for a data set of the hub with several.
+            train: The training split, as `datasets` reads it, such as `train[:80%]`.
+            test: The test split, or a share of the training split such as 0.2, which is drawn once.
+                It is the same share of every class, up to rounding, if each has two samples.
+            image: The column of images.
+            text: The column of texts, given as their characters, or as tokens.
+            features: The column or columns of numbers. By default the samples are the only column
                 of images; or all columns but `label` and `group`, if they are one text or all
                 numbers.
-            label: the column of classes, words or whole numbers; by default `label`, `labels`, `y`,
+            label: The column of classes, words or whole numbers; by default `label`, `labels`, `y`,
                 `target` or `class`.
-            group: the column of the natural owner of a sample, such as its writer, for `Natural`.
-            image_size: height and width in pixels to which images are resized.
-            crop_padding: pixels around a training image before a random crop to its size.
-            flip: mirror training images at random.
-            length: characters of a text; longer ones are cut, shorter ones padded.
-            shape: of a sample of numbers, such as [1, 28, 28].
-            tokenizer: of `transformers`: a folder, or a name of the hub.
-            max_length: tokens that longer texts are cut to; by default the tokenizer's limit.
+            group: The column of the natural owner of a sample, such as its writer, for `Natural`.
+            image_size: The height and width in pixels to which images are resized.
+            crop_padding: The pixels around a training image before a random crop to its size.
+            flip: Whether training images are mirrored at random.
+            length: The characters of a text. Longer texts are cut, and shorter ones padded.
+            shape: The shape of a sample of numbers, such as [1, 28, 28].
+            tokenizer: A tokenizer of `transformers`: a folder, or a name of the hub.
+            max_length: The tokens that longer texts are cut to; by default the tokenizer's limit.
         """
-        given: dict[Kind, Any] = {"image": image, "text": text, "features": features}
-        self._given = {kind: column for kind, column in given.items() if column is not None}
-        if len(self._given) > 1:
-            *others, last = self._given
-            found, fix = f"given with {', '.join(others)}", "a sample is of one kind"
-            raise UserError(f"{KEY}.{last}", found, fix)
-        self._tokenizer, self._max_length = tokenizer, max_length
-        fits = tokenizer is not None or max_length is None
-        require(fits, f"{KEY}.max_length", max_length, "give a tokenizer, too")
+        columns: dict[Kind, Any] = {"image": image, "text": text, "features": features}
+        self._columns = {kind: column for kind, column in columns.items() if column is not None}
+        if len(self._columns) > 1:
+            *others, last = self._columns
+            raise UserError(
+                key=f"{KEY}.{last}",
+                found=f"given with {', '.join(others)}",
+                fix="a sample is of one kind",
+            )
+        if tokenizer is None and max_length is not None:
+            raise UserError(f"{KEY}.max_length", f"{max_length}", fix="give a tokenizer, too")
+        for argument, number in (("image_size", image_size), ("length", length)):
+            if number is not None and number <= 0:
+                raise UserError(f"{KEY}.{argument}", f"{number}", fix="give more than 0")
+
+        self.path = path
+        self.name = Path(path).name
+        self.config = name
+        self.train_split = train
+        self.test_split = test
         self.task: Task = "classification" if tokenizer is None else "columns"
-        for key, number in (("image_size", image_size), ("length", length)):
-            require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
-        self.path, self.name, self.config = path, Path(path).name, name
-        self.train_split, self.test_split = train, test
-        self._label, self._group = label, group
-        self.image_size, self.crop_padding, self.flip = image_size, crop_padding, flip
-        self.length, self.shape = length, shape
+        self.image_size = image_size
+        self.crop_padding = crop_padding
+        self.flip = flip
+        self.length = length
+        self.shape = shape
+        self._label = label
+        self._group = group
+        self._tokenizer = tokenizer
+        self._max_length = max_length
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._labels[0]
+        names, _ = self._labels
+        return names
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -127,105 +145,183 @@ class Hub(Dataset):
     def transform(self) -> Transform | None:
         if self.task == "columns":
             return None
-        kind = self._source[0]
-        found = f"given, and the samples are {kind} of the shape {self.input_shape}"
-        for key in ("crop_padding", "flip"):
-            fits = len(self.input_shape) == 3 or not getattr(self, key)
-            require(fits, f"{KEY}.{key}", found, "leave it out")
+
+        kind, _ = self._source
+        is_image = len(self.input_shape) == 3
+        for argument in ("crop_padding", "flip"):
+            if getattr(self, argument) and not is_image:
+                raise UserError(
+                    key=f"{KEY}.{argument}",
+                    found=f"given, and the samples are {kind} of the shape {self.input_shape}",
+                    fix="leave it out",
+                )
+
+        # The codes of characters are not normalized.
         if kind == "text":
             return None
-        return Transform(*moments(self._samples("train")), self.crop_padding, self.flip)
+        mean, std = moments(self._samples("train"))
+        return Transform(mean, std, self.crop_padding, self.flip)
 
     @override
     def load(self, split: Split) -> Samples:
         groups = None
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
-            groups = coded(self._tables, column, "group", trained=False)[1][split]
-        none = torch.zeros(len(self._tables[split]), dtype=torch.int64)
-        y = self._labels[1].get(split, none)
+            _, group_numbers = coded(self._tables, column, "group", trained=False)
+            groups = group_numbers[split]
+
+        _, class_numbers = self._labels
+        if split in class_numbers:
+            classes = class_numbers[split]
+        else:
+            # Without a column of labels, all samples are of one class.
+            classes = torch.zeros(len(self._tables[split]), dtype=torch.int64)
+
         if self.task == "classification":
-            return Samples(self._samples(split), y, groups)
-        columns = self._tokens(split, y)
-        return Samples(columns.tensors["input_ids"], y, groups, columns)
+            return Samples(self._samples(split), classes, groups)
+        columns = self._tokens(split, classes)
+        return Samples(columns.tensors["input_ids"], classes, groups, columns)
 
     def _tokens(self, split: Split, classes: Tensor) -> Columns:
-        """The columns `input_ids`, `attention_mask` and `labels`, by the tokenizer."""
-        kind, (name, *_) = self._source
-        found = f"given, and the samples are {kind} in {name}"
-        require(kind == "text", f"{KEY}.tokenizer", found, "name the column of texts: text")
-        texts = texts_of(self._tables[split], name, split)
-        given = classes if self.classes else None
-        return tokenized(texts, given, str(self._tokenizer), self._max_length)
+        """Return the columns `input_ids`, `attention_mask` and `labels`, by the tokenizer.
+
+        Args:
+            split: The split.
+            classes: The class of each sample, of shape (N,).
+        """
+        kind, names = self._source
+        if kind != "text":
+            raise UserError(
+                key=f"{KEY}.tokenizer",
+                found=f"given, and the samples are {kind} in {names[0]}",
+                fix="name the column of texts: text",
+            )
+        texts = texts_of(self._tables[split], names[0], split)
+        labels = classes if self.classes else None
+        return tokenized(texts, labels, str(self._tokenizer), self._max_length)
 
     @cached_property
     def _tables(self) -> dict[Split, Table]:
-        def by(table: Table) -> str:
-            return self._labelled(table) or table.column_names[0]
+        """The table of each split."""
 
-        return open_splits(self.path, self.train_split, self.test_split, by, name=self.config)
+        def column_to_stratify(table: Table) -> str:
+            return self._label_column(table) or table.column_names[0]
 
-    def _labelled(self, table: Table) -> str | None:
-        """The column of the classes; None if the labels are token ids."""
-        name = self._label or next((name for name in _LABELS if name in table.column_names), None)
+        return open_splits(
+            self.path, self.train_split, self.test_split, column_to_stratify, name=self.config
+        )
+
+    def _label_column(self, table: Table) -> str | None:
+        """Return the column of the classes; None if the labels are token ids."""
+        name = self._label
+        if name is None:
+            usual_names = [name for name in _LABEL_COLUMNS if name in table.column_names]
+            name = usual_names[0] if usual_names else None
         if name is None and self.task == "columns":
             return None
         return column_of(table, name, "label")
 
     @cached_property
     def _labels(self) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-        """The names of the classes, and the class of each sample; empty if there are none."""
-        column = self._labelled(self._tables["train"])
-        return coded(self._tables, column, "label", trained=True) if column else ((), {})
+        """The names of the classes, and for each split the class of each sample, of shape (N,).
+
+        Both are empty if there are no classes.
+        """
+        column = self._label_column(self._tables["train"])
+        if column is None:
+            return (), {}
+        return coded(self._tables, column, "label", trained=True)
 
     @cached_property
     def _source(self) -> tuple[Kind, list[str]]:
-        """What the samples are, and the columns they are in."""
+        """What the samples are, and the columns that they are in."""
         table = self._tables["train"]
-        for kind, given in self._given.items():
-            names = [given] if isinstance(given, str) else given
+        for kind, column in self._columns.items():
+            names = [column] if isinstance(column, str) else column
             return kind, [column_of(table, name, kind) for name in names]
+
         # pandas writes the numbers of rows to a column without a name.
-        others = {self._labelled(table), self._group, "Unnamed: 0"}
-        kinds = {name: _kind_of(name, table.features[name]) for name in table.column_names}
-        kinds = {name: kind for name, kind in kinds.items() if kind and name not in others}
-        for known in get_args(Kind):
-            names = [name for name, its in kinds.items() if its == known]
-            alone = known == "image" or len(names) == len(kinds)  # beside other columns
-            if alone and (len(names) == 1 or (known == "features" and names)):
-                return known, names
-        found = f"not given, and which of the columns {', '.join(kinds)} are samples is not clear"
-        raise UserError(f"{KEY}.features", found, "name them, or the column image or text")
+        other_columns = {self._label_column(table), self._group, "Unnamed: 0"}
+        kind_of_column: dict[str, Kind] = {}
+        for name in table.column_names:
+            kind_of_name = _kind_of(name, table.features[name])
+            if kind_of_name is not None and name not in other_columns:
+                kind_of_column[name] = kind_of_name
+
+        for kind in get_args(Kind):
+            names = [name for name, its_kind in kind_of_column.items() if its_kind == kind]
+            # Images can have other columns beside them, such as captions.
+            is_only_kind = len(names) == len(kind_of_column)
+            can_be_several = kind == "features"
+            fits = len(names) == 1 or (can_be_several and len(names) > 1)
+            if fits and (kind == "image" or is_only_kind):
+                return kind, names
+
+        raise UserError(
+            key=f"{KEY}.features",
+            found=f"not given, and which of the columns {', '.join(kind_of_column)} are samples "
+            "is not clear",
+            fix="name them, or the column image or text",
+        )
 
     def _samples(self, split: Split) -> Tensor:
-        """(N, ...) of a split, from the cache unless something has changed."""
-        (kind, names), table = self._source, self._tables[split].select_columns(self._source[1])
-        base = Path(self.path).expanduser()
-        base = base if base.is_dir() else base.parent  # of relative paths in the table
-        how: list[Any] = [self.shape]
-        decode: Callable[[Any], np.ndarray] = partial(_numbers, shape=self.shape)
-        if kind == "text":
-            how, decode = [self.length], lambda text: encode([text], self.length)[0]
-        elif kind == "image":
+        """Return the samples of a split, of shape (N, ...).
+
+        They come from the cache, unless the table or what is made of it has changed.
+        """
+        kind, names = self._source
+        table = self._tables[split].select_columns(names)
+
+        decode: Callable[[Any], np.ndarray]
+        options: list[Any]
+        if kind == "image":
             table = _undecoded(table)
-            trained = _undecoded(self._tables["train"].select_columns(names))
-            grey = False  # unless the first image can be read as such
-            with suppress(Exception):
-                grey = bool(picture(trained[0][names[0]], base=base, grey=True).size)
-            how = [grey, self.image_size]
-            decode = partial(picture, base=base, grey=grey, size=self.image_size)
-            if _file(table[0][names[0]]):  # files can change when their table does not
-                paths = [base / (_file(value) or "") for value in table[names[0]]]
-                how += [path.stat().st_mtime_ns for path in paths if path.is_file()]
-        key = [table._fingerprint, kind, how]
+            decode, options = self._image_decoder(table, names[0])
+        elif kind == "text":
+            decode = partial(_characters, length=self.length)
+            options = [self.length]
+        else:
+            decode = partial(_numbers, shape=self.shape)
+            options = [self.shape]
+
+        key = [table._fingerprint, kind, options]
         return torch.from_numpy(cached(key, lambda: _decoded(table, decode, kind, split)))
+
+    def _image_decoder(self, table: Table, column: str) -> tuple[Callable[..., Any], list[Any]]:
+        """Return how the images of a table are decoded, and what the result depends on.
+
+        Args:
+            table: The table of a split, not decoded.
+            column: The name of its column of images.
+        """
+        # Paths in a table are relative to its folder.
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            folder = folder.parent
+
+        # Images have one channel if the first training image can be read so.
+        train_table = _undecoded(self._tables["train"].select_columns([column]))
+        is_gray = False
+        with suppress(Exception):
+            is_gray = bool(picture(train_table[0][column], base=folder, grey=True).size)
+
+        options: list[Any] = [is_gray, self.image_size]
+        if _file(table[0][column]):
+            # The files can change while the table stays the same.
+            for value in table[column]:
+                path = folder / (_file(value) or "")
+                if path.is_file():
+                    options.append(path.stat().st_mtime_ns)
+
+        decode = partial(picture, base=folder, grey=is_gray, size=self.image_size)
+        return decode, options
 
 
 class CINIC10(Hub):
     """CIFAR-10's classes with images of ImageNet: 90,000 for training and 90,000 for testing.
 
-    From ROOT/{train,test}/CLASS/*.png; the third part, `valid`, is not used. The decoded images,
-    276 MB per split, are kept between runs, as those of `Hub`.
+    The files are ROOT/{train,test}/CLASS/*.png; the third part, `valid`, is not used. The decoded
+    images, 276 MB per split, are kept between runs, as for `Hub`.
     """
 
     classes = CIFAR10.classes
@@ -235,43 +331,62 @@ class CINIC10(Hub):
         """Read CINIC-10.
 
         Args:
-            root: the folder that holds train and test.
-            augment: crop and flip at random in training, as FlexiFed does.
+            root: The folder that holds train and test.
+            augment: Whether to crop and flip at random in training, as FlexiFed does.
         """
         super().__init__(str(Path(root).expanduser()), image="image", label="label")
-        self.name, self.augment = "CINIC10", augment
+        self.name = "CINIC10"
+        self.augment = augment
 
     @cached_property
     @override
     def transform(self) -> Transform:
-        mean, std = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
-        return Transform(mean, std, 4, True) if self.augment else Transform(mean, std)
+        mean = (0.47889522, 0.47227842, 0.43047404)
+        std = (0.24205776, 0.23828046, 0.25874835)
+        if self.augment:
+            return Transform(mean, std, crop_padding=4, flip=True)
+        return Transform(mean, std)
 
     @override
     def load(self, split: Split) -> Samples:
         folder = Path(self.path) / split
         folders = sorted(path.name for path in folder.glob("*/"))
-        found = f"{folder} holds the folders {', '.join(folders) or 'none'}"
-        fix = "set root to the folder that holds train and test, as the published archive does"
-        require(folders == list(self.classes), f"{KEY}.root", found, fix)
+        if folders != list(self.classes):
+            raise UserError(
+                key=f"{KEY}.root",
+                found=f"{folder} holds the folders {', '.join(folders) or 'none'}",
+                fix="set root to the folder that holds train and test, "
+                "as the published archive does",
+            )
         return super().load(split)
 
 
 def _kind_of(name: str, feature: Any) -> Kind | None:
-    """What a column holds; None for what is none of these."""
+    """Return what a column holds; None if it can be no samples.
+
+    Args:
+        name: The name of the column.
+        feature: Its type, as `datasets` has it.
+    """
+    # The type of a list holds that of its items.
     while hasattr(feature, "feature"):
-        feature = feature.feature  # of a list
-    kind, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
-    if kind == "Image" or (name == "image" and dtype.endswith("string")):
+        feature = feature.feature
+
+    dtype = str(getattr(feature, "dtype", ""))
+    is_text = dtype.endswith("string")
+    is_path_of_image = name == "image" and is_text
+    if type(feature).__name__ == "Image" or is_path_of_image:
         return "image"
-    if dtype.endswith("string"):
+    if is_text:
         return "text"
     is_number = dtype.startswith(("int", "uint", "float", "bool", "double"))
-    return "features" if is_number and kind != "ClassLabel" else None
+    if is_number and type(feature).__name__ != "ClassLabel":
+        return "features"
+    return None
 
 
 def _undecoded(table: Table) -> Table:
-    """A column of images, or of their paths, as structs of bytes and path."""
+    """Return a column of images, or of their paths, as structs of bytes and path."""
     import datasets
 
     return table.cast_column(table.column_names[0], datasets.Image(decode=False))
@@ -280,47 +395,79 @@ def _undecoded(table: Table) -> Table:
 def _decoded(
     table: Table, decode: Callable[[Any], np.ndarray], kind: Kind, split: Split
 ) -> np.ndarray:
-    """(N, ...); a UserError names the first sample that cannot be used."""
+    """Return the decoded samples of a table, of shape (N, ...).
+
+    Args:
+        table: The columns of the samples.
+        decode: Decodes a value, or a list of values if there are several columns.
+        kind: What the samples are.
+        split: The split, for the error.
+
+    Raises:
+        UserError: Names the first sample that cannot be used.
+    """
     samples: list[np.ndarray] = []
-    for number, row in enumerate(table):
+    for position, row in enumerate(table):
         values = list(row.values())
         try:
-            samples.append(decode(values if values[1:] else values[0]))
-            if samples[-1].shape != samples[0].shape:
-                found = f"its shape is {samples[-1].shape}, that of the first {samples[0].shape}"
-                raise ValueError(found)
+            sample = decode(values if len(values) > 1 else values[0])
+            samples.append(sample)
+            if sample.shape != samples[0].shape:
+                raise ValueError(
+                    f"its shape is {sample.shape}, that of the first {samples[0].shape}"
+                )
         except Exception as error:  # of a file, a number or a decoder
-            name = " ".join(filter(None, (f"sample {number}", _file(values[0]))))
+            name = f"sample {position}"
+            file = _file(values[0])
+            if file:
+                name += f" {file}"
+            # The text of an error can have several lines.
             found = " ".join(f"{split}: {name} cannot be used: {error}".split())
             raise UserError(f"{KEY}.{kind}", found, _FIXES[kind]) from error
     return np.stack(samples)
 
 
 def _file(value: Any) -> str | None:
-    """The file that holds an image, unless the table does."""
-    return value["path"] if isinstance(value, dict) and value["bytes"] is None else None
+    """Return the file that holds an image; None if the table holds it."""
+    is_in_file = isinstance(value, dict) and value["bytes"] is None
+    return value["path"] if is_in_file else None
 
 
 def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:
-    """(1 or 3, H, W) uint8, for a struct of bytes and path.
+    """Return an image as a uint8 array of shape (1 or 3, H, W).
 
-    `size` is height and width in pixels after a bilinear interpolation; None leaves it as it is.
+    Args:
+        value: A struct of bytes and path.
+        base: The folder that the path is relative to.
+        grey: Whether to return one channel; then an image with colors is an error.
+        size: The height and width in pixels, by bilinear interpolation; None for those of the
+            image.
+
+    Raises:
+        ValueError: The image has more than 8 bits a level, or colors although `grey`.
+        OSError: It cannot be read.
     """
     from PIL import Image
 
     path = _file(value)
-    with Image.open(io.BytesIO(value["bytes"]) if path is None else base / path) as image:
+    source = io.BytesIO(value["bytes"]) if path is None else base / path
+    with Image.open(source) as image:
         if image.mode.startswith(("I", "F")):
             raise ValueError(f"its levels have more than 8 bits (mode {image.mode})")
         if grey and image.mode not in ("1", "L", "LA"):
-            raise ValueError("it has colours, and others have levels of grey only")
+            raise ValueError("it has colors, and others have levels of gray only")
         image = image.convert("L" if grey else "RGB")  # type: ignore[assignment]
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)  # type: ignore[assignment]
         return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
 
 
+def _characters(text: str, *, length: int) -> np.ndarray:
+    """Return the codes of a text as a uint8 array of shape (length,)."""
+    return encode([text], length)[0]
+
+
 def _numbers(value: Any, *, shape: list[int] | None) -> np.ndarray:
-    """Float32; a missing number is NaN."""
+    """Return a number or a list of numbers as a float32 array; a missing number is NaN."""
     sample = np.asarray(value if isinstance(value, list) else [value], dtype=np.float32)
     return sample if shape is None else sample.reshape(shape)

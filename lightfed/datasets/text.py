@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,29 +30,45 @@ from lightfed.data.dataset import (
 )
 from lightfed.datasets.language import Prose
 from lightfed.utils.cache import cached
-from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import numpy_generator
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
-"""As printed by Zhang et al. 2015: 70 characters; the hyphen occurs twice, and its first place
-counts."""
+"""The 70 characters as printed by Zhang et al. 2015; the hyphen is there twice, and its first
+position counts."""
 
 _PACKAGES = ("torch", "numpy", "pandas")
-_SHORTEST = 80  # characters
-_PARTS = {"torch": ("nn", "optim", "distributed", "utils")}  # enough; the rest would take time
+
+# Shorter docstrings, in characters, are not used.
+_SHORTEST = 80
+
+# The parts of a package that are read, if not all of it is: to read the rest would take time.
+_PARTS = {"torch": ("nn", "optim", "distributed", "utils")}
+
+# Folders that are not read.
 _SKIPPED = {"test", "tests", "testing", "idle_test", "_vendor", "site-packages", "dist-packages"}
+
+# What can have a docstring.
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def encode(texts: Sequence[str], length: int) -> np.ndarray:
-    """The first characters of each text, in lower case, as places in the alphabet.
+    """Return the first characters of each text, in lower case, as positions in the alphabet.
 
-    Returns (N, length) uint8: 1..70, and 0 after the end of a text or for any other character.
+    Args:
+        texts: The N texts.
+        length: The number of characters.
+
+    Returns:
+        A uint8 array of shape (N, length), with 1..70 for the characters of the alphabet, and 0 for
+        any other character and after the end of a text.
     """
-    table = defaultdict(int, {ord(letter): ALPHABET.index(letter) + 1 for letter in ALPHABET})
+    code_of_letter = {ord(letter): ALPHABET.index(letter) + 1 for letter in ALPHABET}
+    table = defaultdict(int, code_of_letter)
     codes = np.zeros((len(texts), length), dtype=np.uint8)
     for row, text in zip(codes, texts, strict=True):
-        kept = text[:length].lower()[:length]  # lower case can be longer
+        # Cut again, because a text can be longer in lower case.
+        kept = text[:length].lower()[:length]
         row[: len(kept)] = bytearray(kept.translate(table), "latin-1")
     return codes
 
@@ -61,19 +76,21 @@ def encode(texts: Sequence[str], length: int) -> np.ndarray:
 class Characters(Dataset):
     """Texts with a class each.
 
-    A sample is (length,) uint8, see `encode`. A batch is float32, (B, length).
+    A sample is a uint8 tensor of shape (length,), see `encode`. A batch is a float32 tensor of
+    shape (B, length).
     """
 
-    transform = None  # codes are not normalised
+    transform = None  # codes are not normalized
 
     def __init__(self, *, length: int) -> None:
-        require(length >= 1, f"{KEY}.length", length, "give at least 1")
+        if length < 1:
+            raise UserError(f"{KEY}.length", found=f"{length}", fix="give at least 1")
         self.length = length
         self.input_shape = (length,)
 
     @abstractmethod
     def texts(self, split: Split) -> tuple[list[str], np.ndarray]:
-        """The texts of a split, and their classes, (N,) int64."""
+        """Return the N texts of a split, and their classes as an int64 array of shape (N,)."""
 
     @override
     def load(self, split: Split) -> Samples:
@@ -85,8 +102,8 @@ class Characters(Dataset):
 class AGNews(Characters):
     """127,600 news items of four classes: 120,000 for training, 7,600 for testing.
 
-    From ROOT/ag_news_csv/{train,test}.csv, the published files; a text is the title, a space and
-    the description. `Hub` reads the files of the hub.
+    The published files are ROOT/ag_news_csv/{train,test}.csv. A text is the title, a space and the
+    description. `Hub` reads the files of the hub.
     """
 
     classes = ("World", "Sports", "Business", "Sci/Tech")
@@ -95,9 +112,9 @@ class AGNews(Characters):
         """Read AG News.
 
         Args:
-            root: the folder that holds ag_news_csv.
-            length: characters of a sample: 1014 for CharCNN, 1024 for VDCNN in the papers. Longer
-                texts are cut, shorter ones padded.
+            root: The folder that holds ag_news_csv.
+            length: The number of characters in a sample: 1014 for CharCNN, 1024 for VDCNN in the
+                papers. Longer texts are cut, and shorter ones padded.
         """
         super().__init__(length=length)
         self.root = Path(root).expanduser()
@@ -109,20 +126,25 @@ class AGNews(Characters):
         path = self.root / "ag_news_csv" / f"{split}.csv"
         if not path.is_file():
             raise missing(path, holds="ag_news_csv")
+
         columns: Any = {"label": int, "title": str, "text": str}
         try:
-            table = pd.read_csv(path, names=[*columns], dtype=columns, keep_default_na=False)
-        except Exception as error:  # pandas has its own
+            table = pd.read_csv(path, names=list(columns), dtype=columns, keep_default_na=False)
+        except Exception as error:  # pandas has errors of its own
             raise unreadable(path, error) from error
-        return (table.title + " " + table.text).tolist(), table.label.to_numpy(np.int64) - 1
+
+        texts = (table.title + " " + table.text).tolist()
+        # The file counts classes from 1.
+        labels = table.label.to_numpy(np.int64) - 1
+        return texts, labels
 
 
 class Docstrings(Characters):
     """Which package does a docstring belong to: the standard library, torch, numpy or pandas?
 
-    Different docstrings of at least 80 characters, equally many per class; a fifth is the test
-    split. The samples depend only on the versions of the packages. Reading the sources takes ten
-    seconds, once for all runs (`lightfed.utils.cache`).
+    The texts are different docstrings of at least 80 characters, equally many per class. A fifth of
+    them is the test split. The samples depend only on the versions of the packages. Reading the
+    sources takes ten seconds, once for all runs (`lightfed.utils.cache`).
     """
 
     classes = ("stdlib", *_PACKAGES)
@@ -134,17 +156,22 @@ class Docstrings(Characters):
         """Read the docstrings.
 
         Args:
-            length: characters of a sample; longer texts are cut, shorter ones padded.
-            per_class: texts of each class in both splits together; less if a package has fewer.
-            tokenizer: of `transformers`, as of `Hub`; samples are then its columns, with the class
-                as `labels`, and `length` counts tokens.
+            length: The number of characters in a sample. Longer texts are cut, and shorter ones
+                padded.
+            per_class: The number of texts of each class in both splits together; fewer if a package
+                has fewer.
+            tokenizer: A tokenizer of `transformers`, as for `Hub`. Samples are then its columns,
+                with the class as `labels`, and `length` counts tokens.
         """
         super().__init__(length=length)
+        if per_class < 5:
+            fix = "give at least 5"
+            raise UserError(f"{KEY}.per_class", found=f"{per_class} texts", fix=fix)
+        self.per_class = per_class
         self._tokenizer = tokenizer
         if tokenizer is not None:
-            self.task, self.input_shape = "columns", ()
-        require(per_class >= 5, f"{KEY}.per_class", f"{per_class} texts", "give at least 5")
-        self.per_class = per_class
+            self.task = "columns"
+            self.input_shape = ()
 
     @override
     def load(self, split: Split) -> Samples:
@@ -157,37 +184,47 @@ class Docstrings(Characters):
 
     @override
     def texts(self, split: Split) -> tuple[list[str], np.ndarray]:
-        texts, labels = self._found
-        count = min(self.per_class, *np.bincount(labels, minlength=self.num_classes).tolist())
-        found = f"not all of {', '.join(self.classes)} are installed with documented *.py files"
-        require(count >= 5, "data.dataset", found, "take AGNews, or install them from wheels")
-        rng = numpy_generator(0, "docstrings/split")
+        texts, labels = self._all_texts
+        texts_of_class = np.bincount(labels, minlength=self.num_classes).tolist()
+        count = min(self.per_class, *texts_of_class)
+        if count < 5:
+            names = ", ".join(self.classes)
+            raise UserError(
+                key="data.dataset",
+                found=f"not all of {names} are installed with documented *.py files",
+                fix="take AGNews, or install them from wheels",
+            )
+
         part = slice(count // 5) if split == "test" else slice(count // 5, count)
-        chosen = [
-            rng.permutation(np.flatnonzero(labels == c))[part] for c in range(len(self.classes))
-        ]
-        index = rng.permutation(np.concatenate(chosen))
-        return [texts[i] for i in index], labels[index]
+        rng = numpy_generator(0, "docstrings/split")
+        chosen = []
+        for label in range(len(self.classes)):
+            shuffled = rng.permutation(np.flatnonzero(labels == label))
+            chosen.append(shuffled[part])
+        positions = rng.permutation(np.concatenate(chosen))
+        return [texts[position] for position in positions], labels[positions]
 
     @cached_property
-    def _found(self) -> tuple[list[str], np.ndarray]:
-        """The different texts of all classes, and their classes, (N,) int64."""
+    def _all_texts(self) -> tuple[list[str], np.ndarray]:
+        """The N different texts of all classes, and their classes as an int64 array (N,)."""
 
-        def scanned() -> dict[str, int]:
-            texts: dict[str, int] = {}
-            folders = source_folders()
+        def scan() -> dict[str, int]:
+            # A text that several packages have belongs to the first of them.
+            label_of_text: dict[str, int] = {}
+            folders_of_class = source_folders()
             for label, name in enumerate(self.classes):
-                for text in chain.from_iterable(map(docstrings, folders[name])):
-                    texts.setdefault(text, label)
-            return texts
+                for folder in folders_of_class[name]:
+                    for text in docstrings(folder):
+                        label_of_text.setdefault(text, label)
+            return label_of_text
 
-        versions = [platform.python_version(), *map(version, _PACKAGES)]  # what texts depend on
-        texts: dict[str, int] = cached(["docstrings", versions], scanned)
-        return list(texts), np.array(list(texts.values()), dtype=np.int64)
+        versions = [platform.python_version(), *map(version, _PACKAGES)]
+        label_of_text: dict[str, int] = cached(["docstrings", versions], scan)
+        return list(label_of_text), np.array(list(label_of_text.values()), dtype=np.int64)
 
 
 def source_folders() -> dict[str, list[Path]]:
-    """The source folders of each class."""
+    """Return the source folders of each class."""
     folders = {"stdlib": [Path(sysconfig.get_path("stdlib"))]}
     for name in _PACKAGES:
         root = Path(str(files(name)))
@@ -196,16 +233,19 @@ def source_folders() -> dict[str, list[Path]]:
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """The docstrings of at least 80 characters in a folder, in the order of files and lines."""
+    """Yield the docstrings of at least 80 characters in a folder, by the order of its files."""
     for path in sorted(folder.rglob("*.py")):
         if not _SKIPPED.isdisjoint(path.relative_to(folder).parts):
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about backslashes in strings
+                # Some sources have backslashes in strings.
+                warnings.simplefilter("ignore")
                 tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # some sources are templates, or for another version of Python
+            # Some sources are templates, or for another version of Python.
+            continue
+
         for node in ast.walk(tree):
             text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
             if text is not None and len(text) >= _SHORTEST:
@@ -215,9 +255,9 @@ def docstrings(folder: Path) -> Iterator[str]:
 class NextCharacter(Dataset):
     """The texts of `Prose` or `Docstrings` in windows, for a causal model of `transformers`.
 
-    Both have one alphabet, 71 tokens: see `encode`. The columns `input_ids` and `labels` are equal,
-    (window,) int64. The classes of docstrings are packages, and prose is one class. A window has
-    text of one class.
+    Both have one alphabet of 71 tokens; see `encode`. The columns `input_ids` and `labels` are
+    equal; for a sample, they are int64 tensors of shape (window,). The classes of docstrings are
+    packages, and prose is one class. A window has text of one class.
     """
 
     task = "columns"
@@ -232,70 +272,106 @@ class NextCharacter(Dataset):
 
         Args:
             text: prose, for a base, or docstrings, to which it is adapted.
-            window: Characters of a sample; those left over at the end of a class are dropped.
-            per_class: Docstrings of each class in both splits together, as of `Docstrings`.
+            window: The number of characters in a sample; those left over at the end of a class are
+                dropped.
+            per_class: The number of docstrings of each class in both splits together, as for
+                `Docstrings`.
         """
-        require(window >= 2, f"{KEY}.window", window, "give at least 2")
-        self._docstrings = Docstrings(per_class=per_class) if text == "docstrings" else None
-        self.classes = self._docstrings.classes if self._docstrings else ("prose",)
+        if window < 2:
+            raise UserError(f"{KEY}.window", found=f"{window}", fix="give at least 2")
         self.window = window
+        self._docstrings: Docstrings | None = None
+        self.classes = ("prose",)
+        if text == "docstrings":
+            self._docstrings = Docstrings(per_class=per_class)
+            self.classes = self._docstrings.classes
 
     @override
     def load(self, split: Split) -> Samples:
-        streams = [Prose().lines(split)]
-        if self._docstrings:
-            texts, labels = self._docstrings.texts(split)
-            streams = [
-                [texts[i] for i in np.flatnonzero(labels == c)] for c in range(len(self.classes))
-            ]
-        windows = []
-        for stream in streams:
-            text = "\n".join(stream)
-            whole = encode([text], len(text) // self.window * self.window)
-            windows.append(torch.from_numpy(whole.reshape(-1, self.window)).long())
-        x, y = torch.cat(windows), torch.arange(len(windows))
-        y = y.repeat_interleave(torch.tensor([len(part) for part in windows]))
+        windows_of_class = []
+        for texts in self._texts_of_classes(split):
+            text = "\n".join(texts)
+            whole_windows = len(text) // self.window
+            codes = encode([text], whole_windows * self.window)
+            windows_of_class.append(torch.from_numpy(codes.reshape(-1, self.window)).long())
+
+        x = torch.cat(windows_of_class)
+        counts = torch.tensor([len(windows) for windows in windows_of_class])
+        y = torch.arange(len(windows_of_class)).repeat_interleave(counts)
         return Samples(x, y, None, Columns({"input_ids": x, "labels": x}, {}, dict))
+
+    def _texts_of_classes(self, split: Split) -> list[list[str]]:
+        """Return the texts of each class."""
+        if self._docstrings is None:
+            return [Prose().lines(split)]
+
+        texts, labels = self._docstrings.texts(split)
+        texts_of_classes: list[list[str]] = [[] for _ in self.classes]
+        for text, label in zip(texts, labels.tolist(), strict=True):
+            texts_of_classes[label].append(text)
+        return texts_of_classes
 
 
 def tokenized(
     texts: Sequence[str], classes: Tensor | None, tokenizer: str, max_length: int | None
 ) -> Columns:
-    """The columns `input_ids`, `attention_mask` and `labels` of texts, by a tokenizer.
+    """Return the columns `input_ids`, `attention_mask` and `labels` of texts, by a tokenizer.
 
     Args:
-        texts: N of them.
-        classes: (N,) int64 labels; None: the token ids are the labels.
-        tokenizer: of `transformers`: a folder, or a name of the hub.
-        max_length: tokens that longer texts are cut to; None for the limit of the tokenizer.
+        texts: The N texts.
+        classes: The labels, an int64 tensor of shape (N,). None if the token ids are the labels.
+        tokenizer: A tokenizer of `transformers`: a folder, or a name of the hub.
+        max_length: The tokens that longer texts are cut to; None for the limit of the tokenizer.
+
+    Raises:
+        UserError: There is no such tokenizer, or it takes fewer tokens.
     """
-    made = tokenizer_of(tokenizer)
-    most, own = max_length, made.model_max_length
-    fits, found = most is None or 1 <= most <= own, f"{most}, and the tokenizer takes {own}"
-    require(fits, f"{KEY}.max_length", found, "give 1 to that many")
-    most = most or (own if own < 1 << 30 else None)  # a huge one means none
-    rows = made([*texts], truncation=most is not None, max_length=most)["input_ids"]
-    ids = [torch.tensor(row, dtype=torch.int64) for row in rows]
-    masks = [torch.ones_like(row) for row in ids]
-    labels = ids if classes is None else list(classes)
-    samples = {"input_ids": ids, "attention_mask": masks, "labels": labels}
-    return Columns.of(samples, input_ids=made.pad_token_id or 0)
+    tokenize = tokenizer_of(tokenizer)
+    limit = tokenize.model_max_length
+    if max_length is not None and not 1 <= max_length <= limit:
+        raise UserError(
+            key=f"{KEY}.max_length",
+            found=f"{max_length}, and the tokenizer takes {limit}",
+            fix="give 1 to that many",
+        )
+
+    # A tokenizer without a limit has a huge number in its place.
+    has_limit = limit < 1 << 30
+    if max_length is None and has_limit:
+        max_length = limit
+
+    token_ids = tokenize(list(texts), truncation=max_length is not None, max_length=max_length)
+    input_ids = [torch.tensor(ids, dtype=torch.int64) for ids in token_ids["input_ids"]]
+    samples = {
+        "input_ids": input_ids,
+        "attention_mask": [torch.ones_like(ids) for ids in input_ids],
+        "labels": input_ids if classes is None else list(classes),
+    }
+    return Columns.of(samples, input_ids=tokenize.pad_token_id or 0)
 
 
 @cache
 def tokenizer_of(path: str) -> Any:
-    """The tokenizer in a folder, or of a name of the hub; a UserError if there is none."""
+    """Return the tokenizer in a folder, or of a name of the hub.
+
+    Raises:
+        UserError: There is none, or `transformers` is not installed.
+    """
     key = f"{KEY}.tokenizer"
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         found = f"{path}, and transformers is not installed"
-        raise UserError(key, found, "pip install lightfed[hf]") from error
-    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what fails is raised, too
+        raise UserError(key, found, fix="pip install lightfed[hf]") from error
+
+    # What fails is raised, too, so that the library need not print it.
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)
+
     local = Path(path).expanduser()
     fix = "give the folder of a tokenizer, or a name of the hub that is in the cache"
-    there = local.exists() or not path.startswith(("/", ".", "~"))
-    require(there, key, f"{path} is not there", fix)
+    looks_local = path.startswith(("/", ".", "~"))
+    if looks_local and not local.exists():
+        raise UserError(key, found=f"{path} does not exist", fix=fix)
     try:
         return AutoTokenizer.from_pretrained(str(local) if local.exists() else path)
     except Exception as error:  # of a file, or of the hub

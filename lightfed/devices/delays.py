@@ -1,7 +1,8 @@
-"""Distributions of delays in virtual seconds, and of rates: classes for the configuration.
+"""Distributions of delays, in virtual seconds, and of rates: classes for the configuration.
 
-`expected` concerns tau_(B), the B-th smallest of N independent values, each the largest of m
-delays.
+The expected waiting time of a cloud is that for the first B of N servers, each of which waits for
+the slowest of its m devices. So `expected` is about tau_(B), the B-th smallest of N independent
+values, each of which is the largest of m delays.
 """
 
 import math
@@ -16,44 +17,53 @@ import numpy as np
 from scipy import integrate, special, stats
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
 
 Size = int | tuple[int, ...]
-_MOST = 1e100
+
+# Beyond this a draw or a mean may be infinite.
+_LARGEST = 1e100
 
 
 class Distribution(Recorded, ABC):
     """A distribution of nonnegative numbers: of delays, or of what devices do in a second.
 
-    `bounds` are those of arguments, which lie between; they keep every draw and mean finite.
+    Attributes:
+        bounds: For arguments by name, two numbers between which they must lie. They keep every draw
+            and every mean finite.
     """
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.bounds.items():
-            self._check(name, low, high)
+            self._check_between(name, low, high)
 
-    def _check(self, name: str, above: float, below: float) -> None:
-        """Reject an argument out of bounds."""
-        value, fix = getattr(self, name), f"give a number above {above:g} and below {below:g}"
-        require(above < value < below, f"{type(self).__name__}.{name}", f"{value:g}", fix)
+    def _check_between(self, name: str, low: float, high: float) -> None:
+        """Refuse an argument that does not lie between two numbers."""
+        value = getattr(self, name)
+        if not low < value < high:
+            raise UserError(
+                f"{type(self).__name__}.{name}",
+                f"{value:g}",
+                f"give a number above {low:g} and below {high:g}",
+            )
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
-        """Independent numbers of shape `size`."""
+        """Return independent numbers, in an array of shape `size`."""
 
 
 @dataclass(frozen=True)
 class Zipf(Distribution):
-    """The largest over Z, P(Z = z) ~ z ** -exponent: most rates are the largest, a few far less."""
+    """Numbers `largest` / Z, P(Z = z) ~ z ** -exponent: most are large, and a few far smaller."""
 
     largest: float
-    """Of all numbers."""
+    """The largest number, which is also the most frequent one."""
     exponent: float = 2.0
     """Above 1; 2 gives three of five numbers the largest value, 4 nine of ten."""
-    bounds = {"largest": (0.0, _MOST), "exponent": (1.0, _MOST)}
+    bounds = {"largest": (0.0, _LARGEST), "exponent": (1.0, _LARGEST)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -65,11 +75,17 @@ class Delay(Distribution):
 
     @abstractmethod
     def quantile(self, p: float) -> float:
-        """The smallest t with P(T <= t) >= p, for 0 < p < 1."""
+        """Return the smallest t with P(T <= t) >= p, in virtual seconds, for 0 < p < 1."""
 
     @abstractmethod
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
-        """E[tau_(B)] in virtual seconds: B = `wait`, N = `servers`, m = `devices`."""
+        """Return E[tau_(B)], in virtual seconds.
+
+        Args:
+            wait: B, the number of servers that the cloud waits for.
+            servers: N.
+            devices: m, the number of devices of a server.
+        """
 
 
 class _Continuous(Delay):
@@ -77,7 +93,7 @@ class _Continuous(Delay):
 
     @abstractmethod
     def law(self) -> Any:
-        """The frozen distribution of scipy.stats."""
+        """Return the distribution as a frozen one of scipy.stats."""
 
     @override
     def quantile(self, p: float) -> float:
@@ -85,22 +101,28 @@ class _Continuous(Delay):
 
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
-        """The integral of t(y) exp(-y) over y > 0, where P(tau_(B) > t(y)) = exp(-y).
+        """Return E[tau_(B)], in virtual seconds, by numerical integration.
 
-        P(tau_(B) > t) is that of a beta variable of parameters N - B + 1 and B below the
-        probability that one server, the largest of its m delays, is late.
+        It is the integral of t(y) exp(-y) over y > 0, where t(y) is the time with
+        P(tau_(B) > t(y)) = exp(-y). The B-th smallest is late if at least N - B + 1 servers are. So
+        P(tau_(B) > t) is the probability that a beta variable with parameters N - B + 1 and B is
+        below the probability that one server is late at t.
         """
-        law, late = self.law(), servers - wait + 1
+        law = self.law()
+        late_servers = servers - wait + 1
 
-        def weighted(y: float) -> float:
-            server = special.betaincinv(late, wait, math.exp(-y))
-            device = -math.expm1(math.log1p(-server) / devices)
-            return float(law.isf(device)) * math.exp(-y)
+        def integrand(y: float) -> float:
+            # The probability that one server is late, and from it that one of its devices is.
+            server_is_late = special.betaincinv(late_servers, wait, math.exp(-y))
+            device_is_late = -math.expm1(math.log1p(-server_is_late) / devices)
+            return float(law.isf(device_is_late)) * math.exp(-y)
 
         # The integrand matters near y = 1 for light tails and near 100 for the heaviest. Beyond 200
         # it is below rounding errors, and `betaincinv` fails from 300.
-        places = (1, 10, 100)
-        return integrate.quad(weighted, 0, 200, points=places, epsabs=0, epsrel=1e-10, limit=500)[0]
+        mean, _ = integrate.quad(
+            integrand, 0, 200, points=(1, 10, 100), epsabs=0, epsrel=1e-10, limit=500
+        )
+        return mean
 
 
 @dataclass(frozen=True)
@@ -109,7 +131,7 @@ class Exponential(_Continuous):
 
     mean: float
     """Virtual seconds."""
-    bounds = {"mean": (0.0, _MOST)}
+    bounds = {"mean": (0.0, _LARGEST)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -125,10 +147,10 @@ class Weibull(_Continuous):
     """P(T > t) = exp(-(t / scale) ** shape); a shape below 1 has a heavy tail."""
 
     shape: float
-    """1 is exponential, above 1 lighter, below 1 heavier."""
+    """1 is exponential; above 1 the tail is lighter, below 1 heavier."""
     scale: float = 1.0
-    """Virtual seconds that a share of 1/e of the delays exceeds."""
-    bounds = {"shape": (0.01, _MOST), "scale": (0.0, _MOST)}
+    """Virtual seconds, which a share of 1/e of the delays exceeds."""
+    bounds = {"shape": (0.01, _LARGEST), "scale": (0.0, _LARGEST)}
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -169,8 +191,8 @@ class Uniform(_Continuous):
 
     def __post_init__(self) -> None:
         if self.low != 0.0:
-            self._check("low", 0.0, _MOST)
-        self._check("high", self.low, _MOST)
+            self._check_between("low", 0.0, _LARGEST)
+        self._check_between("high", self.low, _LARGEST)
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -182,9 +204,13 @@ class Uniform(_Continuous):
 
 
 class _Discrete(Delay):
-    """One of some values, all alike."""
+    """One of several values, all with the same probability.
 
-    values: np.ndarray  # ascending
+    Attributes:
+        values: The values in virtual seconds, (n,) ascending.
+    """
+
+    values: np.ndarray
 
     @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -196,10 +222,12 @@ class _Discrete(Delay):
 
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
-        """A sum over the values, exact."""
-        in_time = np.linspace(0.0, 1.0, len(self.values) + 1) ** devices
-        weights = np.diff(special.betainc(wait, servers - wait + 1, in_time))
-        return float(weights @ self.values)
+        """Return E[tau_(B)], in virtual seconds: a sum over the values, which is exact."""
+        # The probability that a server is done at each of the values; at first none is.
+        server_is_done = np.linspace(0.0, 1.0, len(self.values) + 1) ** devices
+        enough_are_done = special.betainc(wait, servers - wait + 1, server_is_done)
+        probabilities = np.diff(enough_are_done)
+        return float(probabilities @ self.values)
 
 
 @dataclass(frozen=True)
@@ -208,7 +236,7 @@ class Constant(_Discrete):
 
     value: float
     """Virtual seconds."""
-    bounds = {"value": (0.0, _MOST)}
+    bounds = {"value": (0.0, _LARGEST)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,14 +259,22 @@ class Trace(_Discrete):
 
 
 def _read_trace(path: Path) -> np.ndarray:
-    """(n,) the delays of a file; a UserError if it holds something else, or none above 0."""
-    key, fix = "Trace.path", "name a text file of delays of at least 0, some above 0"
+    """Return the delays of a file, (n,).
+
+    Raises:
+        UserError: The file cannot be read, or holds something other than delays of at least 0, some
+            of them above 0.
+    """
+    key = "Trace.path"
+    fix = "name a text file of delays of at least 0, some above 0"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns about an empty file
             values = np.loadtxt(path, delimiter=",", ndmin=1, encoding="utf-8").ravel()
     except (OSError, ValueError, UserWarning) as error:
         raise UserError(key, f"{path} cannot be read ({error})", fix) from error
-    found = f"delays from {values.min():g} to {values.max():g} in {path}"
-    require(values.min() >= 0 and 0 < values.max() < math.inf, key, found, fix)
+
+    fits = values.min() >= 0 and 0 < values.max() < math.inf
+    if not fits:
+        raise UserError(key, f"delays from {values.min():g} to {values.max():g} in {path}", fix)
     return values

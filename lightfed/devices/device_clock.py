@@ -4,11 +4,13 @@ A client that does a round's work receives, computes and sends, one after the ot
 
     bytes down / down + latency  +  FLOPs / flops  +  bytes up / up + latency
 
-and its session's delay. This is APPFL's formula, with the bytes and FLOPs of each client's own
-model. All start when the last round ended, and the server merges when all have sent, or when the
-policy says so; what clients do after the merge follows it. Without a server a client starts when it
-and the neighbours that it receives from have done their last round. The clients of a round share
-the server's link equally, as long as any of them is there.
+To this its session's delay is added. The formula is that of APPFL, with the bytes and FLOPs of each
+client's own model.
+
+With a server, all clients start when the last round has ended. The server merges when all of them
+have sent, or when the policy says so; what clients do after the merge follows it. Without a server,
+a client starts when it and the neighbors that it receives from have done their last round. The
+clients of a round share the server's link equally, for as long as any of them uses it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,9 +23,10 @@ from typing_extensions import override
 from lightfed.api.clock import Clock
 from lightfed.devices.devices import KEY as DEVICES
 from lightfed.devices.devices import Devices, seconds
-from lightfed.devices.policy import KEY, Policy
+from lightfed.devices.policy import KEY as POLICY
+from lightfed.devices.policy import Policy
 from lightfed.state.costs import Ledger
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 Clients = np.ndarray | Sequence[int]
@@ -33,12 +36,15 @@ class DeviceClock(Clock):
     """The virtual clock of a fleet; the same on every rank.
 
     Args:
-        devices: of the clients.
-        values: (N,) each, what the devices do in a second and their memory, by name.
-        ledger: bytes and FLOPs of all clients.
-        sampled: clients of a round.
-        policy: of the server.
-        seed: of the run.
+        devices: The clients' devices.
+        values: What the devices do in a second and their memory, (N,) each, by name.
+        ledger: Counts the bytes and FLOPs of all clients.
+        sampled: Number of clients in a round.
+        policy: What the server waits for; all clients by default.
+        seed: Of the run.
+
+    Attributes:
+        finish: When each client has finished its last work, in virtual seconds, (N,).
     """
 
     def __init__(
@@ -56,75 +62,101 @@ class DeviceClock(Clock):
         self.devices = devices
         self.policy = policy or Policy()
         self.values = values
-        self._ledger = ledger
         self.keeps_late = self.policy.late == "keep"
         self.drops_late = self.policy.drops_late
         self.loses_partial = self.policy.partial == "lose"
-        self._finish = np.zeros(clients)  # of the last work of each client
-        self._busy = np.zeros(clients)  # seconds at work, of ended rounds
-        self._there = np.ones(clients, dtype=bool)  # in the last round that asked
-        self._began: dict[int, int] = {}  # of kept updates that have not arrived, by client
-        # Of the ledger's totals, what has a price.
-        self._known_bytes, self._known_flops = np.zeros_like(ledger.bytes), np.zeros(clients)
+        self._ledger = ledger
+
+        self.finish = np.zeros(clients)
+
+        # Each client's seconds at work in the rounds that have ended.
+        self._busy = np.zeros(clients)
+
+        # Which clients were available in the last round that asked for it.
+        self._were_there = np.ones(clients, dtype=bool)
+
+        # For kept updates that have not arrived: the round in which each began, by client.
+        self._round_begun: dict[int, int] = {}
+
+        # The part of the ledger's totals that has been turned into time already.
+        self._counted_bytes = np.zeros_like(ledger.bytes)
+        self._counted_flops = np.zeros(clients)
         self.open()
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        arrays = self._finish, self._busy, self._there
-        copies = [torch.from_numpy(each.copy()) for each in arrays]
-        return {"now": self.now, "began": {**self._began}, "arrays": copies}
+        arrays = []
+        for values in (self.finish, self._busy, self._were_there):
+            arrays.append(torch.from_numpy(values.copy()))
+        return {"now": self.now, "began": dict(self._round_begun), "arrays": arrays}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         assert state is not None, "a run without devices has no time to go on from"
-        self.now, self._began = state["now"], {**state["began"]}
-        self._finish, self._busy, self._there = (each.numpy().copy() for each in state["arrays"])
-        self._known_bytes[:], self._known_flops[:] = self._ledger.bytes, self._ledger.flops
+        finish, busy, were_there = state["arrays"]
+        self.now = state["now"]
+        self._round_begun = dict(state["began"])
+        self.finish = finish.numpy().copy()
+        self._busy = busy.numpy().copy()
+        self._were_there = were_there.numpy().copy()
+
+        # The ledger is restored first: all that it has is of rounds that have ended.
+        self._counted_bytes[:] = self._ledger.bytes
+        self._counted_flops[:] = self._ledger.flops
 
     @override
     def open(self) -> None:
-        self._start = self._least = self.now  # of the round, and of its work
-        self._ledger.touched, self._worked = [], np.zeros(self._ledger.clients)
+        self._round_start = self.now
+        self._earliest_work = self.now  # before this no client works in this round
+        self._worked = np.zeros(self._ledger.clients)  # seconds of this round
+        self._ledger.touched = []
         self._t = 0
         self._steps: dict[int, int] = {}  # of this round's sessions, by client
-        self._asked: list[int] | None = None
-        self._closed = self._own = False
+        self._selected: list[int] | None = None
+        self._is_closed = False
+        self._method_sets_time = False
         self.arrived = {}
         self.late = set()
 
     @override
     def participants(self, t: int) -> list[int]:
-        """S_t: clients that are there and have nothing to finish, drawn without replacement.
+        """Return S_t: clients that are available and idle, drawn without replacement.
 
-        If nobody is there, the server waits for the first.
+        If no client is, the server waits for the first one.
         """
-        if not self._selects:
-            return super().participants(t)
-        if self._asked is not None:
-            return self._asked
-        rng, rule = numpy_generator(self.seed, "participants", t), self.devices.availability
-        ready = self._finish.copy()
-        ready[self.under_way] = np.inf
-        start = max(self.now, float(ready.min()))
-        asked = free = ready <= start
-        if rule is not None:
-            start = rule.next(start, free)
-            sure = rule.there(self._there, rng, start, t)
-            self._there = sure > 0
-            asked = free & self._there
-            if not asked.any():
-                asked = free & (sure == sure[free].max())
-        self.now = self._start = self._least = start
-        clients, count = np.flatnonzero(asked), self.policy.selected(self.sampled)
+        if self.devices.availability is None and self.policy.waits:
+            return super().participants(t)  # nobody is ever away or busy
+        if self._selected is not None:
+            return self._selected
+
+        rng = numpy_generator(self.seed, "participants", t)
+
+        # A client whose update is still under way cannot be asked before that has been merged.
+        free_at = self.finish.copy()
+        free_at[self.under_way] = np.inf
+        start = max(self.now, float(free_at.min()))
+        is_free = free_at <= start
+
+        candidates = is_free
+        availability = self.devices.availability
+        if availability is not None:
+            start = availability.next(start, is_free)
+            likelihood = availability.there(self._were_there, rng, start, t)
+            self._were_there = likelihood > 0
+            candidates = is_free & self._were_there
+            if not candidates.any():
+                candidates = is_free & (likelihood == likelihood[is_free].max())
+
+        self.now = start
+        self._round_start = start
+        self._earliest_work = start
+
+        clients = np.flatnonzero(candidates)
+        count = self.policy.selected(self.sampled)
         if count < len(clients):
             clients = np.sort(rng.choice(clients, count, replace=False, shuffle=False))
-        self._asked = [*clients.tolist()]
-        return self._asked
-
-    @property
-    def _selects(self) -> bool:
-        """Whether clients may be away, or busy with an earlier round."""
-        return self.devices.availability is not None or not self.policy.waits
+        self._selected = clients.tolist()
+        return self._selected
 
     @override
     def leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
@@ -132,10 +164,13 @@ class DeviceClock(Clock):
 
     @override
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
-        """Clients start when they and those that they receive from have done their last round."""
-        finish, self._least = self._finish.copy(), 0.0
-        for client, theirs in senders.items():
-            self._finish[client] = finish[[client, *theirs]].max()
+        """Let clients start when they and their senders have done their last round."""
+        last_finish = self.finish.copy()
+        for client, its_senders in senders.items():
+            self.finish[client] = last_finish[[client, *its_senders]].max()
+
+        # There is no server whose round they wait for.
+        self._earliest_work = 0.0
 
     @override
     def trained(self, steps: Mapping[int, int], t: int) -> None:
@@ -145,151 +180,266 @@ class DeviceClock(Clock):
     @property
     @override
     def under_way(self) -> list[int]:
-        return sorted(self._began)
+        return sorted(self._round_begun)
 
     @override
     def close(self, silent: Collection[int], usable: Mapping[int, bool]) -> None:
         """End the server's wait, at the first merge of a round.
 
         Raises:
-            UserError: not even the fastest client could meet the deadline.
+            UserError: Not even the fastest client could meet the deadline.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        trained = [*self._steps]
-        who, work = self._work(trained)
-        self._finish[who] = np.maximum(self._finish[who], self._least) + self._price(who, work)
-        self._finish[trained] += self._delays(trained, "delay")
-        sent = [k for k in trained if k not in silent]
-        coming = [*sent, *self._began]
-        finish = self._finish[coming or who]
-        if self.policy.waits or not coming:
+        self._is_closed = True
+
+        trained = list(self._steps)
+        workers, work = self._new_work(trained)
+        begin = np.maximum(self.finish[workers], self._earliest_work)
+        self.finish[workers] = begin + self._spend(workers, work)
+        self.finish[trained] += self._draw_delays(trained, "delay")
+
+        sent = [client for client in trained if client not in silent]
+        coming = [*sent, *self._round_begun]
+        if not coming:
+            # Nobody has sent an update: the round lasts as long as its work.
+            self.now = float(self.finish[workers].max(initial=self.now))
+            return
+
+        finish = self.finish[coming]
+        if self.policy.waits:
             self.now = float(finish.max(initial=self.now))
             return
+
         self.now = self._closing_time(np.sort(finish))
         if self.policy.late == "drop" and self.now < finish.min():
-            self._check_deadline(work[np.isin(who, sent)])
-        out = {k for k, end in zip(coming, finish.tolist(), strict=True) if end > self.now}
-        self.late = out.intersection(sent)
-        self.arrived = {k: self._t - t for k, t in self._began.items() if k not in out}
+            self._check_deadline(work[np.isin(workers, sent)])
+        self._note_late_updates(coming, sent, usable)
+
+    def _note_late_updates(
+        self, coming: Sequence[int], sent: Collection[int], usable: Mapping[int, bool]
+    ) -> None:
+        """Note whose update comes too late for this round, and whose late update has arrived.
+
+        Args:
+            coming: Clients with an update under way, of this round or an earlier one.
+            sent: Those of this round.
+            usable: By client, whether its update can count in any round.
+        """
+        missed = set()
+        for client, finish in zip(coming, self.finish[coming].tolist(), strict=True):
+            if finish > self.now:
+                missed.add(client)
+        self.late = missed.intersection(sent)
+
+        self.arrived = {}
+        for client, round_begun in self._round_begun.items():
+            if client not in missed:
+                self.arrived[client] = self._t - round_begun
         for client in self.arrived:
-            del self._began[client]
+            del self._round_begun[client]
+
         if self.policy.late == "keep":
-            # A plan runs no session, and knows of none that failed.
-            self._began |= {k: self._t for k in self.late if usable.get(k, True)}
+            for client in self.late:
+                # `lightfed plan` runs no sessions, and does not know which ones fail.
+                if usable.get(client, True):
+                    self._round_begun[client] = self._t
 
     def _closing_time(self, finish: np.ndarray) -> float:
-        """When the server merges, of the sorted times of all updates under way."""
+        """Return when the server merges, in virtual seconds.
+
+        Args:
+            finish: When each update under way arrives, ascending.
+        """
         policy = self.policy
+        last = float(finish[-1])
         end = float(finish[policy.enough(self.sampled, len(finish)) - 1])
-        if end < finish[-1]:
-            end = min(end + policy.grace, float(finish[-1]))
+        if end < last:
+            end = min(end + policy.grace, last)
         if policy.deadline is not None:
-            end = min(end, self._start + policy.deadline)
-        # an update that is kept is merged before its client starts again: somebody has to arrive
-        least = float(finish[0]) if policy.late == "keep" else self._start
-        return max(end, least, self._start)
+            end = min(end, self._round_start + policy.deadline)
+
+        # A kept update is merged before its client starts again. So somebody has to arrive, or
+        # there would soon be no client left to ask.
+        earliest = float(finish[0]) if policy.late == "keep" else self._round_start
+        return max(end, earliest, self._round_start)
 
     def _check_deadline(self, work: np.ndarray) -> None:
-        """Refuse a deadline that no client would meet with the least work of this round's."""
+        """Refuse a deadline that no client would meet even with the least work of this round.
+
+        Args:
+            work: (C, 3) bytes up, bytes down and FLOPs of those who have sent.
+        """
+        least = work.min(axis=0, keepdims=True)
+        fastest = seconds(self.values, least).min()
         deadline = self.policy.deadline
-        fastest = seconds(self.values, work.min(axis=0, keepdims=True)).min()
-        found = f"{deadline:g} virtual seconds, and the fastest client needs {fastest:.4g}"
-        require(deadline is None or fastest <= deadline, f"{KEY}.deadline", found, "give more")
+        if deadline is not None and fastest > deadline:
+            raise UserError(
+                f"{POLICY}.deadline",
+                f"{deadline:g} virtual seconds, and the fastest client needs {fastest:.4g}",
+                "give more",
+            )
 
-    def _work(self, trained: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """(C,) clients, with those `trained`, and (C, 3) their work since the last call."""
-        worked = np.zeros(self._ledger.clients, dtype=bool)
-        for clients in (trained, *(self._ledger.touched or ())):
-            worked[clients] = True
-        who, self._ledger.touched = np.flatnonzero(worked), []
-        return who, self._since(who)
+    def _new_work(self, trained: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Return who has worked since the last call, and what they have done.
 
-    def _since(self, who: Clients) -> np.ndarray:
-        """(C, 3) bytes up, bytes down and FLOPs of clients since the last call."""
-        sent, flops = self._ledger.bytes[who], self._ledger.flops[who]
-        # Of whole numbers: beyond 2^53 a difference of floats would lose bytes.
-        work = np.column_stack([sent - self._known_bytes[who], flops - self._known_flops[who]])
-        self._known_bytes[who], self._known_flops[who] = sent, flops
-        return work
+        Args:
+            trained: Clients to include even if they have neither received nor sent.
 
-    def _price(self, who: Clients, work: np.ndarray) -> np.ndarray:
-        """(C,) seconds at work of clients for (C, 3) bytes up, bytes down and FLOPs."""
-        rates = {name: values[who] for name, values in self.values.items()}
-        for name, column, server in (
-            ("up", Ledger.UP, self.devices.server_down),
-            ("down", Ledger.DOWN, self.devices.server_up),
-        ):
-            if server is not None:
-                share = server / max(1, int(np.count_nonzero(work[:, column])))
-                rates[name] = np.minimum(rates[name], share)
+        Returns:
+            The clients, (C,) ascending, and their bytes up, bytes down and FLOPs, (C, 3).
+        """
+        has_worked = np.zeros(self._ledger.clients, dtype=bool)
+        has_worked[list(trained)] = True  # a list: an empty tuple would select everybody
+        for clients in self._ledger.touched or ():
+            has_worked[clients] = True
+        self._ledger.touched = []
+
+        workers = np.flatnonzero(has_worked)
+        return workers, self._take_work(workers)
+
+    def _take_work(self, clients: Clients) -> np.ndarray:
+        """Return what clients have done since the last call: (C, 3), as `_new_work` gives it."""
+        sent = self._ledger.bytes[clients]
+        flops = self._ledger.flops[clients]
+
+        # The bytes are whole numbers: beyond 2^53 a difference of floats would lose some.
+        new_bytes = sent - self._counted_bytes[clients]
+        new_flops = flops - self._counted_flops[clients]
+        self._counted_bytes[clients] = sent
+        self._counted_flops[clients] = flops
+        return np.column_stack([new_bytes, new_flops])
+
+    def _spend(self, clients: Clients, work: np.ndarray) -> np.ndarray:
+        """Return the seconds of some clients' work, (C,), and count them as work of this round.
+
+        Args:
+            clients: Numbers of the clients.
+            work: (C, 3) bytes up, bytes down and FLOPs.
+        """
+        rates = {name: values[clients] for name, values in self.values.items()}
+        self._share_link(rates, "up", work[:, Ledger.UP], self.devices.server_down)
+        self._share_link(rates, "down", work[:, Ledger.DOWN], self.devices.server_up)
+
         spent = seconds(rates, work)
-        self._worked[who] += spent
+        self._worked[clients] += spent
         return spent
 
-    def _delays(self, who: Sequence[int], purpose: str) -> np.ndarray:
-        """(C,) seconds of the delays of this round's sessions, also at work."""
-        delays, given = np.zeros(len(who)), self.devices
-        if given.delay is not None:
+    def _share_link(
+        self,
+        rates: dict[str, np.ndarray],
+        name: str,
+        transferred: np.ndarray,
+        server_rate: float | None,
+    ) -> None:
+        """Limit the clients' rates to their shares of the server's link.
+
+        Args:
+            rates: (C,) each, by name; the rate of this name is replaced.
+            name: "up" or "down", from the point of view of a client.
+            transferred: (C,) bytes.
+            server_rate: Bytes per second at the other end of the link; None for no limit.
+        """
+        if server_rate is None:
+            return
+        users = int(np.count_nonzero(transferred))
+        rates[name] = np.minimum(rates[name], server_rate / max(1, users))
+
+    def _draw_delays(self, clients: Sequence[int], purpose: str) -> np.ndarray:
+        """Return the delays of this round's sessions, (C,) seconds, and count them as work.
+
+        Every client has its draw in every round, so that it does not depend on who takes part.
+        """
+        delays = np.zeros(len(clients))
+        session_delay = self.devices.delay
+        if session_delay is not None:
             rng = numpy_generator(self.seed, purpose, self._t)
-            delays += given.delay.draw(rng, len(self._busy))[who]
-        if given.step_delay is not None:
+            delays += session_delay.draw(rng, len(self._busy))[clients]
+
+        step_delay = self.devices.step_delay
+        if step_delay is not None:
             rng = numpy_generator(self.seed, f"step-{purpose}", self._t)
-            steps = np.array([self._steps[k] for k in who])
-            delays += steps * given.step_delay.draw(rng, len(self._busy))[who]
-        self._worked[who] += delays
+            steps = np.array([self._steps[client] for client in clients])
+            delays += steps * step_delay.draw(rng, len(self._busy))[clients]
+
+        self._worked[clients] += delays
         return delays
 
     def session_seconds(
         self, clients: Sequence[int], *, up: float | Sequence[float], purpose: str | None
     ) -> np.ndarray:
-        """(C,) virtual seconds of sessions, for a method that then calls `advance_to`.
+        """Return the virtual seconds of sessions, (C,), for a method that sets the time itself.
 
-        They are those of what clients have received and computed since the last call, and of what
-        they send: `up` bytes, each or by client. `purpose` names the draws of delays; without it
-        there are none.
+        The seconds are for what the clients have received and computed since the last call, and for
+        what they send. The method then calls `advance_to`.
+
+        Args:
+            clients: Numbers of the clients.
+            up: Bytes that they send, the same for all or one number for each.
+            purpose: Names the draws of delays; None for sessions without delays.
         """
-        self._closed = self._own = True
-        work = self._since(clients)
+        self._is_closed = True
+        self._method_sets_time = True
+        work = self._take_work(clients)
         work[:, Ledger.UP] = up
-        spent = self._price(clients, work)
-        return spent if purpose is None else spent + self._delays(clients, purpose)
+        spent = self._spend(clients, work)
+        if purpose is None:
+            return spent
+        return spent + self._draw_delays(clients, purpose)
 
     def advance_to(self, now: float) -> None:
         """Set the time of the end of this round, by the rule of a method of its own.
 
         Args:
-            now: Virtual seconds since the start, not before the end of the last round.
+            now: Virtual seconds since the start, not before the start of this round.
         """
-        assert now >= self._start, "time goes forward"
+        assert now >= self._round_start, "time goes forward"
         self.now = now
 
     @override
     def close_round(self, silent: Collection[int], usable: Mapping[int, bool]) -> dict[str, float]:
-        idle = self._asked is None and self.devices.availability is not None
-        found = "given, and the method trains all clients in every round"
-        require(not idle, f"{DEVICES}.availability", found, "leave it out")
+        """End a round and return its metrics; the arguments are those of `close`.
+
+        Raises:
+            UserError: Clients come and go, and the method has asked all of them.
+        """
+        if self._selected is None and self.devices.availability is not None:
+            raise UserError(
+                f"{DEVICES}.availability",
+                "given, and the method trains all clients in every round",
+                "leave it out",
+            )
+
         self.close(silent, usable)
         if self._ledger.touched:
-            self._after_the_merge()
+            self._work_after_the_merge()
         self._busy += self._worked
+
         worked = self._worked[np.flatnonzero(self._worked > 0)]
-        waits, count = np.maximum(self.now - self._start - worked, 0.0), max(1, len(worked))
-        return {
+        idle = np.maximum(self.now - self._round_start - worked, 0.0)
+        count = max(1, len(worked))
+        metrics = {
             "virtual_time": self.now,
             "busy_time": float(worked.sum()) / count,
-            "idle_time": float(waits.sum()) / count,
-        } | ({} if self.policy.waits else {"late": float(len(self.late))})
+            "idle_time": float(idle.sum()) / count,
+        }
+        if not self.policy.waits:
+            metrics["late"] = float(len(self.late))
+        return metrics
 
-    def _after_the_merge(self) -> None:
-        """The server also waits for what its clients do now, except for late ones."""
-        who, work = self._work()
-        if self._own:
+    def _work_after_the_merge(self) -> None:
+        """Spend what clients have done after the merge; the server waits for it too.
+
+        It does not wait for clients that are late.
+        """
+        workers, work = self._new_work()
+        if self._method_sets_time:
             return
-        waited = who[self._finish[who] <= self.now]
-        self._finish[who] = np.maximum(self._finish[who], self.now) + self._price(who, work)
-        self.now = float(self._finish[waited].max(initial=self.now))
+
+        in_time = workers[self.finish[workers] <= self.now]
+        begin = np.maximum(self.finish[workers], self.now)
+        self.finish[workers] = begin + self._spend(workers, work)
+        self.now = float(self.finish[in_time].max(initial=self.now))
 
     @override
     def discount(self, client: int) -> float:
@@ -298,4 +448,5 @@ class DeviceClock(Clock):
 
     @override
     def times(self) -> np.ndarray:
-        return np.stack([self._busy, np.maximum(self.now - self._busy, 0.0)], axis=1)
+        idle = np.maximum(self.now - self._busy, 0.0)
+        return np.stack([self._busy, idle], axis=1)

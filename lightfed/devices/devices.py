@@ -1,8 +1,8 @@
-"""The devices of clients: what they do in a second, their memory, and when they are there.
+"""The devices of clients: what they do in a second, their memory, and when they are available.
 
-A client's device is that of its row in a table, else of its group, else of all. What is not given
-takes no time. Draws are named by (seed, purpose, round); a client's is the one at its number, so
-that it depends neither on ranks nor on who takes part.
+A client's device is that of its row in a table; else of its group; else of all clients. What is not
+given takes no time. Draws are named by (seed, purpose, round), and a client's draw is the one at
+its number: it depends neither on ranks nor on who else takes part.
 """
 
 import math
@@ -17,7 +17,7 @@ from numpy.random import Generator
 from typing_extensions import override
 
 from lightfed.devices.delays import Delay, Distribution
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import numpy_generator
 
@@ -48,34 +48,44 @@ class Device:
 
 
 _UNITS = [unit.name for unit in fields(Device)]
-_FREE = {name: 0.0 if name == "latency" else math.inf for name in _UNITS}
 
 
 class Availability(Recorded, ABC):
-    """Which clients may be asked to take part in a round."""
+    """Which clients can be asked to take part in a round."""
 
     @abstractmethod
     def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
-        """(N,) how sure each client is there: those of more than 0 are, at `now` in round t.
+        """Return how likely each client is available in round t, (N,).
 
-        If nobody is, the server asks the client of the largest value. `before` (N,) bool were there
-        in the last round that asked; `rng` is that of the round.
+        Clients with a value above 0 are available. If nobody is, the server asks the client with
+        the largest value.
+
+        Args:
+            before: (N,) bool, which clients were available in the last round that asked.
+            rng: The generator of the round.
+            now: Virtual seconds since the start.
+            t: Number of the round.
         """
 
     def next(self, now: float, among: np.ndarray) -> float:
-        """Virtual seconds at which one of the clients among (N,) bool is there again."""
+        """Return when the next of some clients is available, in virtual seconds from the start.
+
+        Args:
+            now: Virtual seconds since the start; the result is not before.
+            among: (N,) bool, the clients in question.
+        """
         return now
 
 
 @dataclass(frozen=True)
 class Bernoulli(Availability):
-    """Every client is there with the same probability in every round."""
+    """Every client is available with the same probability in every round."""
 
     share: float
     """The probability."""
 
     def __post_init__(self) -> None:
-        _check_share("share", self.share)
+        _check_probability("share", self.share)
 
     @override
     def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
@@ -84,84 +94,105 @@ class Bernoulli(Availability):
 
 @dataclass(frozen=True)
 class OnOff(Availability):
-    """A Markov chain of each client over rounds, which starts from its stationary state."""
+    """A Markov chain over rounds for each client, which starts in its stationary distribution."""
 
     leave: float
-    """Probability that a client that is there is gone in the next round."""
+    """Probability that an available client is gone in the next round."""
     come: float
-    """Probability that a client that is gone is there in the next round."""
+    """Probability that a client that is gone is available in the next round."""
 
     def __post_init__(self) -> None:
-        _check_share("leave", self.leave)
-        _check_share("come", self.come)
+        _check_probability("leave", self.leave)
+        _check_probability("come", self.come)
 
     @override
     def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
-        share = np.where(before, 1 - self.leave, self.come)
         if t == 0:
-            share[:] = self.come / (self.come + self.leave)
-        return share - rng.random(len(before))
+            stationary = self.come / (self.come + self.leave)
+            probability = np.full(len(before), stationary)
+        else:
+            probability = np.where(before, 1 - self.leave, self.come)
+        return probability - rng.random(len(before))
 
 
 @dataclass(frozen=True)
 class Presence(Availability):
-    """Intervals of virtual time in which clients are there, from a file."""
+    """Intervals of virtual time in which clients are available, from a file."""
 
     path: Path
     """A .csv file with the columns client, from and to; a client may have several rows."""
     spans: np.ndarray = field(init=False, repr=False, compare=False)  # (rows, 3)
 
     def __post_init__(self) -> None:
-        key, columns = f"{KEY}.availability.init_args.path", ["client", "from", "to"]
-        spans = _read(key, self.path, columns)[columns].to_numpy(np.float64)
+        key = f"{KEY}.availability.init_args.path"
+        columns = ["client", "from", "to"]
+        spans = _read_table(key, self.path, columns)[columns].to_numpy(np.float64)
         clients, begin, end = spans.T
-        wrong = np.flatnonzero(~((clients >= 0) & (begin < end)))  # also NaN
-        found = f"row {wrong[:1].tolist()} is no interval of a client"
-        require(not len(wrong), key, found, "give a client from 0, and from below to")
+
+        is_interval = (clients >= 0) & (begin < end)  # False for NaN
+        wrong = np.flatnonzero(~is_interval)
+        if len(wrong):
+            raise UserError(
+                key,
+                f"row {wrong[:1].tolist()} is no interval of a client",
+                "give a client from 0, and from below to",
+            )
+
+        # Sorted by client, then by time: an interval can only overlap the one before it.
         order = np.lexsort((begin, clients))
-        same = np.diff(clients[order]) == 0
-        wrong = order[1:][same & (begin[order[1:]] < end[order[:-1]])]
-        found = f"row {wrong[:1].tolist()} overlaps another of its client"
-        require(not len(wrong), key, found, "give disjoint intervals")
+        same_client = np.diff(clients[order]) == 0
+        begins_early = begin[order[1:]] < end[order[:-1]]
+        wrong = order[1:][same_client & begins_early]
+        if len(wrong):
+            raise UserError(
+                key,
+                f"row {wrong[:1].tolist()} overlaps another of its client",
+                "give disjoint intervals",
+            )
+
         object.__setattr__(self, "spans", spans)
 
     @override
     def there(self, before: np.ndarray, rng: Generator, now: float, t: int) -> np.ndarray:
-        found = np.zeros(len(before))
-        clients, begin = self._after(now, len(before))
-        found[clients[begin <= now]] = 1.0
-        return found
+        is_there = np.zeros(len(before))
+        clients, begin = self._intervals_after(now, len(before))
+        is_there[clients[begin <= now]] = 1.0
+        return is_there
 
     @override
     def next(self, now: float, among: np.ndarray) -> float:
-        clients, begin = self._after(now, len(among))
+        clients, begin = self._intervals_after(now, len(among))
         coming = begin[among[clients]]
-        found, fix = f"nobody is there after {now:g} virtual seconds", "give later intervals"
-        require(len(coming) > 0, f"{KEY}.availability.init_args.path", found, fix)
+        if len(coming) == 0:
+            raise UserError(
+                f"{KEY}.availability.init_args.path",
+                f"nobody is there after {now:g} virtual seconds",
+                "give later intervals",
+            )
         return max(now, float(coming.min()))
 
-    def _after(self, now: float, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows,) clients and begins of the intervals that have not ended."""
-        number, begin, end = self.spans.T
-        lasts = (number < clients) & (end > now)
-        return number[lasts].astype(np.int64), begin[lasts]
+    def _intervals_after(self, now: float, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clients and the begins of the intervals that have not ended, (rows,) each."""
+        clients, begin, end = self.spans.T
+        lasts = (clients < num_clients) & (end > now)
+        return clients[lasts].astype(np.int64), begin[lasts]
 
 
 @dataclass(frozen=True)
 class Devices(Device):
-    """The devices of all clients; what is left out takes no time.
+    """The devices of all clients; what is not given takes no time.
 
     Attributes:
-        groups: Devices of single groups, by the name of the group; what one leaves out is as for
-            all clients.
+        groups: Devices of single groups, by the name of the group. What one of them leaves out is
+            as for all clients.
         table: A .csv file with the column client and any of flops, up, down, latency and memory, in
             the same units; it has a row for every client.
-        delay: Virtual seconds of a session, in addition, drawn for each.
-        step_delay: Virtual seconds of a step of a session, or of what FedBCD's K counts, drawn for
-            each session.
+        delay: Additional virtual seconds of a session, drawn for each session.
+        step_delay: Additional virtual seconds of a step of a session, or of what FedBCD's K counts,
+            drawn for each session.
         server_up: Bytes per second that the server sends, which the clients of a round share.
-        server_down: Bytes per second that it receives, likewise.
-        availability: Which clients may take part in a round; all by default.
+        server_down: Bytes per second that the server receives, which the clients of a round share.
+        availability: Which clients can take part in a round; all by default.
     """
 
     groups: dict[str, Device] = field(default_factory=dict)
@@ -173,7 +204,7 @@ class Devices(Device):
     availability: Availability | None = None
 
     def of(self, counts: Mapping[str, int], *, seed: int) -> dict[str, np.ndarray]:
-        """(N,) each: flops, up, down, latency and memory of the clients.
+        """Return flops, up, down, latency and memory of the clients, (N,) each.
 
         Args:
             counts: Number of clients by the name of their group, in the order of the groups.
@@ -182,66 +213,125 @@ class Devices(Device):
         Raises:
             UserError: A number is not positive, the table does not fit, or a group is unknown.
         """
-        unknown = [name for name in self.groups if name not in counts]
-        found = f"a device of group {unknown[:1]}"
-        require(not unknown, f"{KEY}.groups", found, f"name some of {', '.join(counts)}")
-        ends = np.cumsum([0, *counts.values()]).tolist()
-        columns, values = self._columns(ends[-1]), {}
+        for name in self.groups:
+            if name not in counts:
+                raise UserError(
+                    f"{KEY}.groups",
+                    f"a device of group {[name]}",
+                    f"name some of {', '.join(counts)}",
+                )
+
+        from_table = self._table_columns(sum(counts.values()))
+        values = {}
         for name in _UNITS:
-            own = _draw(getattr(self, name), name, name, ends[-1], seed)
-            for group, group_name in enumerate(counts):
-                given = getattr(self.groups.get(group_name), name, None)
-                if given is not None:
-                    part = slice(*ends[group : group + 2])
-                    own[part] = _draw(given, name, f"{name} {group}", ends[-1], seed)[part]
-            values[name] = columns.get(name, own)
-            key, may = f"{KEY}.{'table' if name in columns else name}", name == "latency"  # be 0
-            wrong = ~((values[name] >= 0) if may else (values[name] > 0))  # also NaN
-            found = f"{values[name][wrong][:1]} as {name} of client {np.flatnonzero(wrong)[:1]}"
-            require(not wrong.any(), key, found, f"give {'0 or more' if may else 'more than 0'}")
+            if name in from_table:
+                values[name] = from_table[name]
+                _check_values(f"{KEY}.table", name, values[name])
+            else:
+                values[name] = self._given_values(name, counts, seed)
+                _check_values(f"{KEY}.{name}", name, values[name])
+
         for name in ("server_up", "server_down"):
             rate = getattr(self, name)
-            require(rate is None or rate > 0, f"{KEY}.{name}", rate, "give a rate above 0")
+            if rate is not None and not rate > 0:
+                raise UserError(f"{KEY}.{name}", str(rate), "give a rate above 0")
+
         return values
 
-    def _columns(self, clients: int) -> Mapping[str, np.ndarray]:
-        """(N,) each column of the table, by its name."""
+    def _given_values(self, name: str, counts: Mapping[str, int], seed: int) -> np.ndarray:
+        """Return one unit of all clients, (N,), as given for all of them and for groups."""
+        clients = sum(counts.values())
+        values = _draw(getattr(self, name), name, name, clients, seed)
+        first = 0
+        for position, (group, count) in enumerate(counts.items()):
+            of_group = getattr(self.groups.get(group), name, None)
+            if of_group is not None:
+                # Drawn for all clients, so that a client's draw is the one at its number.
+                drawn = _draw(of_group, name, f"{name} {position}", clients, seed)
+                values[first : first + count] = drawn[first : first + count]
+            first += count
+        return values
+
+    def _table_columns(self, clients: int) -> Mapping[str, np.ndarray]:
+        """Return each column of the table, (N,), by its name; empty without a table."""
         if self.table is None:
             return {}
+
         key = f"{KEY}.table"
-        table = _read(key, self.table, ["client"]).set_index("client")
-        rows = table.index.value_counts().reindex(range(clients), fill_value=0)
-        wrong = [f"{n} rows of client {k}" for k, n in rows.items() if n != 1]
-        require(not wrong, key, ", ".join(wrong[:1]), f"give one for each of {clients}, from 0")
-        unknown = [name for name in table.columns if name not in _UNITS]
-        require(not unknown, key, f"a column {unknown[:1]}", f"name columns {', '.join(_UNITS)}")
-        table = table.loc[[*range(clients)]]
+        table = _read_table(key, self.table, ["client"]).set_index("client")
+        rows_of = table.index.value_counts().reindex(range(clients), fill_value=0)
+        for client, rows in rows_of.items():
+            if rows != 1:
+                raise UserError(
+                    key,
+                    f"{rows} rows of client {client}",
+                    f"give one for each of {clients}, from 0",
+                )
+
+        for name in table.columns:
+            if name not in _UNITS:
+                raise UserError(key, f"a column {[name]}", f"name columns {', '.join(_UNITS)}")
+
+        table = table.loc[list(range(clients))]
         return {name: table[name].to_numpy(np.float64) for name in table.columns}
 
 
 def seconds(rates: Mapping[str, np.ndarray], work: np.ndarray) -> np.ndarray:
-    """(C,) virtual seconds of (C, 3) bytes up, bytes down and FLOPs on devices of these rates.
+    """Return the virtual seconds that work takes on devices, (C,).
 
-    Work of (1, 3) is that of each.
+    Args:
+        rates: What each device does in a second, (C,) by name.
+        work: (C, 3) bytes up, bytes down and FLOPs; (1, 3) if all clients do the same work.
     """
     up, down, flops = work.T
     messages = (work[:, :2] > 0).sum(axis=1) * rates["latency"]
     return down / rates["down"] + flops / rates["flops"] + up / rates["up"] + messages
 
 
-def _draw(given: Number | None, name: str, purpose: str, clients: int, seed: int) -> np.ndarray:
-    if isinstance(given, Distribution):
-        return given.draw(numpy_generator(seed, f"device {purpose}"), clients)
-    return np.full(clients, _FREE[name] if given is None else given, dtype=np.float64)
+def _draw(number: Number | None, name: str, purpose: str, clients: int, seed: int) -> np.ndarray:
+    """Return a unit of all clients, (N,): drawn, the same for all, or such that it takes no time.
+
+    Args:
+        number: As given by the user.
+        name: Of the unit.
+        purpose: Names the draws.
+        clients: Number of clients.
+        seed: Of the run.
+    """
+    if isinstance(number, Distribution):
+        return number.draw(numpy_generator(seed, f"device {purpose}"), clients)
+    if number is None:
+        number = 0.0 if name == "latency" else math.inf
+    return np.full(clients, number, dtype=np.float64)
 
 
-def _check_share(name: str, value: float) -> None:
-    key = f"{KEY}.availability.init_args.{name}"
-    require(0 < value <= 1, key, value, "give a probability above 0 and at most 1")
+def _check_values(key: str, name: str, values: np.ndarray) -> None:
+    """Refuse a unit of a client that is not positive; a latency can be 0."""
+    if name == "latency":
+        fits = values >= 0
+        fix = "give 0 or more"
+    else:
+        fits = values > 0
+        fix = "give more than 0"
+
+    wrong = np.flatnonzero(~fits)  # NaN is wrong too
+    if len(wrong):
+        raise UserError(key, f"{values[wrong[:1]]} as {name} of client {wrong[:1]}", fix)
 
 
-def _read(key: str, path: Path, columns: Sequence[str]) -> "pd.DataFrame":
-    """A .csv file that has these columns, NaN for what is no number."""
+def _check_probability(name: str, value: float) -> None:
+    """Refuse a probability outside of (0, 1]."""
+    if not 0 < value <= 1:
+        key = f"{KEY}.availability.init_args.{name}"
+        raise UserError(key, str(value), "give a probability above 0 and at most 1")
+
+
+def _read_table(key: str, path: Path, columns: Sequence[str]) -> "pd.DataFrame":
+    """Return a .csv file that has these columns, with NaN for what is no number.
+
+    Raises:
+        UserError: The file cannot be read, or lacks a column.
+    """
     import pandas as pd
 
     fix = f"name a .csv file with the columns {', '.join(columns)}"
@@ -249,6 +339,8 @@ def _read(key: str, path: Path, columns: Sequence[str]) -> "pd.DataFrame":
         table = pd.read_csv(path, skipinitialspace=True).apply(pd.to_numeric, errors="coerce")
     except (OSError, ValueError) as error:
         raise UserError(key, f"{path} cannot be read ({error})", fix) from error
-    lacking = [name for name in columns if name not in table]
-    require(not lacking, key, f"{path} has no column {', '.join(lacking)}", fix)
+
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise UserError(key, f"{path} has no column {', '.join(missing)}", fix)
     return table

@@ -12,7 +12,7 @@ from lightfed.devices.devices import KEY as DEVICES
 from lightfed.devices.devices import Devices
 from lightfed.devices.policy import KEY as POLICY
 from lightfed.devices.policy import Policy
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import Hooks
 from lightfed.utils.errors import UserError
 
@@ -24,8 +24,8 @@ class Timing:
     A method that needs virtual time names its default as `timing` in its class.
 
     Attributes:
-        devices: Of the clients. By default those of the algorithm's own timing; if that has none
-            either, rounds take no time.
+        devices: The clients' devices. By default those of the algorithm's own timing; if that has
+            none either, rounds take no time.
         policy: When the server merges; by default when all clients have sent.
     """
 
@@ -36,8 +36,8 @@ class Timing:
         """Return the clock of a fleet that has its groups and its ledger.
 
         Raises:
-            UserError: the method takes no policy, or not this one; there is a policy, but there are
-                no devices; a device needs FLOPs that are not known.
+            UserError: The method takes no policy, or not this one; there is a policy, but there are
+                no devices; or a device has a speed, and the FLOPs of its group are not known.
         """
         devices = self.devices
         if devices is None and isinstance(fleet.algorithm.timing, Timing):
@@ -70,7 +70,7 @@ class Timing:
 
 
 def check_policy(policy: Policy, algorithm: Hooks) -> None:
-    """Refuse a policy that the method does not take."""
+    """Refuse a policy that the method cannot work with."""
     if algorithm.no_policy:
         raise UserError(POLICY, algorithm.no_policy, "leave it out")
 
@@ -91,7 +91,7 @@ def check_flops(groups: Sequence[GroupState]) -> None:
 
 
 def clock_of(fleet: Fleet) -> DeviceClock:
-    """The clock of a fleet, for a method that sets the time by a rule of its own.
+    """Return the clock of a fleet, for a method that sets the time by a rule of its own.
 
     Raises:
         AssertionError: The fleet has no devices: the class of the method names no `timing`.

@@ -1,19 +1,30 @@
-"""Reads a launcher's and SLURM's variables, and checks the Trainer's flags against them.
+"""Reads the variables of a launcher and of SLURM, and checks the Trainer's flags against them.
 
-If they disagree, ranks wait for others that never start. Cheap to import.
+If they disagree, ranks wait for others that never start. This file is cheap to import, because
+every command does so.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 # Job names of `salloc` and `srun --pty bash`; Lightning ignores SLURM in them, too.
 _INTERACTIVE = ("bash", "interactive")
+
 _PORTS = range(1, 1 << 16)
-_FIRST_PORT, _JOB_PORTS = 15_000, 10_000  # Lightning's, by the last four digits of a job's number
-_STEP = 97  # ports between two steps of a job; all of its first 10,000 steps have another one
-# What launchers say in whole numbers.
+
+# Lightning's ports: the first one, and how many. A job's port follows from the last four digits of
+# its number.
+_FIRST_PORT = 15_000
+_PORTS_OF_JOBS = 10_000
+
+# The distance of the ports of two steps of a job. It has no factor in common with the number of
+# ports, so that the first 10,000 steps of a job have different ones.
+_PORTS_BETWEEN_STEPS = 97
+
+# Variables in which launchers give whole numbers.
 _NUMBERS = (
     "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
     "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
@@ -24,17 +35,18 @@ _AT_LEAST_1 = (
     "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
     "SLURM_NTASKS_PER_NODE", "SLURM_NNODES",
 )  # fmt: skip
-_MOST = 1 << 31  # more than any of them is
-# What has to be there if the first of them is: then a launcher has started the process.
+_TOO_LARGE = 1 << 31  # none of them can be so large
+
+# If the first of these is set, a launcher has started the process, and all of them have to be set.
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
 _TASK = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Reject variables of launchers that are no numbers, or only a part of what a launcher sets.
+    """Check that a launcher's variables are numbers, and that none of them is missing.
 
-    Lightning reads some of them when it is imported, and fails there without a line: so this comes
-    first.
+    Lightning reads some of them when it is imported, and fails there with a traceback. So this has
+    to come first.
 
     Raises:
         UserError: Names the variable, and what it holds.
@@ -43,52 +55,69 @@ def check_variables(environ: Mapping[str, str]) -> None:
         value = environ.get(name)
         if value is None:
             continue
+
         least = 1 if name in _AT_LEAST_1 else 0
-        fix = f"its launcher sets it to a whole number from {least} on: correct it, or unset it"
-        require(_number(value) in range(least, _MOST), name, repr(value), fix)
+        if not least <= _number(value) < _TOO_LARGE:
+            raise UserError(
+                key=name,
+                found=repr(value),
+                fix=f"its launcher sets it to a whole number from {least} on: "
+                "correct it, or unset it",
+            )
+
     port = environ.get("MASTER_PORT")
-    if port is not None:
+    if port is not None and _number(port) not in _PORTS:
         fix = f"give a port from 1 to {_PORTS[-1]}, or unset it"
-        require(_number(port) in _PORTS, "MASTER_PORT", repr(port), fix)
-    _check_all_there(environ, _TORCHRUN, "start the command by torchrun")
+        raise UserError("MASTER_PORT", found=repr(port), fix=fix)
+
+    _check_complete(environ, _TORCHRUN, "start the command by torchrun")
     if starts_ranks(environ):
-        _check_all_there(environ, _TASK, "write srun before the command")
+        _check_complete(environ, _TASK, "write srun before the command")
 
 
-def _check_all_there(environ: Mapping[str, str], names: tuple[str, ...], start: str) -> None:
+def _check_complete(environ: Mapping[str, str], names: tuple[str, ...], start: str) -> None:
+    """Check that all of a launcher's variables are set if the first one is."""
     first, *others = names
     if first not in environ:
         return
     for name in others:
-        fix = f"{start}, or unset {first}"
-        require(name in environ, name, f"missing, while {first} is set", fix)
+        if name not in environ:
+            found = f"missing, while {first} is set"
+            raise UserError(name, found, fix=f"{start}, or unset {first}")
 
 
 def _number(text: str) -> int:
-    """A whole number in plain digits; -1 for any other text."""
-    plain = text.strip()
-    return int(plain) if plain.isascii() and plain.isdigit() and len(plain) < 20 else -1
+    """Return a whole number that is written in plain digits; -1 for any other text."""
+    digits = text.strip()
+    is_number = digits.isascii() and digits.isdigit()
+
+    # Python refuses to convert a text of thousands of digits.
+    return int(digits) if is_number and len(digits) < 20 else -1
 
 
 def port_of(environ: Mapping[str, str]) -> int:
-    """The port at which the ranks of a job's step meet: another one for each of its steps.
+    """Return the port at which the ranks of a job's step meet.
 
-    Two steps of a job may run at the same time on the same node.
+    Each step has its own, because two steps of a job can run at the same time on the same node.
     """
-    given = environ.get("MASTER_PORT")
-    if given is not None:
-        return int(given)
-    step = environ.get("SLURM_STEP_ID", "0")
-    place = int(environ.get("SLURM_JOB_ID", "0")[-4:]) + _STEP * int(step)
-    return _FIRST_PORT + place % _JOB_PORTS
+    port = environ.get("MASTER_PORT")
+    if port is not None:
+        return int(port)
+
+    job = int(environ.get("SLURM_JOB_ID", "0")[-4:])
+    step = int(environ.get("SLURM_STEP_ID", "0"))
+    return _FIRST_PORT + (job + _PORTS_BETWEEN_STEPS * step) % _PORTS_OF_JOBS
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job, or one task of an array of jobs: 12, or 12_3 for task 3 of array 12, for scontrol.
+    """A SLURM job, or one task of an array of jobs.
 
-    Several clusters may share a file system. `restarts` counts how often it has been requeued.
-    `step` is the number of this process's step; it is empty in the batch script itself.
+    Attributes:
+        name: Its name for scontrol: 12, or 12_3 for task 3 of array 12.
+        cluster: The name of its cluster. Several clusters can share a file system.
+        restarts: How often it has been requeued.
+        step: The number of this process's step; empty in the batch script itself.
     """
 
     name: str
@@ -98,99 +127,173 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A key that is unique to this job across clusters."""
+        """A key that no other job of any cluster has."""
         return f"{self.cluster}:{self.name}"
 
 
 def job_of(environ: Mapping[str, str]) -> Job | None:
-    """The job of a process with these variables; None outside jobs and in interactive ones."""
+    """Return the job of a process; None outside of jobs and in interactive ones.
+
+    Args:
+        environ: The variables of the process.
+    """
     number = environ.get("SLURM_JOB_ID")
     if not number or is_interactive(environ):
         return None
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    name = f"{array}_{task}" if array and task else number
-    restarts = int(environ.get("SLURM_RESTART_COUNT", 0))
-    step = environ.get("SLURM_STEP_ID", "")
-    return Job(name, environ.get("SLURM_CLUSTER_NAME", ""), restarts, step)
+
+    name = number
+    array = environ.get("SLURM_ARRAY_JOB_ID")
+    task = environ.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        name = f"{array}_{task}"
+
+    return Job(
+        name=name,
+        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        restarts=int(environ.get("SLURM_RESTART_COUNT", 0)),
+        step=environ.get("SLURM_STEP_ID", ""),
+    )
 
 
 def is_interactive(environ: Mapping[str, str]) -> bool:
-    """Whether SLURM is only where a user works: a job with the name of a shell.
+    """Return whether a user works in this job: it has the name of a shell.
 
-    A step of several tasks has been started by `srun`: it is not, whatever its job is called. Each
-    of its tasks would else train the whole federation.
+    A step of several tasks has been started by `srun` and is not interactive, whatever its job is
+    called. Otherwise each of its tasks would train the whole federation.
     """
-    named = environ.get("SLURM_JOB_NAME") in _INTERACTIVE
-    return named and not is_step_of_many(environ)
+    has_name_of_shell = environ.get("SLURM_JOB_NAME") in _INTERACTIVE
+    return has_name_of_shell and not is_step_of_many(environ)
 
 
 def is_step_of_many(environ: Mapping[str, str]) -> bool:
-    """Whether this process is one of several tasks of a step."""
+    """Return whether this process is one of several tasks of a step."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
     return "SLURM_STEP_ID" in environ and int(tasks) > 1
 
 
 def starts_ranks(environ: Mapping[str, str]) -> bool:
-    """Whether SLURM starts Lightning's ranks, rather than torchrun or Lightning itself."""
-    torchrun = "TORCHELASTIC_RUN_ID" in environ
-    return "SLURM_NTASKS" in environ and not is_interactive(environ) and not torchrun
+    """Return whether SLURM starts Lightning's ranks, and not torchrun or Lightning itself."""
+    if "SLURM_NTASKS" not in environ or "TORCHELASTIC_RUN_ID" in environ:
+        return False
+    return not is_interactive(environ)
 
 
 def check_tasks(
     environ: Mapping[str, str], *, accelerator: str, gpus: int, ranks_per_device: int = 1
 ) -> None:
-    """Reject tasks without a number per node, or with too few GPUs; before devices exist.
+    """Check the tasks that SLURM has started, before devices exist.
 
-    `gpus` is the number that the process sees. A UserError names the option of sbatch.
+    Args:
+        environ: The variables of the process.
+        accelerator: The Trainer's flag.
+        gpus: The number of GPUs that the process sees.
+        ranks_per_device: The number of ranks that share a GPU.
+
+    Raises:
+        UserError: The process is not a task, the number of tasks per node is not given, or there
+            are too few GPUs. It names the option of sbatch, or srun.
     """
     if not starts_ranks(environ):
         return
-    fix = "write srun before the command; a shell of one rank: salloc -J interactive"
-    in_a_step = "SLURM_NODEID" in environ and "SLURM_PROCID" in environ
-    require(in_a_step, "srun", "a shell of salloc, which is no task of its job", fix)
-    tasks, per_node = int(environ["SLURM_NTASKS"]), environ.get("SLURM_NTASKS_PER_NODE")
-    nodes = int(environ.get("SLURM_NNODES", 1))
-    fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} instead"
-    found = f"{tasks} tasks without --ntasks-per-node"
-    require(per_node is not None or tasks <= 1, "--ntasks", found, fix)
-    wanted = -(-int(per_node or 1) // ranks_per_device)
-    few = accelerator != "cpu" and "SLURM_STEP_ID" in environ and 0 < gpus < wanted
-    found = f"{per_node} tasks a node, and each sees {gpus} of {wanted} GPUs"
-    fix = f"submit with --gpus-per-node={wanted}, without --gpus-per-task and --gpu-bind"
-    require(not few, "--gpus-per-node", found, fix)
+
+    is_task = "SLURM_NODEID" in environ and "SLURM_PROCID" in environ
+    if not is_task:
+        raise UserError(
+            key="srun",
+            found="a shell of salloc, which is no task of its job",
+            fix="write srun before the command; for a shell with one rank: salloc -J interactive",
+        )
+
+    tasks = int(environ["SLURM_NTASKS"])
+    tasks_per_node = environ.get("SLURM_NTASKS_PER_NODE")
+    if tasks_per_node is None and tasks > 1:
+        nodes = int(environ.get("SLURM_NNODES", 1))
+        needed = math.ceil(tasks / nodes)
+        raise UserError(
+            key="--ntasks",
+            found=f"{tasks} tasks without --ntasks-per-node",
+            fix=f"submit with --nodes={nodes} --ntasks-per-node={needed} instead",
+        )
+
+    # A process that sees no GPU at all is refused elsewhere, or has to run on the CPU.
+    needed_gpus = math.ceil(int(tasks_per_node or 1) / ranks_per_device)
+    sees_too_few = 0 < gpus < needed_gpus
+    if accelerator != "cpu" and "SLURM_STEP_ID" in environ and sees_too_few:
+        raise UserError(
+            key="--gpus-per-node",
+            found=f"{tasks_per_node} tasks a node, and each sees {gpus} of {needed_gpus} GPUs",
+            fix=f"submit with --gpus-per-node={needed_gpus}, "
+            "without --gpus-per-task and --gpu-bind",
+        )
 
 
 def check_launch(
     environ: Mapping[str, str], *, processes: int, nodes: int, ranks_per_device: int = 1
 ) -> None:
-    """Reject ranks that SLURM does not start; before they wait for each other.
+    """Check that a launcher starts the Trainer's ranks, before they wait for each other.
 
-    `processes` are the Trainer's ranks per node. A UserError names the flag, or srun.
+    Args:
+        environ: The variables of the process.
+        processes: The Trainer's ranks per node.
+        nodes: The Trainer's nodes.
+        ranks_per_device: The number of ranks that share a GPU.
+
+    Raises:
+        UserError: Nothing starts the ranks on other nodes, or SLURM starts other numbers of nodes
+            or ranks than the Trainer wants. It names the flag, or srun.
     """
     if not starts_ranks(environ):
-        launched = any(name in environ for name in ("TORCHELASTIC_RUN_ID", "NODE_RANK"))
-        fits = nodes == 1 or job_of(environ) is None or launched
-        fix = "submit with --nodes and --ntasks-per-node, and write srun before the command"
-        require(fits, "trainer.num_nodes", f"{nodes} nodes, but no ranks on them", fix)
+        has_launcher = "TORCHELASTIC_RUN_ID" in environ or "NODE_RANK" in environ
+        is_in_job = job_of(environ) is not None
+        if nodes > 1 and is_in_job and not has_launcher:
+            raise UserError(
+                key="trainer.num_nodes",
+                found=f"{nodes} nodes, but no ranks on them",
+                fix="submit with --nodes and --ntasks-per-node, and write srun before the command",
+            )
         return
-    names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES")
-    tasks, per_node, allotted = (int(environ.get(name, 1)) for name in names)
-    found = f"the job has {tasks} tasks, and this process is not one of them"
-    fits = tasks <= 1 or "SLURM_STEP_ID" in environ
-    require(fits, "srun", found, "write srun before the command")
-    fix = f"set it to {allotted}, or submit with --nodes={nodes}"
-    require(nodes == allotted, "trainer.num_nodes", f"{nodes}, but the job has {allotted}", fix)
-    found = f"{processes} ranks a node, but the job has {per_node} tasks a node, {tasks} in all"
-    fix = f"set it to {per_node // ranks_per_device or 1}"
-    fix = f"{fix}, or submit with --ntasks-per-node={processes}"
-    require(processes == per_node and processes * nodes == tasks, "trainer.devices", found, fix)
+
+    tasks = int(environ.get("SLURM_NTASKS", 1))
+    tasks_per_node = int(environ.get("SLURM_NTASKS_PER_NODE", 1))
+    nodes_of_job = int(environ.get("SLURM_NNODES", 1))
+
+    if tasks > 1 and "SLURM_STEP_ID" not in environ:
+        raise UserError(
+            key="srun",
+            found=f"the job has {tasks} tasks, and this process is not one of them",
+            fix="write srun before the command",
+        )
+
+    if nodes != nodes_of_job:
+        raise UserError(
+            key="trainer.num_nodes",
+            found=f"{nodes}, but the job has {nodes_of_job}",
+            fix=f"set it to {nodes_of_job}, or submit with --nodes={nodes}",
+        )
+
+    if processes != tasks_per_node or processes * nodes != tasks:
+        devices = max(1, tasks_per_node // ranks_per_device)
+        raise UserError(
+            key="trainer.devices",
+            found=f"{processes} ranks a node, but the job has {tasks_per_node} tasks a node, "
+            f"{tasks} in all",
+            fix=f"set it to {devices}, or submit with --ntasks-per-node={processes}",
+        )
 
 
 def check_rank(local_rank: int, processes: int) -> None:
-    """Reject a process that its launcher has started in addition to the configured ranks.
+    """Check that a process is one of the configured ranks, and not started in addition to them.
 
-    `processes` are the configured ranks per node. A UserError names the variable.
+    Args:
+        local_rank: The number of the process on its node, by its launcher.
+        processes: The configured ranks per node.
+
+    Raises:
+        UserError: It is not one of them.
     """
     if not 0 <= local_rank < processes:
-        found = f"{local_rank}, and trainer.devices asks for {processes} ranks on a node"
-        raise UserError("LOCAL_RANK", found, "make the launcher and trainer.devices agree")
+        raise UserError(
+            key="LOCAL_RANK",
+            found=f"{local_rank}, and trainer.devices asks for {processes} ranks on a node",
+            fix="make the launcher and trainer.devices agree",
+        )

@@ -10,10 +10,10 @@ from lightfed.distributed.slurm import port_of, starts_ranks
 
 
 class StepEnvironment(SLURMEnvironment):
-    """The tasks of a step are the ranks; those of another step meet at another port.
+    """Lets the tasks of a step be the ranks, which meet at a port of their own step.
 
-    Lightning's own looks at the job alone: two steps of one job would meet at one port. It is also
-    blind to steps of jobs that have the name of a shell.
+    Lightning's own environment looks at the job alone, so two steps of one job would meet at one
+    port. It also ignores the steps of a job that has the name of a shell.
     """
 
     @property
@@ -25,10 +25,23 @@ class StepEnvironment(SLURMEnvironment):
 
 
 def with_environment(plugins: Any) -> Any:
-    """The plugins of a Trainer, with `StepEnvironment` where SLURM starts the ranks."""
+    """Return the plugins of a Trainer, with `StepEnvironment` if SLURM starts the ranks.
+
+    An environment that the user has given stays.
+
+    Args:
+        plugins: The plugins as a user may give them: None, one, or a list.
+    """
     if not starts_ranks(os.environ):
         return plugins
-    given = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
-    if any(isinstance(plugin, ClusterEnvironment) for plugin in given):
+
+    if plugins is None:
+        plugin_list = []
+    elif isinstance(plugins, list):
+        plugin_list = plugins
+    else:
+        plugin_list = [plugins]
+
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in plugin_list):
         return plugins
-    return [*given, StepEnvironment(auto_requeue=False)]
+    return [*plugin_list, StepEnvironment(auto_requeue=False)]

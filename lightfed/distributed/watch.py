@@ -6,10 +6,10 @@ closes the connection however the process dies. A rank that leaves on purpose se
 an end of file without one is a death. Then one rank prints which rank died, and all of them exit. A
 crash would repeat, so the run ends.
 
-Each message is one line of JSON. `left` and `failed` are goodbyes. By `end` rank 0 ends the others.
-A rank that is stopped or lost with its node keeps its connection, but sends no `beat` any more: it
-is named after SILENCE seconds. It may go on. If it does not, the collective that waits for it times
-out, and the ranks that wait end.
+Each message is one line of JSON. `left` and `failed` are goodbyes. With `end`, rank 0 ends the
+others. A rank that is stopped, or lost with its node, keeps its connection but sends no `beat` any
+more. It is named after SILENCE seconds, and can still go on. If it does not, the collective that
+waits for it times out, and the ranks that wait end.
 """
 
 import json
@@ -30,17 +30,21 @@ from lightfed.utils.errors import Interrupted, UserError, of_users_code
 GRACE = 5.0  # seconds for ranks to exit by themselves
 BEAT = 5.0  # seconds between two signs of life of a rank
 SILENCE = 45.0  # seconds without one, after which a rank is named
-_FLUSH = 5.0  # seconds for printed output to be read
-_LONGEST = 500  # characters of an error message to forward
-_ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
-
+_SECONDS_TO_PRINT = 5.0  # for a reader to take what is printed last
+_LONGEST_MESSAGE = 500  # characters of an error that are sent to the others
 
 Goodbye = Literal["left", "failed"]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank."""
+    """A rank, as the user can find it.
+
+    Attributes:
+        rank: Its number.
+        host: The name of its node.
+        pid: The number of its process on that node.
+    """
 
     rank: int
     host: str
@@ -53,8 +57,12 @@ class Peer:
 class Watch:
     """This rank's end of the connections, and the thread that waits on them.
 
-    `peers` are all ranks in order, `links` connections by the rank at the other end: on rank 0 to
-    all others, else to rank 0. `kill` is as in `start`.
+    Args:
+        rank: The number of this rank.
+        peers: All ranks, in order.
+        links: The connections by the rank at the other end. Rank 0 has one to every other rank,
+            and the others have one to rank 0.
+        kill: Ends the child processes that are still running.
     """
 
     def __init__(
@@ -64,34 +72,59 @@ class Watch:
         links: Mapping[int, socket.socket],
         kill: Callable[[], None],
     ) -> None:
-        self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
-        self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
-        self._said_goodbye: set[int] = set()  # other ranks
+        self._rank = rank
+        self._peers = peers
+        self._links = links
+        self._kill = kill
+
+        # Whether this rank has said goodbye. Then it exits by itself, even if others die.
+        self._is_leaving = False
+
+        # The other ranks that have said goodbye.
+        self._said_goodbye: set[int] = set()
+
+        # Held from when a thread begins to end the process.
         self._ending = threading.Lock()
-        self._sending = threading.Lock()  # lines of two threads must not mix
-        self._heard = dict.fromkeys(links, time.monotonic())
-        self._silent: set[int] = set()  # ranks that have been named
+
+        # Lines of two threads must not mix.
+        self._sending = threading.Lock()
+
+        # When each rank was heard last, and which of them have been named for their silence.
+        self._last_heard = dict.fromkeys(links, time.monotonic())
+        self._silent: set[int] = set()
+
+        # The beginning of a line whose end has not arrived.
         self._unread = dict.fromkeys(links, b"")
+
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
     def goodbye(self, state: Goodbye, said: str) -> None:
-        """Inform the others before this rank ends; only the first goodbye counts."""
-        if not self._gone:
-            self._gone = True
-            self._send(state, said)
-            for link in self._links.values():
-                with suppress(OSError):
-                    link.shutdown(socket.SHUT_WR)
+        """Tell the others that this rank ends; only the first goodbye counts.
+
+        Args:
+            state: Whether it ends normally.
+            said: The error, if any.
+        """
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        self._send(state, said)
+        for link in self._links.values():
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
 
     def lost(self, said: str) -> None:
-        """End this process after a failed collective; returns only after a goodbye.
+        """End this process after a failed collective; return only if it has said goodbye.
 
-        The thread may end it before, with a better reason. The ranks' teardown would wait for a
-        stopped one once more.
+        The others could not be torn down: that would wait once more for a rank that is stopped.
         """
-        if not self._gone:
-            time.sleep((2.0 if self._rank else 1.5) * GRACE)
-            self._end(f"{self._peers[self._rank]}: {said}")
+        if self._is_leaving:
+            return
+
+        # The thread may end the process meanwhile, with a better reason: which rank died. The other
+        # ranks give rank 0 the time to end them.
+        time.sleep((1.5 if self._rank == 0 else 2.0) * GRACE)
+        self._end(f"{self._peers[self._rank]}: {said}")
 
     def forget(self) -> None:
         """Close the connections without a goodbye."""
@@ -99,43 +132,52 @@ class Watch:
             link.close()
 
     def _send(self, state: str, said: str = "") -> None:
-        line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
+        """Send a message to the other end of every connection."""
+        message = {"state": state, "said": said[:_LONGEST_MESSAGE]}
+        line = json.dumps(message).encode() + b"\n"
         with self._sending:
             for rank, link in self._links.items():
                 if state == "beat" and rank in self._silent:
-                    continue  # it reads nothing: the line would wait for room
-                with suppress(OSError):  # of one that has gone
+                    # It reads nothing. Once its buffer is full, this thread would wait for it.
+                    continue
+                with suppress(OSError):  # it has gone
                     link.sendall(line)
 
     def _wait(self) -> None:
+        """Read messages and send beats until all connections are closed."""
         selector = selectors.DefaultSelector()
         for rank, link in self._links.items():
             selector.register(link, selectors.EVENT_READ, rank)
-        beaten = time.monotonic()
+
+        last_beat = time.monotonic()
         while selector.get_map():
             for key, _ in selector.select(BEAT):
-                if not self._read(key.data):
+                is_open = self._read(key.data)
+                if not is_open:
                     selector.unregister(key.fileobj)
+
             now = time.monotonic()
-            # A process that was itself stopped hears of the others first.
-            late = now - beaten > 2 * BEAT
-            if late:
-                self._heard = dict.fromkeys(self._heard, now)
-            if now - beaten >= BEAT or late:
-                beaten = now
+            if now - last_beat > 2 * BEAT:
+                # This process was itself stopped. It has to hear of the others before it may say
+                # that they are silent.
+                self._last_heard = dict.fromkeys(self._last_heard, now)
+            if now - last_beat >= BEAT:
+                last_beat = now
                 self._beat(now)
         self.forget()
 
     def _beat(self, now: float) -> None:
         """Say that this rank lives, and name those that have been silent for long."""
-        if self._gone:
+        if self._is_leaving:
             return
+
         self._send("beat")
-        for rank, heard in self._heard.items():
-            if now - heard < SILENCE or rank in self._silent or rank in self._said_goodbye:
+        for rank, last_heard in self._last_heard.items():
+            is_known = rank in self._silent or rank in self._said_goodbye
+            if is_known or now - last_heard < SILENCE:
                 continue
             self._silent.add(rank)
-            if rank > 0 or self._reports_rank_0():
+            if self._reports(rank):
                 self._say(f"{self._peers[rank]} is silent for {SILENCE:g} s: the run waits for it")
 
     def _say(self, text: str) -> None:
@@ -143,54 +185,80 @@ class Watch:
             print(f"lightfed: {text}", file=sys.stderr, flush=True)
 
     def _read(self, rank: int) -> bool:
-        """Read a peer's messages; False at the end of the file."""
+        """Read a rank's messages; return whether its connection is still open."""
         data = b""
-        with suppress(OSError):  # a reset
+        with suppress(OSError):  # the connection was reset
             data = self._links[rank].recv(4096)
-        self._heard[rank] = time.monotonic()
+        self._last_heard[rank] = time.monotonic()
+
         if data and rank in self._silent:
             self._silent.discard(rank)
-            if rank > 0 or self._reports_rank_0():
+            if self._reports(rank):
                 self._say(f"{self._peers[rank]} is back")
-        if not data and rank not in self._said_goodbye and not self._gone:
-            reports = rank > 0 or self._reports_rank_0()
-            self._end(f"{self._peers[rank]} died" if reports else None)
+
+        # The end of the connection without a goodbye.
+        if not data and rank not in self._said_goodbye and not self._is_leaving:
+            self._end(f"{self._peers[rank]} died" if self._reports(rank) else None)
+
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
             self._receive(self._peers[rank], **json.loads(line))
         return bool(data)
 
     def _receive(self, peer: Peer, state: Goodbye | Literal["end", "beat"], said: str) -> None:
+        """Act on a message of another rank."""
         if state == "beat":
             return
-        if state == "end":
-            if not self._gone:
-                self._end(None)
-        else:
-            self._said_goodbye.add(peer.rank)
-            if state == "failed":
-                reason = None if self._rank else f"{peer} ended with an error ({said})"
-                late = threading.Timer(GRACE, lambda: self._gone or self._end(reason))
-                late.daemon = True
-                late.start()
 
-    def _reports_rank_0(self) -> bool:
-        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
+        if state == "end":
+            if not self._is_leaving:
+                self._end(None)
+            return
+
+        self._said_goodbye.add(peer.rank)
+        if state == "failed":
+            # All ranks may fail for the same reason, and then exit by themselves.
+            reason = f"{peer} ended with an error ({said})" if self._rank == 0 else None
+            timer = threading.Timer(GRACE, lambda: self._is_leaving or self._end(reason))
+            timer.daemon = True
+            timer.start()
+
+    def _reports(self, rank: int) -> bool:
+        """Return whether this rank tells the user about the loss of another one.
+
+        Only rank 0 is connected to several, and it reports them. Its own loss is reported by one of
+        the others: the first on another node, if there is one, because its node may be lost.
+        """
+        if rank > 0:
+            return True
         first, *others = self._peers
-        elsewhere = [peer for peer in others if peer.host != first.host]
-        return self._rank == (elsewhere or others)[0].rank
+        on_other_nodes = [peer for peer in others if peer.host != first.host]
+        reporter = on_other_nodes[0] if on_other_nodes else others[0]
+        return self._rank == reporter.rank
 
     def _end(self, reason: str | None) -> NoReturn:
-        """End this process, regardless of its other threads; some ranks have nothing to say."""
+        """End this process, whatever its other threads do.
+
+        Args:
+            reason: What to tell the user; None if another rank does.
+        """
         if not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # another thread is ending the process
-        late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may block
-        late.daemon = True
-        late.start()
+            # Another thread is ending the process.
+            threading.Event().wait()
+
+        # Printing can block, if nobody reads.
+        timer = threading.Timer(_SECONDS_TO_PRINT, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
         if self._rank == 0:
             self._send("end")
         if reason is not None:
-            print(f"lightfed: error: {reason}; {_ENDS}", file=sys.stderr)
+            print(
+                f"lightfed: error: {reason}; the run ends, "
+                "and --ckpt_path last continues from its last checkpoint",
+                file=sys.stderr,
+            )
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -198,7 +266,8 @@ class Watch:
         os._exit(1)
 
 
-_current: Watch | None = None  # of this process, from when the ranks meet until they leave
+# The watch of this process, from when the ranks meet until they leave.
+_current: Watch | None = None
 
 
 def start(
@@ -207,15 +276,23 @@ def start(
     interface: str,
     kill: Callable[[], None],
 ) -> None:
-    """Watch the ranks from now until they leave; all ranks call this together.
+    """Watch the ranks from now until they leave; all ranks call it together.
 
-    A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
-    which it listens. `kill` ends the child processes that are still running. If an earlier run
-    already watches the ranks, nothing changes. A UserError if a rank cannot reach rank 0.
+    A single rank is not watched. If the ranks are watched since an earlier run, nothing changes.
+
+    Args:
+        ranks: The ranks, as `collectives.Ranks`.
+        address: The address by which the others reach rank 0.
+        interface: The address on which rank 0 listens.
+        kill: Ends the child processes that are still running.
+
+    Raises:
+        UserError: A rank cannot reach rank 0.
     """
     global _current
     if ranks.world == 1 or _current is not None:
         return
+
     links = connect(ranks, address, interface)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
@@ -223,25 +300,34 @@ def start(
 
 
 def leave() -> None:
-    """Announce that this rank ends normally."""
+    """Tell the other ranks that this one ends normally."""
     _goodbye("left")
 
 
 def fail(error: BaseException) -> None:
-    """Announce that this rank ends with an error, or after all ranks have saved their state.
+    """Tell the other ranks that this one ends with an error.
 
-    The others are ended too, unless they exit by themselves within GRACE seconds.
+    They are ended, too, unless they exit by themselves within GRACE seconds. A run that a signal
+    has stopped ends normally: all ranks have saved their state.
     """
     if isinstance(error, Interrupted):
         leave()
         return
-    error = of_users_code(error) or error
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    _goodbye("failed", _one_line(f"{kind}{error}"))
+
+    refused = of_users_code(error)
+    if refused is None and isinstance(error, UserError):
+        refused = error
+    text = str(refused) if refused is not None else f"{type(error).__name__}: {error}"
+    _goodbye("failed", _one_line(text))
 
 
 def lost(what: str, error: Exception) -> None:
-    """End this process after a failed collective if the ranks are watched; see Watch.lost."""
+    """End this process after a failed collective, if the ranks are watched; see `Watch.lost`.
+
+    Args:
+        what: The name of the collective.
+        error: Its error.
+    """
     if _current is not None:
         _current.lost(_one_line(f"{what} failed ({error})"))
 
@@ -258,7 +344,7 @@ def _one_line(text: str) -> str:
 
 
 def _forget() -> None:
-    """Drop the watch in a forked child, which must neither hold connections nor send goodbyes."""
+    """Drop the watch in a forked child, which must hold no connections and send no goodbyes."""
     global _current
     if _current is not None:
         _current.forget()

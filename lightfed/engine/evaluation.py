@@ -1,22 +1,26 @@
-"""Evaluation, split over the ranks; one gather per evaluation.
+"""Evaluation, shared among the ranks, with one gather per evaluation.
 
-The kinds, each with its own name:
+These kinds exist, each with a name of its own in the metrics:
 
-    global      the server's models on the global test set; means of several
+    global      the server's models on the global test set; the mean of several models
     local       the server's model on a client's test split, if the client's model is another one
-    personal    a client's model on its own test split, after aggregation or after its session:
-                `evaluate_at`; at the other moment it is `trained` or `aggregated`
-    finetuned   the server's model after a session, on the client's test split
+    personal    a client's model on its own test split, after aggregation or after its session, as
+                `evaluate_at` says
+    trained     what `personal` would be after the session
+    aggregated  what `personal` would be after aggregation
+    finetuned   the server's model after a session of the client, on the client's test split
 
-A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
-several clients at once (`lightfed.local.alone.TestsAtOnce`). The global test set has the
-same batches on any number of ranks, and means are taken over them in order, so the metrics do not
-depend on the ranks. Models that no longer exist at the end of the round are tested in the
-sessions (`Training.tests`); their reports are added here.
+The tests of a rank are a list of jobs: a client's own test split, the rank's share of the global
+test set, or a piece of a test of several clients at once (`lightfed.local.alone.TestsAtOnce`). The
+global test set is cut into the same batches on any number of ranks, and means are taken over them
+in order, so the metrics do not depend on the ranks.
+
+A model that the rest of the round overwrites is tested in the session (`ClientSessions.tests`).
+`finish` adds the reports of these tests to those of the jobs.
 """
 
 from collections import UserList
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -38,26 +42,37 @@ Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetune
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 WORST = 0.1  # share of the clients in the "worst" metric
-MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
+MOST = 1_000  # clients to evaluate by default; testing more of them costs more than a round
 
-
-# A job is a client, GLOBAL, IDLE, or the number of clients plus the position of a piece.
+# What a job is, as a number that passes through Lightning's loop: a client from 0 on, GLOBAL for
+# this rank's share of the global test set, or IDLE for a rank with fewer jobs than others. From the
+# number of clients on, it is a piece of the tests of several clients, by its position.
 IDLE = -2
+
+# The kind of a metric, and the position of the group whose models are tested.
+TestKey = tuple[Kind, int]
 
 
 class Evaluation:
-    """Jobs of this rank, their results, and the metrics.
+    """Runs this rank's tests, and makes metrics from those of all ranks.
 
     Args:
-        fleet: the clients.
-        data: their test splits.
-        kinds: kinds of evaluation.
-        at: the moment of the personal metric; by default the first of the algorithm's `moments`.
-        clients: number of clients to evaluate, drawn once; None for all, or 1,000 of more.
+        fleet: The clients.
+        data: Their test splits.
+        kinds: The kinds of evaluation.
+        at: The moment of the personal metric; by default the first of the algorithm's `moments`.
+        clients: The number of clients to evaluate, drawn once. None for all, or 1,000 of more.
 
     Attributes:
-        at: the moment of the personal metric.
-        in_sessions: what to test in the sessions of a round, by moment.
+        at: The moment of the personal metric.
+        in_sessions: What to test in the sessions of a round: the kind of the metric, by moment.
+        clients: The clients to evaluate, ascending.
+        rows: The models to test outside of sessions, by the kind of the metric and the group; each
+            evaluation finds them anew.
+        tests_at_once: Those of these tests that are run for several clients at once.
+
+    Raises:
+        UserError: The algorithm has no models of such a kind.
     """
 
     def __init__(
@@ -69,37 +84,58 @@ class Evaluation:
         at: Moment | None = None,
         clients: int | None = None,
     ) -> None:
-        self._fleet, self._data = fleet, data
-        self._reports: dict[Kind, list[Report]] = {}
-        self._kinds, self._warned = frozenset(kinds), not kinds
         if "finetuned" in kinds and fleet.stateful:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
             fix = "leave it out: it is for clients that start from the server's model"
             raise UserError("model.evaluate", found, fix)
+
+        self._fleet = fleet
+        self._data = data
+        self._kinds = frozenset(kinds)
+        self._expects_metrics = bool(kinds)  # an evaluation without any is still to be warned of
+        self._reports: dict[Kind, list[Report]] = {}
         self.at: Moment = fleet.algorithm.moments[0] if at is None else at
-        moments, lasting = self._moments(), fleet.algorithm.moments
-        self.in_sessions = {m: kind for m, kind in moments.items() if m not in lasting}
-        self.clients = self._choose(clients) if self._kinds - {"global"} else []
-        # What is tested outside of sessions: the kind of a metric -> that of the model.
-        self._tested: dict[Kind, ModelKind] = {k: m for m, k in moments.items() if m in lasting}
-        for kind in ("local", "global"):
-            if kind in self._kinds:
-                self._tested[kind] = kind
-        self._members: dict[int, list[int]] = {}
+
+        # At a moment that does not last until the end of the round, models are tested in sessions.
+        # `_tested` has the others: which model is tested for which metric.
+        self.in_sessions: dict[Moment, Kind] = {}
+        self._tested: dict[Kind, ModelKind] = {}
+        for moment, kind in self._kinds_by_moment().items():
+            if moment in fleet.algorithm.moments:
+                self._tested[kind] = moment
+            else:
+                self.in_sessions[moment] = kind
+        if "local" in self._kinds:
+            self._tested["local"] = "local"
+        if "global" in self._kinds:
+            self._tested["global"] = "global"
+
+        self.clients: list[int] = []
+        if self._kinds - {"global"}:
+            self.clients = self._choose_clients(clients)
+        self._clients_by_group: dict[int, list[int]] = {}
         for client in self.clients:
-            self._members.setdefault(fleet.home_group(client), []).append(client)
-        self._rows = dict(self._models())
-        self._row_tests = dict(self._at_once())
-        self._pieces: list[tuple[tuple[Kind, int], Any]] = []
+            self._clients_by_group.setdefault(fleet.home_group(client), []).append(client)
 
-    def _moments(self) -> dict[Moment, Kind]:
-        """The moments to test, and the kinds of their metrics."""
-        personal = "personal" in self._kinds
-        both = personal and self._fleet.algorithm.tests_both
-        others: dict[Moment, Kind] = {m: m for m in MOMENTS if m in self._kinds or both}
-        return others | ({self.at: "personal"} if personal else {})
+        self.rows = self._find_models()
+        self.tests_at_once = self._find_tests_at_once()
+        self._pieces: list[tuple[TestKey, Any]] = []
 
-    def _choose(self, count: int | None) -> list[int]:
+    def _kinds_by_moment(self) -> dict[Moment, Kind]:
+        """Return the moments at which clients' models are tested, and the metrics of each."""
+        tests_personal = "personal" in self._kinds
+        tests_both = tests_personal and self._fleet.algorithm.tests_both
+
+        kinds: dict[Moment, Kind] = {}
+        for moment in MOMENTS:
+            if moment in self._kinds or tests_both:
+                kinds[moment] = moment
+        if tests_personal:
+            kinds[self.at] = "personal"
+        return kinds
+
+    def _choose_clients(self, count: int | None) -> list[int]:
+        """Draw the clients to evaluate; all of them if there are no more than `count`."""
         everyone = self._fleet.clients
         if count is None and everyone > MOST:
             count = MOST
@@ -108,195 +144,272 @@ class Evaluation:
             )
         if count is None or count >= everyone:
             return list(range(everyone))
+
         rng = numpy_generator(self._fleet.seed, "evaluated-clients")
-        return sorted(rng.choice(everyone, count, replace=False, shuffle=False).tolist())
+        chosen = rng.choice(everyone, count, replace=False, shuffle=False)
+        return sorted(chosen.tolist())
 
-    def _models(self) -> Iterator[tuple[tuple[Kind, int], Rows]]:
-        """The models to test, by the kind of their metrics and by group."""
-        fleet = self._fleet
-        for kind, of in self._tested.items():
-            for group, clients in [(0, [])] if kind == "global" else self._members.items():
-                rows = fleet.algorithm.models(fleet, of, clients)
+    def _find_models(self) -> dict[TestKey, Rows]:
+        """Return the models to test; the algorithm may have none for a kind and a group."""
+        models: dict[TestKey, Rows] = {}
+        for kind, model_kind in self._tested.items():
+            # The global models are those of no client, and are in the layout of the first group.
+            clients_by_group = {0: []} if kind == "global" else self._clients_by_group
+            for group, clients in clients_by_group.items():
+                rows = self._fleet.algorithm.models(self._fleet, model_kind, clients)
                 if rows is not None:
-                    yield (kind, group), rows
+                    models[kind, group] = rows
+        return models
 
-    def _at_once(self) -> Iterator[tuple[tuple[Kind, int], TestsAtOnce]]:
-        """Tests of several clients at once, where clients also train so."""
-        for (kind, group), rows in self._rows.items():
-            clients = [] if kind == "global" else self._members[group]
+    def _find_tests_at_once(self) -> dict[TestKey, TestsAtOnce]:
+        """Return tests of several clients at once, for groups whose clients also train so."""
+        tests_at_once: dict[TestKey, TestsAtOnce] = {}
+        for (kind, group), rows in self.rows.items():
+            clients = [] if kind == "global" else self._clients_by_group[group]
             tests = self._fleet.packs.tests(group, rows, clients)
             if tests is not None:
-                yield (kind, group), tests
+                tests_at_once[kind, group] = tests
+        return tests_at_once
 
-    def _alone(self, client: int) -> bool:
-        """Whether a client has a test that is not run together with those of others."""
-        group = self._fleet.home_group(client)
-        own = any(
-            g == group and kind != "global" for kind, g in self._rows.keys() - self._row_tests
-        )
-        return own or "finetuned" in self._kinds
+    def _has_own_job(self, client: int) -> bool:
+        """Whether a client has a test that is not run together with those of other clients."""
+        if "finetuned" in self._kinds:
+            return True
+        group_of_client = self._fleet.home_group(client)
+        for kind, group in self.rows:
+            if group != group_of_client or kind == "global":
+                continue
+            if (kind, group) not in self.tests_at_once:
+                return True
+        return False
 
     @property
     def jobs(self) -> UserList[int]:
-        """This rank's jobs, until clients move, as a data loader; as many on every rank.
+        """This rank's jobs, as a data loader. They hold until clients move to other ranks.
 
-        Lightning's loop steps must match. It takes a plain list for a collection of loaders.
+        Every rank gets as many, because the steps of Lightning's loop must match. It would take a
+        plain list for a collection of loaders.
         """
-        alone = [client for client in self.clients if self._alone(client)]
         ranks = self._fleet.ranks
-        shares = [self._share(rank, alone) for rank in range(ranks.world)]
+        clients_with_own_job = [client for client in self.clients if self._has_own_job(client)]
+        shares = [self._share(rank, clients_with_own_job) for rank in range(ranks.world)]
+
         jobs, self._pieces = shares[ranks.rank]
-        longest = max(1, *(len(jobs) for jobs, _ in shares))
+        longest = max(1, *(len(jobs_of_rank) for jobs_of_rank, _ in shares))
         return UserList(jobs + [IDLE] * (longest - len(jobs)))
 
     def _share(
-        self, rank: int, alone: Sequence[int]
-    ) -> tuple[list[int], list[tuple[tuple[Kind, int], Any]]]:
-        """The jobs of a rank, those of clients that are tested `alone`, and its pieces."""
-        fleet, world = self._fleet, self._fleet.ranks.world
-        home = fleet.places.owner.__getitem__ if fleet.stateful else None
-        jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
-        if ("global", 0) in self._rows.keys() - self._row_tests:
+        self, rank: int, clients_with_own_job: Sequence[int]
+    ) -> tuple[list[int], list[tuple[TestKey, Any]]]:
+        """Return the jobs of a rank, and the pieces of tests of several clients among them."""
+        fleet = self._fleet
+        world = fleet.ranks.world
+
+        # Clients that keep rows are tested where the rows are; any rank can test the others.
+        rank_of_client: Callable[[int], int] | None = None
+        if fleet.stateful:
+            rank_of_client = fleet.places.owner.__getitem__
+        if rank_of_client is None:
+            jobs = list(clients_with_own_job[rank::world])
+        else:
+            jobs = [client for client in clients_with_own_job if rank_of_client(client) == rank]
+
+        if ("global", 0) in self.rows and ("global", 0) not in self.tests_at_once:
             jobs.insert(0, GLOBAL)
-        pieces = [
-            (key, piece)
-            for key, tests in self._row_tests.items()
-            for piece in tests.pieces(rank, world, home)
-        ]
-        return jobs + [fleet.clients + position for position in range(len(pieces))], pieces
+
+        pieces: list[tuple[TestKey, Any]] = []
+        for key, tests in self.tests_at_once.items():
+            for piece in tests.pieces(rank, world, rank_of_client):
+                pieces.append((key, piece))
+        jobs += [fleet.clients + position for position in range(len(pieces))]
+        return jobs, pieces
 
     def start(self) -> None:
-        """Called before the first job, on every rank."""
+        """Prepare an evaluation; called before its first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
-        for tests in self._row_tests.values():
+        for tests in self.tests_at_once.values():
             tests.start()
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
             self._fleet.algorithm.evaluation_start(self._fleet)
-        self._rows = dict(self._models())
+        self.rows = self._find_models()
 
     def run(self, job: int) -> None:
-        """Run a job; its reports stay on this rank until `finish`."""
+        """Run a job of `jobs`; its reports stay on this rank until `finish`."""
         if job == IDLE:
             return
-        if job >= self._fleet.clients:
-            key, piece = self._pieces[job - self._fleet.clients]
-            self._row_tests[key].run(piece, self._rows[key])
-            return
         if job == GLOBAL:
-            self._run_global(self._rows["global", 0])
-            return
-        group = self._fleet.home_group(job)
+            self._test_global(self.rows["global", 0])
+        elif job < self._fleet.clients:
+            self._test_client(job)
+        else:
+            key, piece = self._pieces[job - self._fleet.clients]
+            self.tests_at_once[key].run(piece, self.rows[key])
+
+    def _test_client(self, client: int) -> None:
+        """Run the tests that a client has for itself alone."""
+        fleet = self._fleet
+        group = fleet.home_group(client)
         for kind in self._tested:
-            if kind != "global" and (kind, group) not in self._row_tests:
-                self._run_client(kind, job)
+            key = kind, group
+            if kind == "global" or key in self.tests_at_once or key not in self.rows:
+                continue
+            report = fleet.client_sessions.test(client, self.rows[key])
+            report.stored = 0 if kind == "local" else fleet.stored_bytes(client)
+            self._reports[kind].append(report)
+
         if "finetuned" in self._kinds:
             # Lightning evaluates in inference mode, where gradients cannot be computed.
             with torch.inference_mode(False), torch.enable_grad():
-                row = self._fleet.deployed(job).row(job)
-                self._reports["finetuned"].append(self._fleet.training.finetune(job, row))
+                row = fleet.deployed(client).row(client)
+                self._reports["finetuned"].append(fleet.client_sessions.finetune(client, row))
 
-    def _run_client(self, kind: Kind, client: int) -> None:
-        """Test a client's model of a kind, if there is one."""
-        rows = self._rows.get((kind, self._fleet.home_group(client)))
-        if rows is not None:
-            report = self._fleet.training.test(client, rows)
-            report.stored = 0 if kind == "local" else self._fleet.stored_bytes(client)
-            self._reports[kind].append(report)
+    def _test_global(self, rows: Rows) -> None:
+        """Test the server's models on this rank's batches of the global test set.
 
-    def _run_global(self, rows: Rows) -> None:
-        """Test servers' models on this rank's batches, or rank 0's on all."""
-        ranks, total = self._fleet.ranks, self._data.global_test_batches()
+        Some modules and metrics need the whole test set at once: then rank 0 runs all batches.
+        """
+        fleet = self._fleet
+        ranks = fleet.ranks
+        total = self._data.global_test_batches()
         for server in rows.clients:
             with rows.bound(server) as module:
-                session = self._fleet.training.session_of(module)
+                session = fleet.client_sessions.session_of(module)
                 length = total if needs_whole(module) or is_whole(module) else 1
                 for first in range(ranks.rank * length, total, ranks.world * length):
                     batches = map(self._data.global_test_batch, range(first, first + length))
-                    seed = derive_seed(self._fleet.seed, "global-evaluation", client=first)
-                    seed_default_generators(seed, self._fleet.device)
-                    place = server * total + first
-                    report = session.evaluate(batches, client=GLOBAL, batch=place, first=first)
+                    seed = derive_seed(fleet.seed, "global-evaluation", client=first)
+                    seed_default_generators(seed, fleet.device)
+                    position = server * total + first
+                    report = session.evaluate(batches, client=GLOBAL, batch=position, first=first)
                     self._reports["global"].append(report)
 
     def finish(
         self, tests: Mapping[Moment, Sequence[Report]] | None = None
     ) -> tuple[dict[str, float], dict[Kind, list[Report]]]:
-        """The metrics, the same on every rank, and the clients' reports in order.
+        """Gather the reports of all ranks, and make metrics of them.
 
-        `tests` are reports of this round's sessions, on all ranks.
+        Args:
+            tests: Reports of tests in this round's sessions, on all ranks.
+
+        Returns:
+            The metrics by name, the same on every rank, and the reports of clients by kind, in the
+            order of the clients.
         """
-        self._add_row_tests()
-        gathered = self._fleet.ranks.gather([self._reports])
-        every: dict[Kind, list[Report]] = {}
-        for kind in KINDS:
-            reports = [report for part in gathered for report in part[kind]]
-            moments = (moment for moment, k in self.in_sessions.items() if k == kind)
-            reports += [r for moment in moments for r in (tests or {}).get(moment, ())]
-            reports.sort(key=lambda r: (r.client, r.batch))
-            every[kind] = [r for r in reports if r.samples]
-            for report in (r for r in reports if r.error):
-                found = f"client {report.client} is left out of the {kind} metrics"
-                self._fleet.warn(f"{found}: {report.error}")
-        means = reported(weighted_means(every.pop("global")))
-        metrics = {f"global/{name}": value for name, value in means.items()}
-        names = [state.name for state in self._fleet.groups]
-        for kind, reports in every.items():
-            groups = [names[self._fleet.home_group(r.client)] for r in reports]
-            metrics |= client_metrics(reports, kind, groups if len(names) > 1 else ())
-        if not metrics and not self._warned:
-            self._warned = True
-            found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`models`)"
-            found = f"{found}, validation_step logs nothing, or a limit leaves all tests out"
-            self._fleet.warn(f"no metrics: {found}")
-        return metrics, every
+        reports_of_kind = self._gather(tests or {})
 
-    def _add_row_tests(self) -> None:
-        """Add this rank's share of the reports of clients that were tested at once."""
-        fleet, rank = self._fleet, self._fleet.ranks.rank
-        for (kind, _), tests in self._row_tests.items():
+        means = reported(weighted_means(reports_of_kind.pop("global")))
+        metrics = {f"global/{name}": value for name, value in means.items()}
+
+        group_names = [state.name for state in self._fleet.groups]
+        for kind, reports in reports_of_kind.items():
+            groups: list[str] = []
+            if len(group_names) > 1:
+                groups = [group_names[self._fleet.home_group(r.client)] for r in reports]
+            metrics |= client_metrics(reports, kind, groups)
+
+        if not metrics and self._expects_metrics:
+            self._expects_metrics = False  # one warning is enough
+            self._fleet.warn(
+                f"no metrics: {type(self._fleet.algorithm).__name__} gives no model to test "
+                "(`models`), validation_step logs nothing, or a limit leaves all tests out"
+            )
+        return metrics, reports_of_kind
+
+    def _gather(self, tests: Mapping[Moment, Sequence[Report]]) -> dict[Kind, list[Report]]:
+        """Return the reports of all ranks by kind, sorted; name clients whose test has failed."""
+        self._add_tests_at_once()
+        reports_of_ranks = self._fleet.ranks.gather([self._reports])
+
+        reports_of_kind: dict[Kind, list[Report]] = {}
+        for kind in KINDS:
+            reports: list[Report] = []
+            for reports_of_rank in reports_of_ranks:
+                reports += reports_of_rank[kind]
+            for moment, kind_of_moment in self.in_sessions.items():
+                if kind_of_moment == kind:
+                    reports += tests.get(moment, ())
+
+            # The order fixes the bits of sums over reports.
+            reports.sort(key=lambda report: (report.client, report.batch))
+            reports_of_kind[kind] = [report for report in reports if report.samples]
+            for report in reports:
+                if report.error:
+                    left_out = f"client {report.client} is left out of the {kind} metrics"
+                    self._fleet.warn(f"{left_out}: {report.error}")
+        return reports_of_kind
+
+    def _add_tests_at_once(self) -> None:
+        """Add this rank's share of the reports of clients that were tested at once.
+
+        Every rank has the reports of all of them, and the gather must see each report once.
+        """
+        fleet = self._fleet
+        rank = fleet.ranks.rank
+        for (kind, _), tests in self.tests_at_once.items():
             reports = tests.finish(fleet.ranks)
             if not fleet.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]
                 continue
-            mine = [report for report in reports if fleet.places.owner[report.client] == rank]
-            for report in mine if kind != "local" else ():
-                report.stored = fleet.stored_bytes(report.client)
-            self._reports[kind] += mine
+            for report in reports:
+                if fleet.places.owner[report.client] != rank:
+                    continue
+                if kind != "local":
+                    report.stored = fleet.stored_bytes(report.client)
+                self._reports[kind].append(report)
 
     def warn_outside_of_rounds(self, *, trained: bool) -> None:
-        """Warn if no model is trained, and of models that exist only in a round's sessions."""
+        """Warn of what an evaluation cannot show that is no part of a fit.
+
+        Args:
+            trained: Whether there are models that have been trained.
+        """
         if not trained:
             self._fleet.warn("no model has been trained; ckpt_path names a run to evaluate")
         for moment, kind in self.in_sessions.items():
             if moment not in self._fleet.tests:
-                found = f"models that are {moment} exist only during a round"
-                self._fleet.warn(f"model.evaluate_at: {found}; there are no {kind} metrics now")
+                self._fleet.warn(
+                    f"model.evaluate_at: models that are {moment} exist only during a round; "
+                    f"there are no {kind} metrics now"
+                )
 
 
 def client_metrics(
     reports: Sequence[Report], kind: str, groups: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
+    """Summarize the metrics of clients.
 
     All clients have equal weight. The worst values of a metric are the largest if its name says
-    that lower is better. `groups` are the names of the reports' groups; without them there are no
-    metrics by group.
+    that lower is better, and the smallest otherwise.
+
+    Args:
+        reports: One for each client.
+        kind: The kind of evaluation.
+        groups: The name of each report's group; without them there are no means by group.
+
+    Returns:
+        `<kind>/<name>`, the mean of each metric. Where a metric is no loss and no perplexity, of
+        which a few values would dominate, also its standard deviation `<kind>/<name>_std`, the mean
+        of the worst tenth `<kind>/<name>_worst10`, and the means by group `<kind>/<name>/<group>`.
     """
     metrics: dict[str, float] = {}
     names = sorted({name for report in reports for name in report.metrics})
     for name in names:
-        having = [i for i, report in enumerate(reports) if name in report.metrics]
-        values = np.array([reports[i].metrics[name] for i in having])
+        positions = [i for i, report in enumerate(reports) if name in report.metrics]
+        values = np.array([reports[i].metrics[name] for i in positions])
         metrics[f"{kind}/{name}"] = float(values.mean())
         if name.endswith("loss") or name.startswith("perplexity"):
-            continue  # a few values would dominate the deviation
-        order = np.sort(values)[:: -1 if lower_is_better(name) else 1]
-        worst = order[: max(1, int(np.ceil(WORST * len(values))))]
-        worst = values if np.isnan(values).any() else worst  # sorted last, NaN would not count
+            continue
+
+        worst_first = np.sort(values)[:: -1 if lower_is_better(name) else 1]
+        worst = worst_first[: max(1, int(np.ceil(WORST * len(values))))]
+        if np.isnan(values).any():
+            worst = values  # NaN is sorted last, and would not count among the worst
         metrics[f"{kind}/{name}_std"] = float(values.std())
         metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
-        of = np.array([groups[i] for i in having] if groups else [])
-        for group in dict.fromkeys(of.tolist()):
-            metrics[f"{kind}/{name}/{group}"] = float(values[of == group].mean())
+
+        if groups:
+            group_of = np.array([groups[i] for i in positions])
+            for group in dict.fromkeys(group_of.tolist()):
+                metrics[f"{kind}/{name}/{group}"] = float(values[group_of == group].mean())
     return metrics

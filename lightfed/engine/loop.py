@@ -1,15 +1,14 @@
-"""The fit loop of a federation.
+"""The fit loop of a federation: rounds instead of epochs, waves of sessions instead of batches.
 
-An "epoch" is a round, a "batch" is a wave of sessions, one on every rank.
-
-The participants determine the number of waves. So it is the same on every rank without
-communication, and stock callbacks that communicate in a batch hook stay in step. Firing batch hooks
-per local step would hang as soon as two ranks have different numbers of batches.
+In a wave, every rank trains one of its clients, if it has one left. The participants of a round
+determine the number of waves, so all ranks know it without communication, and callbacks of
+Lightning that communicate in a batch hook stay in step. If batch hooks were called for every local
+step instead, the ranks would hang as soon as two of them had different numbers of batches.
 """
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as L
 from typing_extensions import override
@@ -33,18 +32,21 @@ _WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 class RoundLoop(lightning_private._TrainingEpochLoop):
     """One round: the algorithm's `round`, whose training runs in waves, then validation.
 
-    `global_step` counts server updates: it advances by one per round, on every rank.
+    `global_step` counts server updates. It advances by one per round, on every rank.
+
+    Attributes:
+        messages: What the ranks tell each other in a round; there from the start of the run.
     """
 
     trainer: RunTrainer
+    messages: RoundMessages
 
     def __init__(self, trainer: L.Trainer, max_steps: int) -> None:
         super().__init__(trainer, max_steps=max_steps)
         self._server_steps = 0
-        self._evaluated = 0  # rounds that were finished at the last evaluation
-        self._first: int | None = None  # round of this process
-        self._journal: Path | None = None  # of this run, until its first round ends
-        self.messages: RoundMessages
+        self._rounds_evaluated = 0  # the rounds that were finished at the last evaluation
+        self._first_round: int | None = None  # the first round that this process runs
+        self._journal: Path | None = None  # the journal of this run, until its first round ends
 
     @property
     @override
@@ -59,93 +61,154 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
     @override
     def run(self, data_fetcher: Any = None) -> None:
         t = self.round_index
+        # Lightning takes this number for the loggers' x-axis.
         self._batches_that_stepped = t
-        federation = federation_of(self.trainer)
-        # A checkpoint written during the validation of round t resumes here with the server already
-        # updated.
+
+        # A checkpoint that was written during the validation of round t resumes here, with a server
+        # that has already been updated.
         if self._server_steps == t:
-            plan = self._begin(t)
-            try:
-                validates = self._should_check_val_epoch()
-                federation.run_round(t, plan, self._waves, validates=validates)
-            except Suspended as suspended:
-                self._suspend(suspended, t, plan)
-            self._server_steps += 1
-            self.trainer.in_round = False
+            self._train(t)
         if self._should_check_val_epoch():
             self._validate()
-        # Not earlier: validation must log at this round on the loggers' x-axis.
+
+        # Not earlier, so that the validation logs at this round.
         self._batches_that_stepped = t + 1
         self.trainer.save_deferred_checkpoints()
 
-    def _begin(self, t: int) -> RoundPlan:
-        """Prepare a round: it may be suspended, or resume a suspended one."""
+    def _train(self, t: int) -> None:
+        """Run the algorithm's round t; raises Interrupted if a signal has suspended it."""
+        # Checkpoints that are requested from here on wait for the end of the round.
         self.trainer.in_round = True
+        plan = self._plan(t)
+        try:
+            federation_of(self.trainer).run_round(
+                t, plan, self._run_waves, validates=self._should_check_val_epoch()
+            )
+        except Suspended as suspended:
+            self._suspend(suspended, t, plan)
+        self._server_steps += 1
+        self.trainer.in_round = False
+
+    def _plan(self, t: int) -> RoundPlan:
+        """Decide about round t: whether it may be suspended, and what it need not train again."""
         last = self.trainer.last_checkpoint
-        lr = self.trainer.learning_rate(t)
-        scheduled = self.trainer.scheduled_settings()
-        plan = RoundPlan(lr, suspends=last is not None and last.rounds == t, scheduled=scheduled)
-        if self._first is None:
-            self._first = t
-            plan = self._unfinished(t, plan)
-            if last is not None:  # of any round
-                self._journal = last.path.with_name(JOURNAL)
+        plan = RoundPlan(
+            lr=self.trainer.learning_rate(t),
+            # Sessions are of use later only if the state from which they started is on disk.
+            suspends=last is not None and last.rounds == t,
+            scheduled=self.trainer.scheduled_settings(),
+        )
+        if self._first_round is not None:
+            return plan
+
+        self._first_round = t
+        plan = self._with_known_sessions(plan, t)
+        if last is not None:
+            self._journal = last.path.with_name(JOURNAL)
         return plan
 
-    def _unfinished(self, t: int, plan: RoundPlan) -> RoundPlan:
-        """A round's plan with the sessions that the previous run has finished."""
-        path, federation = self.trainer.ckpt_path, federation_of(self.trainer)
-        if path is None:
+    def _with_known_sessions(self, plan: RoundPlan, t: int) -> RoundPlan:
+        """Add to the plan of round t the sessions that the previous process has finished."""
+        ckpt_path = self.trainer.ckpt_path
+        if ckpt_path is None:
             return plan
-        ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
+
+        federation = federation_of(self.trainer)
+        ranks = federation.fleet.ranks
+        identity = federation.round_identity(plan.lr)
         try:
-            path = Path(path).with_name(JOURNAL)
-            found = checkpoint.load_journal(path, ranks, t=t, identity=identity)
+            path = Path(ckpt_path).with_name(JOURNAL)
+            journal = checkpoint.load_journal(path, ranks, t=t, identity=identity)
         except UserError as error:
+            # Nothing is lost but time: the round begins from its checkpoint.
             federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
             return plan
-        return plan if found is None else replace(plan, call=found[0], known=found[1])
+        if journal is None:
+            return plan
+        call, known = journal
+        return replace(plan, call=call, known=known)
 
     def forget_journal(self) -> None:
-        """Remove the journal: its round has a checkpoint, or is of another course of the run."""
-        path, last = self._journal, self.trainer.last_checkpoint
-        if path is None or (last is not None and last.rounds != self.global_step):
+        """Remove the journal once its round has a checkpoint.
+
+        The journal may also be left from another course of the run, whose round is never resumed.
+        """
+        path = self._journal
+        last = self.trainer.last_checkpoint
+        if path is None:
             return
-        self._journal, strategy = None, self.trainer.strategy
+        if last is not None and last.rounds != self.global_step:
+            return  # no checkpoint has this round yet
+
+        self._journal = None
+        strategy = self.trainer.strategy
         if strategy.ranks.any(path.is_file()):
+            # The checkpoint may still be in writing. Until it is on disk, the journal is needed.
             strategy.checkpoints.finish()
         if self.trainer.is_global_zero:
             checkpoint.remove(path)
 
-    def _suspend(self, suspended: Suspended, t: int, plan: RoundPlan) -> None:
-        """Save the finished sessions next to the round's checkpoint; raises Interrupted."""
-        federation, last = federation_of(self.trainer), self.trainer.last_checkpoint
+    def _suspend(self, suspended: Suspended, t: int, plan: RoundPlan) -> NoReturn:
+        """Save the finished sessions beside the checkpoint of the round's start.
+
+        Raises:
+            Interrupted: Always.
+        """
+        last = self.trainer.last_checkpoint
         assert last is not None, "a round is suspended only if its start is on disk"
         self.trainer.strategy.checkpoints.finish()
-        ranks, identity = federation.fleet.ranks, federation.round_identity(plan.lr)
-        path = last.path.with_name(JOURNAL)
-        checkpoint.save_journal(suspended, path, ranks, t=t, identity=identity)
-        saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
-        progressed = suspended.new > 0 or t != self._first
-        raise Interrupted(self.messages.asked(), saved, resumable=True, progressed=progressed)
 
-    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[SessionReport]:
-        """Run this rank's sessions, each between the stock batch hooks."""
+        federation = federation_of(self.trainer)
+        identity = federation.round_identity(plan.lr)
+        path = last.path.with_name(JOURNAL)
+        ranks = federation.fleet.ranks
+        checkpoint.save_journal(suspended, path, ranks, t=t, identity=identity)
+
+        raise Interrupted(
+            self.messages.asked(),
+            f"{self.trainer.rounds(t)} and {suspended} of the next",
+            resumable=True,
+            progressed=suspended.new > 0 or t != self._first_round,
+        )
+
+    def _run_waves(
+        self, clients: list[int], waves: int, run_client: RunClient
+    ) -> list[SessionReport]:
+        """Run this rank's sessions, each between the batch hooks of Lightning.
+
+        Args:
+            clients: This rank's clients, in the order of their sessions.
+            waves: The largest number of sessions of any rank.
+            run_client: Runs the session of a client; None if a signal asks the run to stop.
+
+        Returns:
+            The reports of the sessions that have run.
+        """
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run
+
         if not any(any(overriding(name, self.trainer)) for name in _WAVE_HOOKS):
+            # Nobody listens. At a thousand sessions per second, calling empty hooks and counting
+            # each wave would take a noticeable part of a round.
             self._count(waves)
-            every = [*map(run, mine)]
+            every = [run_client(client) for client in clients]
             return [report for report in every if report is not None]
-        connector, reports = self.trainer._logger_connector, []
+
+        reports: list[SessionReport] = []
+        connector = self.trainer._logger_connector
         for wave in range(waves):
-            client = mine[wave] if wave < len(mine) else None  # others have more sessions
+            # Without a client of its own left, a rank calls the hooks all the same: those of other
+            # ranks may communicate.
+            client = clients[wave] if wave < len(clients) else None
+
             self.batch_progress.is_last_batch = wave == waves - 1
             self.batch_progress.increment_ready()
             connector.on_batch_start(client)
             call_overridden("on_train_batch_start", self.trainer, client, wave)
             self.batch_progress.increment_started()
-            report = None if client is None else run(client)
+
+            report = None if client is None else run_client(client)
+
             self.batch_progress.increment_processed()
             call_overridden("on_train_batch_end", self.trainer, report, client, wave)
             connector.on_batch_end()
@@ -155,7 +218,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         return reports
 
     def _count(self, waves: int) -> None:
-        """Count all waves at once; at a thousand sessions per second single ones add up."""
+        """Count all waves of a round at once, as Lightning would count them one by one."""
         self.batch_progress.is_last_batch = True
         for tracker in (self.batch_progress.total, self.batch_progress.current):
             tracker.ready += waves
@@ -165,31 +228,38 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
 
     @override
     def _should_check_val_epoch(self) -> bool:
-        last = self.round_index + 1 in (self.trainer.max_epochs, self.trainer.max_steps)
-        return super()._should_check_val_epoch() or (last and self.trainer.enable_validation)
+        if super()._should_check_val_epoch():
+            return True
+        rounds = self.round_index + 1
+        is_last = rounds in (self.trainer.max_epochs, self.trainer.max_steps)
+        return is_last and self.trainer.enable_validation
 
     def validate_last(self) -> None:
         """Evaluate at the end of a run that a callback has stopped between two evaluations."""
         trainer = self.trainer
-        if self._evaluated == self._server_steps or not trainer.enable_validation:
+        if self._rounds_evaluated == self._server_steps or not trainer.enable_validation:
             return
-        self._batches_that_stepped -= 1  # still of the last round
+
+        # Log the metrics at the last round, which is over by now.
+        self._batches_that_stepped -= 1
         self._validate()
         self._batches_that_stepped += 1
+
+        # The checkpoint of the last round does not have these metrics yet.
         if trainer.last_checkpoint is not None:
             trainer.last_checkpoint.save(trainer)
 
     def _validate(self) -> None:
+        """Run Lightning's validation loop, as its own training loop does."""
         trainer = self.trainer
         trainer.validating = True
         first_iter = trainer._logger_connector._first_loop_iter
         self.val_loop.restarting = False
-        federation = federation_of(trainer)
-        with federation.fleet.ranks.timings.part("evaluation"):
+        with federation_of(trainer).fleet.ranks.timings.part("evaluation"):
             self.val_loop.run()
         trainer.training = True
         trainer._logger_connector._first_loop_iter = first_iter
-        self._evaluated = self._server_steps
+        self._rounds_evaluated = self._server_steps
 
     @override
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
@@ -197,30 +267,36 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
 
     @override
     def on_save_checkpoint(self) -> dict[str, Any]:
-        counts = {"server_steps": self._server_steps, "evaluated": self._evaluated}
-        over = self._server_steps == self.round_index and self.trainer.fit_loop._can_stop_early
-        stops = {"stopped": str(self.trainer.limits)} if over and self.trainer.should_stop else {}
-        return super().on_save_checkpoint() | counts | stops
+        state = super().on_save_checkpoint()
+        state["server_steps"] = self._server_steps
+        state["evaluated"] = self._rounds_evaluated
+
+        # A run that a callback has stopped stays stopped when it is resumed with the same limits.
+        round_is_over = self._server_steps == self.round_index
+        if round_is_over and self.trainer.fit_loop._can_stop_early and self.trainer.should_stop:
+            state["stopped"] = str(self.trainer.limits)
+        return state
 
     @override
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._server_steps = state_dict["server_steps"]
-        self._evaluated = state_dict["evaluated"]
-        self.trainer.should_stop |= state_dict.get("stopped") == str(self.trainer.limits)
+        self._rounds_evaluated = state_dict["evaluated"]
+        if state_dict.get("stopped") == str(self.trainer.limits):
+            self.trainer.should_stop = True
 
 
 class FederatedLoop(lightning_private._FitLoop):
-    """Rounds instead of epochs; no global train loader exists."""
+    """Lightning's fit loop with rounds instead of epochs, and without a loader for training."""
 
     trainer: RunTrainer
     epoch_loop: RoundLoop
 
     def __init__(self, trainer: L.Trainer) -> None:
-        """Take the place of the trainer's own loop, with its limits."""
-        stock = trainer.fit_loop
-        super().__init__(trainer, stock.min_epochs, stock.max_epochs)
-        self.epoch_loop = RoundLoop(trainer, stock.max_steps)
+        """Take the place of the Trainer's own loop, with the same limits."""
+        stock_loop = trainer.fit_loop
+        super().__init__(trainer, stock_loop.min_epochs, stock_loop.max_epochs)
+        self.epoch_loop = RoundLoop(trainer, stock_loop.max_steps)
 
     @override
     def _iteration_based_training(self) -> bool:
@@ -230,7 +306,8 @@ class FederatedLoop(lightning_private._FitLoop):
     @property
     @override
     def skip(self) -> bool:
-        # A run that died between its last round and its end must still finish.
+        # Lightning also skips a run that has done all of its rounds. Here one that died between its
+        # last round and its end must still finish.
         return self.trainer.limit_train_batches == 0
 
     @override
@@ -246,7 +323,8 @@ class FederatedLoop(lightning_private._FitLoop):
         try:
             super().run()
         except BaseException as error:
-            # Before callbacks: one that saves would wait for ranks that do not know of the error.
+            # Tell the other ranks before callbacks hear of it: one that saves a checkpoint would
+            # wait for ranks that do not know of the error.
             self.trainer.strategy.on_exception(error)
             raise
 
@@ -256,7 +334,8 @@ class FederatedLoop(lightning_private._FitLoop):
             return
         if not self.restarted_on_epoch_start:
             self.epoch_progress.increment_ready()
-        self.trainer.learning_rate(self.epoch_loop.round_index)  # for callbacks
+        # Callbacks may read the rate of the round in the hooks of its start.
+        self.trainer.learning_rate(self.epoch_loop.round_index)
         with NoEnd("the start of a round"):
             _call_callback_hooks(self.trainer, "on_train_epoch_start")
             lightning_private._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
@@ -280,8 +359,9 @@ class FederatedLoop(lightning_private._FitLoop):
     @override
     def on_run_start(self) -> None:
         super().on_run_start()
-        ranks = self.trainer.strategy.ranks
-        ranks.messages = self.epoch_loop.messages = RoundMessages(self.trainer)
+        messages = RoundMessages(self.trainer)
+        self.epoch_loop.messages = messages
+        self.trainer.strategy.ranks.messages = messages  # they travel with its gathers
 
     @override
     def on_run_end(self) -> None:

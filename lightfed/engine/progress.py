@@ -1,4 +1,4 @@
-"""Shows rounds, sessions, time left and metrics: two lines on a terminal, or lines of a log."""
+"""Shows the progress of a run: a bar with metrics below it on a terminal, or lines of a log."""
 
 import time
 from collections.abc import Iterable
@@ -6,39 +6,45 @@ from typing import Any
 
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import ProgressBar
-from rich import progress
+from rich import progress as columns
 from rich.console import Console, RenderableType
 from rich.progress import Progress
 from rich.text import Text
 from typing_extensions import override
 
 
-class _Lines(Progress):
+class _BarAboveMetrics(Progress):
     """Shows metrics below the bar: on the same line they would push the times out."""
 
     @override
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
-        yield from (Text(task.fields["metrics"]) for task in self.tasks if task.fields["metrics"])
+        for task in self.tasks:
+            if task.fields["metrics"]:
+                yield Text(task.fields["metrics"])
 
 
 class RoundProgressBar(ProgressBar):
-    """A bar over rounds with the sessions of the round and the latest metrics.
+    """A bar over rounds, with the waves of the current round and the latest metrics.
 
-    If the output is not a terminal, it prints a line at most every `seconds`.
+    If the output is not a terminal, it prints a line at most every `seconds`, and one at the end.
 
     Args:
-        seconds: minimum time between lines of a log file.
+        seconds: The shortest time between two lines of a log.
+
+    Attributes:
+        console: Where it prints.
+        progress: The bar on a terminal, while a run trains; None in a log.
     """
 
     def __init__(self, seconds: float = 30.0) -> None:
         super().__init__()
+        self.console = Console(stderr=True)
+        self.progress: Progress | None = None
         self._seconds = seconds
-        self._console = Console(stderr=True)
-        self._progress: Progress | None = None
         self._task: Any = None
         self._enabled = True
-        self._printed = 0.0
+        self._printed = 0.0  # when the last line was printed
 
     @override
     def disable(self) -> None:
@@ -51,55 +57,68 @@ class RoundProgressBar(ProgressBar):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._printed = time.monotonic()
-        if not self._enabled or not trainer.is_global_zero or not self._console.is_terminal:
+        if not self._enabled or not trainer.is_global_zero or not self.console.is_terminal:
             return
-        total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        self._progress = _Lines(
-            progress.TextColumn("round"),
-            progress.MofNCompleteColumn(),
-            progress.BarColumn(bar_width=24),
-            progress.TextColumn("{task.fields[sessions]}"),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
-            console=self._console,
+
+        self.progress = _BarAboveMetrics(
+            columns.TextColumn("round"),
+            columns.MofNCompleteColumn(),
+            columns.BarColumn(bar_width=24),
+            columns.TextColumn("{task.fields[sessions]}"),
+            columns.TimeElapsedColumn(),
+            columns.TextColumn("left"),
+            columns.TimeRemainingColumn(),
+            console=self.console,
             refresh_per_second=4,
         )
-        self._task = self._progress.add_task(
-            "", total=total, completed=trainer.current_epoch, sessions="", metrics=""
+        has_limit = trainer.max_epochs is not None and trainer.max_epochs > 0
+        self._task = self.progress.add_task(
+            "",
+            total=trainer.max_epochs if has_limit else None,
+            completed=trainer.current_epoch,
+            sessions="",
+            metrics="",
         )
-        self._progress.start()
+        self.progress.start()
 
     @override
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._progress is not None:
+        if self.progress is not None:
             waves = f"wave {batch_idx + 1}/{trainer.num_training_batches}"
-            self._progress.update(self._task, sessions=waves)
+            self.progress.update(self._task, sessions=waves)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, advance=1, metrics=self._metrics(trainer))
-        elif self._enabled and trainer.is_global_zero:
-            finished, now = trainer.current_epoch + 1, time.monotonic()
-            if finished == trainer.max_epochs or now - self._printed >= self._seconds:
-                self._printed = now
-                line = f"round {finished}/{trainer.max_epochs}  {self._metrics(trainer)}"
-                self._console.print(line, highlight=False)
+        if self.progress is not None:
+            self.progress.update(self._task, advance=1, metrics=_metrics(trainer))
+            return
+        if not self._enabled or not trainer.is_global_zero:
+            return
 
-    def _metrics(self, trainer: L.Trainer) -> str:
-        """Metrics of the round, and of the last evaluation."""
-        shown = {k: v for k, v in trainer.progress_bar_metrics.items() if isinstance(v, float)}
-        return "  ".join(f"{k} {shown[k]:.4g}" for k in sorted(shown, key=lambda k: "/" in k))
+        finished_rounds = trainer.current_epoch + 1
+        now = time.monotonic()
+        is_due = now - self._printed >= self._seconds
+        if is_due or finished_rounds == trainer.max_epochs:
+            self._printed = now
+            line = f"round {finished_rounds}/{trainer.max_epochs}  {_metrics(trainer)}"
+            self.console.print(line, highlight=False)
 
     @override
     def on_train_end(self, *_: Any) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
 
     @override
     def on_exception(self, *_: Any) -> None:
         self.on_train_end()
+
+
+def _metrics(trainer: L.Trainer) -> str:
+    """Return the metrics of the round and of the last evaluation, as they are shown."""
+    values = {k: v for k, v in trainer.progress_bar_metrics.items() if isinstance(v, float)}
+    # Metrics of an evaluation, which have a slash, stand behind those of the round.
+    names = sorted(values, key=lambda name: "/" in name)
+    return "  ".join(f"{name} {values[name]:.4g}" for name in names)

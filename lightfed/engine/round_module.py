@@ -1,4 +1,4 @@
-"""The root LightningModule of a run: what Lightning's hooks do in a federation."""
+"""The root LightningModule of a run, whose hooks do in a federation what they do for one model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,17 +31,18 @@ from lightfed.utils.memory import trim_heap
 class RoundModule(L.LightningModule):
     """A root module whose epochs are rounds of an algorithm.
 
-    Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
-    are in the `Fleet`. `setup` makes it when the ranks are up and the data is split.
+    Its registered sub-modules hold only the state of the server, which every rank has. The clients'
+    modules and rows are in the `Fleet`, which `setup` makes when the ranks are connected and the
+    data is split.
 
-    A subclass sets `algorithm` and `exports`, and defines `assemble`.
+    A subclass sets `algorithm` and `exports`, and defines `assemble` and `prepare`.
 
     Attributes:
         algorithm: Runs the rounds.
         exports: Which weights are written at the end.
         fleet: The clients; there from `setup` on.
-        evaluation: Tests them; likewise.
-        predicts: The client whose model `predict` uses; None for the server's.
+        evaluation: Tests the clients' models and the server's; there from `setup` on.
+        predicts: The client whose model `predict` uses; None for the server's model.
     """
 
     algorithm: Algorithm
@@ -54,8 +55,18 @@ class RoundModule(L.LightningModule):
         self.predicts: int | None = None
         self._report = RoundReport()
 
-    def assemble(self, stage: str) -> tuple[Fleet, Evaluation]:
-        """Make the clients and their tests, when the ranks are up and the data is split.
+    def assemble(self, stage: str) -> Fleet:
+        """Make the clients, when the ranks are connected and the data is split.
+
+        Args:
+            stage: What runs: fit, validate, test or predict.
+        """
+        raise NotImplementedError
+
+    def prepare(self, stage: str) -> Evaluation:
+        """Set up what belongs to the run and needs the clients, and make their tests.
+
+        Users' callbacks are set up here, and may ask for `fleet`.
 
         Args:
             stage: What runs: fit, validate, test or predict.
@@ -65,19 +76,26 @@ class RoundModule(L.LightningModule):
     @override
     def setup(self, stage: str) -> None:
         if hasattr(self, "evaluation"):
-            return  # `test` after `fit` in one process: the same federation
-        self.fleet, self.evaluation = self.assemble(stage)
+            return  # `test` after `fit` in one process: it is the same federation
+        self.fleet = self.assemble(stage)
+        self.evaluation = self.prepare(stage)
 
     @override
     def teardown(self, stage: str) -> None:
-        """Lightning calls this after a run: so it is over for the clients' modules, too."""
-        for state in self.fleet.groups if hasattr(self, "fleet") else ():
+        """Tell the clients' modules that the run is over; Lightning knows only the root module."""
+        if not hasattr(self, "fleet"):
+            return  # the run has failed before there were clients
+        for state in self.fleet.groups:
             if state.trainer is not None:
                 state.trainer.close()
 
     @property
     def federated_trainer(self) -> RunTrainer:
-        """The trainer, checked to be a FederatedTrainer."""
+        """The Trainer of the run.
+
+        Raises:
+            UserError: It is a Trainer of another class.
+        """
         if not isinstance(self.trainer, RunTrainer):
             found = type(self.trainer).__name__
             raise UserError("trainer", found, "use lightfed's FederatedTrainer")
@@ -89,6 +107,9 @@ class RoundModule(L.LightningModule):
         logger = trainer.run_logger
         if logger is None:
             return
+
+        # Taking the folder ends any other process that still writes to it. So it is taken only now,
+        # when the checkpoint is loaded and the run is known to be able to resume.
         self.fleet.ranks.first(logger.check)
         logger.place.own()
         if trainer.is_global_zero:
@@ -96,20 +117,31 @@ class RoundModule(L.LightningModule):
 
     @override
     def on_train_start(self) -> None:
-        trim_heap()
+        trim_heap()  # what was needed only to build the clients goes back to the system
         check(self.fleet, self.exports)
         self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
 
     def run_round(self, t: int, plan: RoundPlan, waves: Waves, *, validates: bool) -> None:
-        """Run one round of the algorithm; the loop calls it and knows if validation follows."""
+        """Run one round of the algorithm; called by the loop.
+
+        Args:
+            t: The round.
+            plan: What the loop has decided about it.
+            waves: Runs the sessions of this rank, with the hooks of the loop.
+            validates: Whether an evaluation follows, for which some models are tested in their
+                sessions.
+        """
         self._report.start()
-        tested = frozenset(self.evaluation.clients)
-        moments = self.evaluation.in_sessions if validates else ()
-        self.fleet.open_round(replace(plan, tested=dict.fromkeys(moments, tested)), waves)
-        with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
+        if validates:
+            clients = frozenset(self.evaluation.clients)
+            plan = replace(plan, tested=dict.fromkeys(self.evaluation.in_sessions, clients))
+        self.fleet.open_round(plan, waves)
+
+        with self.fleet.ranks.timings.part("merge"):  # all of the round that is no session
             self.algorithm.round(self.fleet, t)
-        manually = any(not s.module.automatic_optimization for s in self.fleet.groups)
+
         metrics = self.fleet.close_round()
+        manually = any(not s.module.automatic_optimization for s in self.fleet.groups)
         self._report.trained(self.federated_trainer, metrics, manually=manually)
 
     @override
@@ -133,9 +165,11 @@ class RoundModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         metrics, reports = self.evaluation.finish(self.fleet.tests)
         if self.trainer.state.fn != TrainerFn.FITTING:
+            # `validate` and `test` return what the root module has logged.
             self.evaluation.warn_outside_of_rounds(trained=bool(self._report.metrics))
             self.log_dict(exact(metrics), sync_dist=True, rank_zero_only=True)
             return
+
         arrays = self.algorithm.evaluation_end(self.fleet)
         self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
@@ -145,8 +179,9 @@ class RoundModule(L.LightningModule):
 
     @override
     def on_test_epoch_start(self) -> None:
-        for module in {type(s.module): s.module for s in self.fleet.groups}.values():
-            if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero:
+            module_of_class = {type(s.module): s.module for s in self.fleet.groups}
+            for module in module_of_class.values():
                 warn_of_missing_test_step(module)
         self.evaluation.start()
 
@@ -164,12 +199,19 @@ class RoundModule(L.LightningModule):
 
     @contextmanager
     def _predicting(self) -> Iterator[StageHooks | None]:
-        """The hooks of the module that predicts, bound to its model; None on other ranks."""
-        fleet, client = self.fleet, self.predicts
-        owner = fleet.places.owner if fleet.stateful else {}
-        if client is not None and owner.get(client, fleet.ranks.rank) != fleet.ranks.rank:
-            yield None
-            return
+        """Bind the module that predicts to its model, for a block.
+
+        Yields:
+            The hooks of that module; None on ranks that do not have the model.
+        """
+        fleet = self.fleet
+        client = self.predicts
+        if client is not None and fleet.stateful:
+            rank_of_client = fleet.places.owner.get(client, fleet.ranks.rank)
+            if rank_of_client != fleet.ranks.rank:
+                yield None
+                return
+
         rows = fleet.deployed(client)
         with (
             NoEnd("a prediction"),
@@ -177,18 +219,19 @@ class RoundModule(L.LightningModule):
             step_under_way(),
         ):
             yield StageHooks(module, "predict")
-            fleet.training.session_of(module).forget()
+            fleet.client_sessions.session_of(module).forget()
 
     @override
     def predict_step(self, batch: Any, *args: Any) -> Any:
-        """The outputs of the model that the client deploys, on its rank; None on the others."""
+        """Return the outputs of the model that the client deploys; None on other ranks."""
         with self._predicting() as hooks:
             if hooks is None:
                 return None
             batch = hooks.transferred(batch, self.fleet.device)
             module = hooks.module
             if not is_overridden("predict_step", module):
-                # The module's own `forward`, without the labels.
+                # Lightning would call the module's own `forward` with the whole batch. The labels
+                # are no argument of it.
                 hooks.step = lambda batch, _: module(
                     batch[0] if isinstance(batch, list | tuple) else batch
                 )
@@ -197,18 +240,23 @@ class RoundModule(L.LightningModule):
     @override
     def on_train_end(self) -> None:
         logger = self.federated_trainer.run_logger
-        if logger is not None:
-            export(self.fleet, logger.folder / "models", kinds=self.exports)
-            export_masks(self.fleet, logger.folder / "masks")
-            self.fleet.ranks.barrier()  # rank 0 makes the run's page from all ranks' files
+        if logger is None:
+            return
+        export(self.fleet, logger.folder / "models", kinds=self.exports)
+        export_masks(self.fleet, logger.folder / "masks")
+        self.fleet.ranks.barrier()  # rank 0 makes the run's page from all ranks' files
 
     def fingerprint(self) -> dict[str, Any]:
-        """Properties that a checkpoint and the run that resumes from it must share."""
+        """Return properties that a checkpoint and the run that resumes from it must share."""
         partition = self.federated_trainer.datamodule.partition_.digest
         return federation_state.fingerprint(self.fleet, partition, self.state_dict())
 
     def round_identity(self, lr: float | None) -> dict[str, Any]:
-        """Properties that a round's journal and the round that resumes from it must share."""
+        """Return properties that a journal and the round that goes on from it must share.
+
+        Args:
+            lr: The learning rate of the round.
+        """
         logger = self.federated_trainer.run_logger
         config = None if logger is None else logger.place.config
         return {"fingerprint": self.fingerprint(), "lr": lr, "config": config}
@@ -222,10 +270,16 @@ class RoundModule(L.LightningModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         federation_state.check_same(checkpoint[FINGERPRINT], self.fingerprint())
-        named = self.named_modules()
-        models = {f"{name}.floats" for name, part in named if isinstance(part, ServerModel)}
+
+        server_models = set()
+        for name, module in self.named_modules():
+            if isinstance(module, ServerModel):
+                server_models.add(f"{name}.floats")
         path = self.federated_trainer.ckpt_path
-        federation_state.check_values(checkpoint["state_dict"], self.state_dict(), models, path)
+        federation_state.check_values(
+            checkpoint["state_dict"], self.state_dict(), server_models, path
+        )
+
         self._report.metrics = dict(checkpoint[METRICS])
         federation_state.load(self.fleet, checkpoint)
         logger = self.federated_trainer.run_logger
@@ -234,7 +288,11 @@ class RoundModule(L.LightningModule):
 
 
 def federation_of(trainer: L.Trainer) -> RoundModule:
-    """The root module of a run; a UserError if it is another."""
+    """Return the root module of a run.
+
+    Raises:
+        UserError: It is a module of another class.
+    """
     module = trainer.lightning_module
     if not isinstance(module, RoundModule):
         found = f"a {type(module).__name__}"

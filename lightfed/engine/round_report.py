@@ -1,4 +1,4 @@
-"""What a round says: to callbacks, progress bars, loggers and tables, and to the other ranks."""
+"""Reports a round to callbacks, progress bars, loggers and tables, and to the other ranks."""
 
 import logging
 import time
@@ -16,36 +16,44 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
-from lightfed.state.costs import Ledger
 from lightfed.utils import signals
 from lightfed.utils.errors import reason
 from lightfed.utils.stopwatch import PARTS, Part
 
 log = logging.getLogger(__name__)
 
-_COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
-# Names on progress bars, and the metrics that they show.
-_SHOWN = {"loss": "train_loss"} | {name: name for name in ("global/accuracy", "personal/accuracy")}
+# The metrics on progress bars, by the name that they have there.
+_SHOWN = {
+    "loss": "train_loss",
+    "global/accuracy": "global/accuracy",
+    "personal/accuracy": "personal/accuracy",
+}
 
 
 class RoundReport:
-    """The metrics of the current round by name; all are reduced over the ranks already.
+    """Collects the metrics of the current round, and passes them on.
 
-    They are in checkpoints: a round may be trained but not yet validated.
+    Attributes:
+        metrics: The metrics by name, already reduced over the ranks. They are in checkpoints,
+            because a round may have been trained but not yet validated.
     """
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self._evaluated: set[str] = set()  # names of the last evaluation's metrics
+        self._evaluated: set[str] = set()  # the names of the metrics of the last evaluation
         self._started = 0.0
 
     def begin(self, trainer: RunTrainer, fleet: Fleet, evaluation: Evaluation) -> None:
-        """Pass the configuration to loggers, and the run's environment to its folder."""
-        rounds = trainer.current_epoch
+        """Report the start of a run: its configuration to loggers, its environment to its folder.
+
+        A run that is resumed with nothing left to do says so.
+        """
+        finished_rounds = trainer.current_epoch
         if trainer.run_logger is not None and trainer.is_global_zero:
             described = environment(fleet, trainer, evaluation=evaluation)
-            trainer.run_logger.start(described, finished_rounds=rounds)
-        fleet.ranks.timings.take()  # the start is no part of the first round
+            trainer.run_logger.start(described, finished_rounds=finished_rounds)
+        fleet.ranks.timings.take()  # the time of the start is no part of the first round
+
         for logger in trainer.loggers:
             try:
                 logger.log_hyperparams(trainer.config)
@@ -58,40 +66,44 @@ class RoundReport:
                     "%s keeps the configuration that it had before: %s",
                     type(logger).__name__, reason(error),
                 )  # fmt: skip
-        over = 0 < (trainer.max_epochs or 0) <= rounds
-        if (over or trainer.should_stop) and trainer.is_global_zero:
-            ended = "has finished its" if over else "was stopped after"
-            fix = f"give a larger trainer.max_epochs{'' if over else ' or max_time'} to train on"
-            print(f"{trainer.resumes_from or 'the run'} {ended} {rounds} rounds; {fix}")
+
+        if trainer.is_global_zero:
+            _note_nothing_to_do(trainer, finished_rounds)
 
     def start(self) -> None:
-        """Measure the time of a round from now on."""
+        """Begin to measure the time of a round."""
         self._started = time.monotonic()
 
     def trained(
         self, trainer: L.Trainer, metrics: dict[str, float], *, manually: bool = False
     ) -> None:
-        """Replace the metrics by those of a round that is trained.
+        """Take the metrics of a round that has been trained, instead of those of the last one.
 
-        Clients that optimise `manually` need not return a loss.
+        Args:
+            trainer: The Trainer of the run.
+            metrics: The metrics by name.
+            manually: Whether clients optimize manually, in which case they need not return a loss.
         """
         self.metrics = metrics
-        known = manually or "train_loss" in metrics
-        if not trainer.current_epoch and trainer.is_global_zero and not known:
+        has_trained = manually or "train_loss" in metrics
+        if trainer.current_epoch == 0 and trainer.is_global_zero and not has_trained:
             log.warning("round 0 trains nothing: no session has a loss to minimise")
         self._show(trainer)
 
     def end(self, trainer: RunTrainer, fleet: Fleet) -> None:
-        """Log the round, before its checkpoint: every one with a checkpoint has its row."""
+        """Log the round. This precedes its checkpoint, so that every one has its row."""
         t = trainer.current_epoch
         _publish(trainer, self.metrics)
         for logger in trainer.loggers:
             logger.log_metrics(self.metrics, step=t)
+
         if trainer.run_logger is not None:
-            # Depends on the machine; not part of the promise of equal bits.
-            sent = fleet.ranks.take_wire_bytes()
-            local = {"wire_bytes": sent, "seconds": time.monotonic() - self._started}
-            trainer.run_logger.log_metrics(local, t)
+            # These depend on the machine, and are not part of the promise of equal bits.
+            of_this_machine = {
+                "wire_bytes": fleet.ranks.take_wire_bytes(),
+                "seconds": time.monotonic() - self._started,
+            }
+            trainer.run_logger.log_metrics(of_this_machine, t)
             trainer.run_logger.end_round(t + 1)
 
     def evaluated(
@@ -102,35 +114,61 @@ class RoundReport:
         reports: Mapping[Kind, Sequence[Report]],
         arrays: Mapping[str, Mapping[str, Tensor]],
     ) -> None:
-        """Add the metrics of an evaluation, reports of clients by kind, arrays by file and name."""
+        """Add the results of an evaluation.
+
+        Args:
+            trainer: The Trainer of the run.
+            fleet: The clients.
+            metrics: The metrics by name.
+            reports: The reports of clients, by kind of evaluation.
+            arrays: What the algorithm writes to files, by file and name.
+        """
         # A group that was not tested must not keep the metric of an earlier evaluation.
         for name in self._evaluated - metrics.keys():
             trainer.callback_metrics.pop(name, None)
         self._evaluated = set(metrics)
+
         _publish(trainer, metrics)
         self.metrics |= metrics
         self._show(trainer)
+
         rounds = trainer.global_step
         if trainer.run_logger is not None:
             trainer.run_logger.log_clients(_client_rows(fleet, reports, rounds=rounds))
-            # (groups, 3) bytes up, bytes down and FLOPs of each group's clients since the start
-            ends = np.cumsum([0] + [state.group.count for state in fleet.groups])
-            sums = torch.from_numpy(_group_sums(fleet.ledger, ends[:-1]))
+            sums = torch.from_numpy(_group_sums(fleet))
             trainer.run_logger.log_arrays(rounds, {**arrays, "costs": {"sums": sums}})
-        if rounds == trainer.current_epoch:  # the round's other metrics are written
+        if rounds == trainer.current_epoch:
+            # The evaluation comes after the end of the round, whose other metrics are written.
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=rounds - 1)
 
     def _show(self, trainer: L.Trainer) -> None:
-        """Show metrics on progress bars, which run before the round's end is logged."""
+        """Show metrics on progress bars, which are drawn before the round's end is logged."""
         shown = trainer.progress_bar_metrics
         shown.pop("loss", None)  # this round may have no sessions
-        found = self.metrics
-        shown.update({name: found[key] for name, key in _SHOWN.items() if key in found})
+        for name, metric in _SHOWN.items():
+            if metric in self.metrics:
+                shown[name] = self.metrics[metric]
+
+
+def _note_nothing_to_do(trainer: RunTrainer, finished_rounds: int) -> None:
+    """Say so if the run has nothing to do, and how it would go on."""
+    reached_limit = 0 < (trainer.max_epochs or 0) <= finished_rounds
+    if not reached_limit and not trainer.should_stop:
+        return
+
+    run = trainer.resumes_from or "the run"
+    if reached_limit:
+        progress = f"{run} has finished its {finished_rounds} rounds"
+        limits = "trainer.max_epochs"
+    else:
+        progress = f"{run} was stopped after {finished_rounds} rounds"
+        limits = "trainer.max_epochs or max_time"
+    print(f"{progress}; give a larger {limits} to train on")
 
 
 def exact(metrics: dict[str, float]) -> dict[str, Tensor]:
-    """Metrics as tensors that keep all digits; Lightning would round plain numbers to float32."""
+    """Return metrics as scalar tensors of float64; Lightning rounds plain numbers to float32."""
     values = torch.tensor(list(metrics.values()), dtype=torch.float64).unbind()
     return dict(zip(metrics, values, strict=True))
 
@@ -143,57 +181,73 @@ def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:
 def _client_rows(
     fleet: Fleet, reports: Mapping[Kind, Sequence[Report]], *, rounds: int
 ) -> list[Row]:
-    """Rows of clients.csv, one per client, with the same columns.
+    """Return the rows of clients.csv, one per client, all with the same columns.
 
-    The metrics of `personal` keep their names, those of others become `kind/name`. `rounds` are
-    finished.
+    Metrics of the kind `personal` keep their names; those of other kinds are named `kind/name`.
+
+    Args:
+        fleet: The clients.
+        reports: The reports of their tests, by kind of evaluation.
+        rounds: The number of finished rounds.
     """
-    found: dict[int, Row] = {}
-    for kind, tests in reports.items():
+    metrics_of: dict[int, dict[str, float]] = {}
+    # Samples and stored bytes are those of the client's own model, if it was tested.
+    costs_of: dict[int, Report] = {}
+    for kind, reports_of_kind in reports.items():
         prefix = "" if kind == "personal" else f"{kind}/"
-        for report in tests:
-            row = found.setdefault(report.client, {})
-            row |= {prefix + name: value for name, value in report.metrics.items()}
-            if kind == "personal" or "samples" not in row:
-                row["samples"], row["stored_bytes"] = report.samples, report.stored
-    clients = sorted(found)
-    names = [n for n in dict.fromkeys(n for row in found.values() for n in row) if n not in _COSTS]
-    groups = [state.name for state in fleet.groups]
-    return [
-        {
+        for report in reports_of_kind:
+            metrics = metrics_of.setdefault(report.client, {})
+            for name, value in report.metrics.items():
+                metrics[prefix + name] = value
+            if kind == "personal" or report.client not in costs_of:
+                costs_of[report.client] = report
+
+    # A client may lack some metrics. None has the name of another column: `log` refuses those.
+    names = list(dict.fromkeys(name for metrics in metrics_of.values() for name in metrics))
+
+    clients = sorted(metrics_of)
+    bytes_of_clients = fleet.ledger.bytes[clients].tolist()
+    flops_of_clients = fleet.ledger.flops[clients].tolist()
+    times_of_clients = _times(fleet, clients)
+    rows: list[Row] = []
+    for position, client in enumerate(clients):
+        bytes_up, bytes_down = bytes_of_clients[position]
+        row: Row = {
             "round": rounds,
             "client": client,
-            "group": groups[fleet.home_group(client)],
-            "samples": row["samples"],
-            **{name: row.get(name, "") for name in names},
-            "bytes_up": up,
-            "bytes_down": down,
-            "flops": flops,
-            "stored_bytes": row["stored_bytes"],
-            **times,
+            "group": fleet.groups[fleet.home_group(client)].name,
+            "samples": costs_of[client].samples,
         }
-        for client, (up, down), flops, times in zip(
-            clients,
-            fleet.ledger.bytes[clients].tolist(),
-            fleet.ledger.flops[clients].tolist(),
-            _times(fleet, clients),
-            strict=True,
-        )
-        for row in (found[client],)
-    ]
+        for name in names:
+            row[name] = metrics_of[client].get(name, "")
+        row["bytes_up"] = bytes_up
+        row["bytes_down"] = bytes_down
+        row["flops"] = flops_of_clients[position]
+        row["stored_bytes"] = costs_of[client].stored
+        row |= times_of_clients[position]
+        rows.append(row)
+    return rows
 
 
-def _group_sums(ledger: Ledger, starts: np.ndarray) -> np.ndarray:
-    """(groups, 3) float64 sums over the clients of groups, whose first clients are `starts`.
+def _group_sums(fleet: Fleet) -> np.ndarray:
+    """Return the costs of each group's clients since the start, as (groups, 3) of float64.
 
-    Bytes are summed as whole numbers, and rounded once.
+    The columns are bytes up, bytes down and FLOPs. Bytes are summed as whole numbers, and rounded
+    once.
     """
-    sent = np.add.reduceat(ledger.bytes, starts)
-    return np.column_stack([sent, np.add.reduceat(ledger.flops, starts)])
+    first_clients = []
+    clients = 0
+    for state in fleet.groups:
+        first_clients.append(clients)
+        clients += state.group.count
+
+    sums_of_bytes = np.add.reduceat(fleet.ledger.bytes, first_clients)
+    sums_of_flops = np.add.reduceat(fleet.ledger.flops, first_clients)
+    return np.column_stack([sums_of_bytes, sums_of_flops])
 
 
 def _times(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:
-    """Virtual seconds of each client since the start; nothing without devices."""
+    """Return virtual seconds of each client since the start; nothing without devices."""
     times = fleet.clock.times()
     if times is None:
         return [{} for _ in clients]
@@ -201,7 +255,13 @@ def _times(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:
 
 
 class Message(NamedTuple):
-    """Of a rank: its last signal, or 0; whether its checkpoint failed; parts of a round."""
+    """What a rank tells the others.
+
+    Attributes:
+        signal: The last signal that it has received; 0 for none.
+        failed: Whether its checkpoint could not be written.
+        seconds: How long the parts of its last round took; empty if that is reported already.
+    """
 
     signal: int
     failed: bool
@@ -209,57 +269,74 @@ class Message(NamedTuple):
 
 
 class RoundMessages:
-    """What this rank says to the others, and what they have said.
+    """What this rank tells the others, and what they have told it.
 
-    The times of a round go with the next gather, in the next round: nobody waits at the end of one.
-    A signal after a round's last gather is seen by all in the next round, whose sessions it
-    suspends.
+    Messages travel with the gathers of the rounds, so that they cost no collective of their own.
+    The times of a round travel with the next gather, which is in the next round: nobody waits for
+    others at the end of a round. A signal that a rank receives after the last gather of a round is
+    seen by all ranks in the next round, whose sessions it suspends.
     """
 
     def __init__(self, trainer: RunTrainer) -> None:
         self._trainer = trainer
         self._seconds: dict[Part, float] = {}  # of a round that is not reported yet
-        self._round = 0  # its number
-        self._said: list[Message] = []  # at the last gather of this round
+        self._rounds = 0  # the number of rounds that were finished with it
+        self._messages: list[Message] = []  # of all ranks, at the last gather of this round
 
     def outgoing(self) -> Message:
-        """What goes with a gather."""
-        failed = self._trainer.strategy.checkpoints.failed
-        return Message(signals.asked() or 0, failed, self._seconds)
+        """Return what this rank sends with a gather."""
+        return Message(
+            signal=signals.asked() or 0,
+            failed=self._trainer.strategy.checkpoints.failed,
+            seconds=self._seconds,
+        )
 
-    def receive(self, said: list[Message]) -> None:
-        """Note what all ranks have said, and log the round that they have finished.
+    def receive(self, messages: list[Message]) -> None:
+        """Take the messages of all ranks, and log the times of the round that they have finished.
 
-        Its parts are means over the ranks; they add up to the round's duration.
+        The times of its parts are means over the ranks, which add up to the round's duration.
         """
-        self._said, logger = said, self._trainer.run_logger
+        self._messages = messages
+        logger = self._trainer.run_logger
         if logger is not None and self._seconds:
-            means = {p: sum(rank.seconds[p] for rank in said) / len(said) for p in PARTS}
-            logger.log_timings(self._round, means)
+            means: dict[Part, float] = {}
+            for part in PARTS:
+                total = sum(message.seconds[part] for message in messages)
+                means[part] = total / len(messages)
+            logger.log_timings(self._rounds, means)
         self._seconds = {}
 
     def round_ends(self) -> int:
-        """Report a round with the next gather; as `asked`."""
+        """Note the times of a round, for the next gather.
+
+        Returns:
+            As for `asked`.
+        """
         ranks = self._trainer.strategy.ranks
-        if not self._said:  # nothing was gathered in this round
-            ranks.gather([])
-        self._round = self._trainer.current_epoch
+        if not self._messages:
+            ranks.gather([])  # nothing has been gathered in this round, so signals are not known
+
+        self._rounds = self._trainer.current_epoch
         self._seconds = ranks.timings.take()
-        if ranks.alone:  # nobody has to wait
-            ranks.gather([])
+        if ranks.alone:
+            ranks.gather([])  # nobody has to wait: a single rank reports at once
         return self.asked()
 
     def asked(self) -> int:
-        """The signal that a rank had received at the round's last gather, or 0; on all ranks alike.
+        """Return the signal that a rank had received at the round's last gather; 0 for none.
 
-        A DiskError if a checkpoint could not be written.
+        All ranks get the same answer.
+
+        Raises:
+            DiskError: A rank could not write its checkpoint.
         """
-        said, self._said = self._said, []
-        if any(rank.failed for rank in said):
+        messages = self._messages
+        self._messages = []
+        if any(message.failed for message in messages):
             self._trainer.strategy.checkpoints.finish()
-        return max(rank.signal for rank in said)
+        return max(message.signal for message in messages)
 
     def run_ends(self) -> None:
-        """Report the last round."""
+        """Report the times of the last round."""
         if self._seconds:
             self._trainer.strategy.ranks.gather([])

@@ -1,6 +1,7 @@
-"""The strategy that starts a federation's ranks.
+"""The strategy that starts the ranks of a federation and connects them.
 
-It uses Lightning's launchers and process groups, no DDP wrapper, and sharded atomic checkpoints.
+It uses Lightning's launchers and torch's process groups. There is no DDP wrapper around the model,
+and each rank writes its own part of a checkpoint.
 """
 
 import atexit
@@ -33,7 +34,7 @@ from lightfed.distributed.steps import guard_process_groups, refuse_in_step
 from lightfed.runs import checkpoint, federation_state
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving import Checkpoints
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import _PATH, _SubprocessScriptLauncher
 from lightfed.utils.process import is_interactive, started_in
 
@@ -41,46 +42,53 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
+# How many seconds other ranks have to exit by themselves before they are killed.
+_SECONDS_TO_EXIT = 2.0
 
 
 @cache
 def _leave_at_exit() -> None:
+    """Leave the process group when the process exits; registered once, however many trainers."""
     atexit.register(leave)
 
 
 class Relaunch(_SubprocessScriptLauncher):
     """Runs the script again for each further rank, in the folder in which it was started.
 
-    A script that changes its folder before it trains does so once more in each rank.
+    A script that changes its folder before it trains does so again in each rank. Started in the
+    folder where rank 0 is by then, it would not find itself, or change to a wrong one.
     """
 
     @override
     def _call_children_scripts(self) -> None:
-        here = os.getcwd()
+        current_folder = os.getcwd()
         os.chdir(started_in())
         try:
             super()._call_children_scripts()
         finally:
-            os.chdir(here)
+            os.chdir(current_folder)
 
 
 class FederatedStrategy(DDPStrategy):
-    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains its own clients.
+    """Starts the ranks, each of which trains its own clients, and connects them by gloo or NCCL.
 
-    All ranks compute the same server state, so nothing is wrapped or broadcast. They meet in a
-    process group over a store on one interface.
+    This process starts the other ranks of its node, unless torchrun or SLURM have started them. All
+    ranks compute the same server state, so no model is wrapped or broadcast. The ranks meet at a
+    store that listens on a single network interface.
 
     Attributes:
-        ranks_per_device: number of ranks per GPU; set before the devices are known.
-        checkpoints: of the run.
+        ranks_per_device: The number of ranks per GPU; set before the devices are known.
+        ranks: The connected ranks; there from `setup_environment` on.
+        checkpoints: Writes the checkpoints of the run.
+        listener: The socket on which rank 0 listens for the others, until they meet. It is shared
+            by all trainers of a process: if one of them fails before its ranks meet, the next one
+            takes the socket over.
     """
 
     strategy_name = "federated"
     ranks_per_device = 1
-    _shares_cards = False  # ranks have turned out to have the same GPU
-    # Of the process: a trainer that fails before the ranks meet leaves it to the next one.
-    _listener: ClassVar[socket.socket | None] = None
+    listener: ClassVar[socket.socket | None] = None
+    _shares_cards = False  # whether ranks have turned out to have the same GPU
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
         """Set how long ranks wait for each other; DDP's other settings do not apply.
@@ -89,7 +97,7 @@ class FederatedStrategy(DDPStrategy):
             timeout: Minutes that a rank waits for the others: at the start, at the end of a round's
                 sessions or in a collective. Then the run ends.
         """
-        if not timeout > 0:
+        if not timeout > 0:  # also refuses NaN
             key = "trainer.strategy.init_args.timeout"
             raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
         super().__init__(timeout=timedelta(minutes=timeout))
@@ -98,77 +106,104 @@ class FederatedStrategy(DDPStrategy):
     @property
     @override
     def parallel_devices(self) -> list[torch.device] | None:
-        """Devices of this node's ranks, in order."""
+        """The devices of this node's ranks, in the order of the ranks."""
         return self._parallel_devices
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        repeated = [d for d in devices or [] for _ in range(self.ranks_per_device)]
-        self._parallel_devices = repeated or None
+        # Lightning gives each device once, but several ranks may share it.
+        device_of_rank: list[torch.device] = []
+        for device in devices or []:
+            device_of_rank += [device] * self.ranks_per_device
+        self._parallel_devices = device_of_rank or None
 
     @override
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
-        environment, devices = self.cluster_environment, self._parallel_devices
+        environment = self.cluster_environment
+        devices = self._parallel_devices
         assert environment is not None
         assert devices is not None
-        if is_interactive() and not environment.creates_processes_externally:
-            found = f"{len(devices)} in a notebook, whose ranks no script can start"
-            fix = "give 1, or train by `lightfed fit`"
-            require(len(devices) == 1, "trainer.devices", found, fix)
-            self._launcher = None  # no script to run again
-        elif not environment.creates_processes_externally:
+        if environment.creates_processes_externally:
+            return
+
+        if not is_interactive():
             self._launcher = Relaunch(environment, self.num_processes, self.num_nodes)
+            return
+        # A notebook is no script that other ranks could run.
+        if len(devices) != 1:
+            found = f"{len(devices)} in a notebook, whose ranks no script can start"
+            raise UserError("trainer.devices", found, "give 1, or train by `lightfed fit`")
+        self._launcher = None
 
     @override
     def _get_process_group_backend(self) -> str:
-        # NCCL rejects two ranks on one device.
-        shared = self.ranks_per_device > 1 or self._shares_cards
-        return "gloo" if shared else super()._get_process_group_backend()
+        if self.ranks_per_device > 1 or self._shares_cards:
+            return "gloo"  # NCCL rejects two ranks on one device
+        return super()._get_process_group_backend()
 
     def _find_shared_cards(self, store: Any) -> None:
-        """Find whether ranks share a GPU though each was to have its own; rank 0 says so.
+        """Find out whether ranks share a GPU although each should have its own.
 
-        A launcher can give two tasks the same GPU: all processes of a node then see it as their
-        first. All ranks learn of it, and choose gloo.
+        A launcher can give two tasks the same GPU: then all processes of a node see it as their
+        first. All ranks learn of it and choose gloo, and rank 0 warns.
+
+        Args:
+            store: A store that all ranks reach.
         """
         card = card_of(self.root_device)
-        ranks = sharing(exchange(store, card, rank=self.global_rank, world=self.world_size))
-        self._shares_cards = bool(ranks)
-        if ranks and self.global_rank == 0:
+        cards = exchange(store, card, rank=self.global_rank, world=self.world_size)
+        sharing_ranks = sharing(cards)
+        self._shares_cards = bool(sharing_ranks)
+        if sharing_ranks and self.global_rank == 0:
             log.warning(
                 "ranks %s share a GPU, which NCCL refuses: all communicate over gloo, through "
                 "pinned memory; give each a GPU of its own, or set trainer.ranks_per_device",
-                ", ".join(map(str, ranks)),
+                ", ".join(map(str, sharing_ranks)),
             )
 
     def check_launch(self, nodes: int, clients: int | None) -> None:
-        """Reject ranks that nothing starts or that cannot run, before they wait for each other.
+        """Refuse ranks that nothing starts or that cannot run, before they wait for each other.
 
-        `clients` is None if unknown. A UserError names the flag, or the launcher's variable.
+        Args:
+            nodes: The number of nodes, as given to the Trainer.
+            clients: The number of clients; None if it is unknown.
+
+        Raises:
+            UserError: The ranks cannot run. It names the flag, or the variable of the launcher.
         """
-        launcher, processes = self.cluster_environment, self.num_processes
+        launcher = self.cluster_environment
         assert launcher is not None
+        ranks_of_node = self.num_processes
+        ranks = ranks_of_node * nodes
+
         if isinstance(launcher, SLURMEnvironment | LightningEnvironment):
             check_launch(
-                os.environ, processes=processes, nodes=nodes, ranks_per_device=self.ranks_per_device
+                os.environ,
+                processes=ranks_of_node,
+                nodes=nodes,
+                ranks_per_device=self.ranks_per_device,
             )
-        elif launcher.world_size() != processes * nodes:
-            found = f"{processes} ranks on {nodes} nodes, where {launcher.world_size()} are started"
+        elif launcher.world_size() != ranks:
+            started = launcher.world_size()
+            found = f"{ranks_of_node} ranks on {nodes} nodes, where {started} are started"
             raise UserError("trainer.devices", found, "make it agree with the launcher")
-        check_rank(launcher.local_rank(), processes)
-        if clients is not None and processes * nodes > clients:
-            found = f"{processes * nodes} ranks for {clients} clients"
+        check_rank(launcher.local_rank(), ranks_of_node)
+        if clients is not None and ranks > clients:
+            found = f"{ranks} ranks for {clients} clients"
             raise UserError("trainer.devices", found, "use at most one rank a client")
-        launches = processes > 1 and not launcher.creates_processes_externally
-        if launches and "MASTER_PORT" not in os.environ:
-            # Lightning would choose a free port and give it up until rank 0 listens.
+
+        starts_ranks = ranks_of_node > 1 and not launcher.creates_processes_externally
+        if starts_ranks and "MASTER_PORT" not in os.environ:
+            # Lightning would find a free port and give it up until rank 0 listens. Another process
+            # could take it in between, so it is taken here and kept.
             os.environ["MASTER_PORT"] = str(self.take_port())
 
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        # An injected sampler must not split the federation's jobs again.
+        # Each rank's loader has the jobs of that rank alone. An injected sampler must not split
+        # them again.
         return {"num_replicas": 1, "rank": 0}
 
     @override
@@ -179,6 +214,8 @@ class FederatedStrategy(DDPStrategy):
         _leave_at_exit()
         watch.start(self.ranks, self._address, self._interface(), self._kill_launched)
         self._relieve_observer()
+
+        # Only now all ranks can be asked whether they agree on the run folder.
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
@@ -188,52 +225,48 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        """Connect to the other ranks; a UserError if some do not connect or cannot be reached."""
+        """Connect to the other ranks.
+
+        Raises:
+            UserError: Some ranks do not connect, or cannot be reached.
+        """
         self.set_world_ranks()
         if self.world_size == 1:
-            return  # it needs neither a group nor a port
+            return  # a single rank needs neither a process group nor a port
+
         guard_process_groups()
         if self.num_nodes == 1:
             sockets_on(interface_of(self._address, nodes=1))
         try:
-            self._meet()
+            self.meet()
             super().setup_distributed()
         except (dist.DistError, OSError) as error:
             self._relieve_observer()
             self._kill_launched()  # the others would keep waiting for this one
             assert self.cluster_environment is not None
-            place = f"{self._address}:{self.cluster_environment.main_port}"
-            found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
+            address = f"{self._address}:{self.cluster_environment.main_port}"
+            found = f"the ranks do not meet at {address} ({str(error).splitlines()[0]})"
             fix = "start all of them, at an address and a free port that all nodes reach"
             raise UserError("MASTER_ADDR", found, fix) from error
 
-    def _meet(self) -> None:
-        """Create the process group over a store on one interface; torch's store listens on all."""
+    def meet(self) -> None:
+        """Create the process group, over a store that listens on one interface.
+
+        Torch would make a store that listens on all interfaces.
+        """
         if dist.is_initialized():
             return
-        assert self.cluster_environment is not None
         assert self._timeout is not None
-        meeting = self._address, self.cluster_environment.main_port
-        on_cards = self.root_device.type == "cuda" and self.ranks_per_device == 1
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun keeps the store
-            if on_cards:
-                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-                theirs = dist.TCPStore(
-                    *meeting, is_master=False, timeout=self._timeout, wait_for_workers=False
-                )
-                self._find_shared_cards(dist.PrefixStore(f"attempt {attempt}", theirs))
+        may_share_cards = self.root_device.type == "cuda" and self.ranks_per_device == 1
+
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # Torchrun keeps a store, over which torch makes the process group by itself.
+            if may_share_cards:
+                self._find_shared_cards(self._store_of_torchrun())
             return
-        if self.global_rank == 0 and self._listener is None:
-            self.take_port(meeting[1])
-        listener, FederatedStrategy._listener = self._listener, None  # the store's from here on
-        store = dist.TCPStore(
-            *meeting,
-            self.world_size,
-            is_master=listener is not None,
-            timeout=self._timeout,
-            master_listen_fd=listener.detach() if listener else None,
-        )
-        if on_cards:
+
+        store = self._make_store()
+        if may_share_cards:
             self._find_shared_cards(store)
         backend = self._get_process_group_backend()
         dist.init_process_group(
@@ -245,39 +278,90 @@ class FederatedStrategy(DDPStrategy):
             device_id=self.root_device if backend == "nccl" else None,
         )
 
+    def _store_of_torchrun(self) -> dist.Store:
+        """Connect to the store that torchrun keeps for its ranks."""
+        assert self._timeout is not None
+        store = dist.TCPStore(
+            self._address,
+            self._port,
+            is_master=False,
+            timeout=self._timeout,
+            wait_for_workers=False,
+        )
+        # The store outlives ranks that torchrun restarts: what they have written must not count.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"attempt {attempt}", store)
+
+    def _make_store(self) -> dist.Store:
+        """Make the store at which the ranks meet; rank 0 keeps it."""
+        assert self._timeout is not None
+        port = self._port
+        if self.global_rank == 0 and self.listener is None:
+            self.take_port(port)
+
+        # From here on the socket belongs to the store, which closes it.
+        listener = self.listener
+        FederatedStrategy.listener = None
+        return dist.TCPStore(
+            self._address,
+            port,
+            self.world_size,
+            is_master=listener is not None,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach() if listener else None,
+        )
+
     @property
     def _address(self) -> str:
-        """Address of rank 0, for the other ranks."""
+        """The address of rank 0, at which the other ranks reach it."""
         assert self.cluster_environment is not None
         return self.cluster_environment.main_address
 
+    @property
+    def _port(self) -> int:
+        """The port at which the ranks meet."""
+        assert self.cluster_environment is not None
+        return self.cluster_environment.main_port
+
     def _interface(self) -> str:
-        """Interface of its node on which rank 0 listens."""
-        return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
+        """Return the interface of its node on which rank 0 listens; "" on other ranks."""
+        if self.global_rank != 0:
+            return ""
+        return interface_of(self._address, nodes=self.num_nodes)
 
     def take_port(self, port: int = 0) -> int:
-        """Listen where ranks will meet, on one interface; the port, a free one for 0."""
+        """Listen on one interface for the ranks that will meet here.
+
+        Args:
+            port: Where to listen; 0 for any free port.
+
+        Returns:
+            The port that has been taken.
+        """
         ranks = self.num_nodes * self.num_processes
-        listener = FederatedStrategy._listener = listen(self._interface(), port, backlog=ranks)
+        listener = listen(self._interface(), port, backlog=ranks)
+        FederatedStrategy.listener = listener
         return int(listener.getsockname()[1])
 
     def _launched(self) -> list[subprocess.Popen[bytes]]:
-        """Processes of other ranks started by this one."""
+        """Return the processes of other ranks that this one has started."""
         return getattr(self.launcher, "procs", [])
 
     def _kill_launched(self) -> None:
         """Kill ranks that do not exit by themselves, such as stopped ones."""
-        limit = time.monotonic() + _LAST_WORDS
+        deadline = time.monotonic() + _SECONDS_TO_EXIT
         for process in self._launched():
             try:
-                process.wait(max(0.0, limit - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
 
     def _relieve_observer(self) -> None:
-        """Stop Lightning's monitor, which kills this process when a child ends, without a word.
+        """Stop Lightning's monitor, which kills this process without a word when a child ends.
 
-        It is needed until the ranks are connected, and stops when its list of children is empty.
+        It is needed until the ranks are connected; from then on they watch each other. The monitor
+        holds the launcher's list of children, and stops when that list is empty. So the launcher
+        gets a copy, and the list is emptied.
         """
         launched = self._launched()
         if launched:
@@ -286,15 +370,18 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        with suppress(Exception):  # this error is reported
+        # A checkpoint may be under way, and may fail for the same reason. The first error is the
+        # one to report.
+        with suppress(Exception):
             self.checkpoints.finish()
         watch.fail(exception)
 
     @override
     def barrier(self, name: str | None = None) -> None:
         refuse_in_step("strategy.barrier")
-        if name != "Trainer.save_checkpoint":  # whose ranks have waited for each other's files
-            self.ranks.barrier()
+        if name == "Trainer.save_checkpoint":
+            return  # its ranks have already waited for each other's files
+        self.ranks.barrier()
 
     @override
     def broadcast(self, obj: T, src: int = 0) -> T:
@@ -324,7 +411,7 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
-        """DDPStrategy.setup without wrapping the module or broadcasting its state."""
+        """Do what DDPStrategy.setup does, but wrap no module and broadcast no state."""
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)

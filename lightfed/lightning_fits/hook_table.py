@@ -1,6 +1,6 @@
-"""Which of Lightning's hooks are called, when, and which of them a module or a callback overrides.
+"""Says which of Lightning's hooks are called when, and finds out which of them are overridden.
 
-Every hook of lightning 2.6 has a line here, and a test fails if Lightning gets one that has none.
+Every hook of lightning 2.6 has a line here. A test fails if Lightning gets one that has none.
 `docs/sessions.md` is this table in words.
 """
 
@@ -12,7 +12,7 @@ import lightning.pytorch as L
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.callbacks import Callback
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import is_overridden, is_param_in_hook_signature
 
 # When a hook is called:
@@ -92,7 +92,8 @@ MODULE_HOOKS: Mapping[str, When] = {
     "on_load_checkpoint": "refused",
 }
 
-# Of a callback that acts on steps. One of the run hears all of them from the Trainer of the run.
+# The hooks of a callback that acts on steps. Those of a callback of the run are all called by the
+# Trainer of the run.
 CALLBACK_HOOKS: Mapping[str, When] = {
     "setup": "module",
     "teardown": "module",
@@ -108,7 +109,7 @@ CALLBACK_HOOKS: Mapping[str, When] = {
     "on_load_checkpoint": "refused",
 }
 
-# Of a LightningDataModule that `FromTorch` reads.
+# The hooks of a LightningDataModule that `FromTorch` reads.
 DATA_HOOKS: Mapping[str, When] = {
     "prepare_data": "data",
     "setup": "data",
@@ -125,6 +126,7 @@ DATA_HOOKS: Mapping[str, When] = {
 
 TRANSFER_HOOKS = tuple(_TRANSFER)
 
+# What a user can do instead of overriding a hook that is refused.
 _INSTEAD = {
     "on_validation_model_zero_grad": "clear gradients in on_validation_start",
     "configure_sharded_model": "build the layers in configure_model",
@@ -138,7 +140,8 @@ _INSTEAD = {
     "load_state_dict": "compute what it holds in setup: a data module is read once",
 }
 
-# Hooks that packs of clients allow, as they are part of what `PackForward` and evaluations call.
+# Hooks that every module overrides, or that a session without Lightning's loops calls as well. They
+# are no reason for Lightning's loops.
 _PLAIN = {"training_step", "validation_step", "test_step", "predict_step", "configure_optimizers"}
 
 
@@ -147,10 +150,11 @@ class HookTable:
     """The hooks that act in the sessions of a group.
 
     Attributes:
-        in_session: overridden by the group's module, besides those that every module defines.
-        transfer: of batches, overridden by the module or the user's data module.
-        callbacks: that act on the steps of the group's clients.
-        reason: why the sessions of the group are Lightning fits; empty if they need not be.
+        in_session: Hooks that the group's module overrides, besides those that every module has.
+        transfer: Hooks of batches on their way to the device that the module or the user's data
+            module overrides.
+        callbacks: Callbacks that act on the steps of the group's clients.
+        reason: Why the sessions of the group are Lightning fits; empty if they need not be.
     """
 
     in_session: Sequence[str] = ()
@@ -162,33 +166,36 @@ class HookTable:
 def table_of(
     module: L.LightningModule, callbacks: Sequence[Callback], datamodule: Any = None
 ) -> HookTable:
-    """Look up once what a group's module, its callbacks and a user's data module override.
+    """Find out what a group's module, its callbacks and a user's data module override.
 
-    Hooks that are called once for each live module, or in evaluations, do not count.
+    This is done once for each group. Hooks that are called once for each live module, or in
+    evaluations, do not count.
     """
-    name = type(module).__name__
-    own = [
-        hook
-        for hook, when in MODULE_HOOKS.items()
-        if when == "session" and hook not in _PLAIN and is_overridden(hook, module)
-    ]
-    transfer = [hook for hook in TRANSFER_HOOKS if hook in own or hook in vars_of(datamodule)]
-    reason = ""
-    if own:
-        reason = f"{name} overrides {', '.join(own)}"
+    in_session = []
+    for hook, when in MODULE_HOOKS.items():
+        if when == "session" and hook not in _PLAIN and is_overridden(hook, module):
+            in_session.append(hook)
+    of_datamodule = transfer_hooks_of(datamodule)
+    transfer = [hook for hook in TRANSFER_HOOKS if hook in in_session or hook in of_datamodule]
+
+    module_name = type(module).__name__
+    if in_session:
+        reason = f"{module_name} overrides {', '.join(in_session)}"
     elif transfer:
         reason = f"{type(datamodule).__name__} overrides {', '.join(transfer)}"
     elif callbacks:
         reason = f"{type(callbacks[0]).__name__} acts on steps"
     elif not module.automatic_optimization:
-        reason = f"{name} optimises manually"
+        reason = f"{module_name} optimises manually"
     elif _reads_batches_itself(module):
-        reason = f"training_step of {name} takes no batch_idx"
-    return HookTable(own, transfer, callbacks, reason)
+        reason = f"training_step of {module_name} takes no batch_idx"
+    else:
+        reason = ""
+    return HookTable(in_session, transfer, callbacks, reason)
 
 
-def vars_of(datamodule: Any) -> set[str]:
-    """The transfer hooks that a data module overrides."""
+def transfer_hooks_of(datamodule: Any) -> set[str]:
+    """Return the transfer hooks that a data module overrides; none if there is no data module."""
     if datamodule is None:
         return set()
     return {hook for hook in TRANSFER_HOOKS if is_overridden(hook, datamodule)}
@@ -206,7 +213,7 @@ def check_module(module: L.LightningModule, key: str) -> None:
     """Refuse the hooks of a client's module that nothing would call.
 
     Raises:
-        UserError: names the hook and what to do instead.
+        UserError: The module overrides such a hook. It names the hook and what to do instead.
     """
     for hook, when in MODULE_HOOKS.items():
         if when == "refused" and is_overridden(hook, module):
@@ -218,7 +225,7 @@ def check_datamodule(datamodule: Any, key: str) -> None:
     """Refuse the hooks of a user's data module that nothing would call.
 
     Raises:
-        UserError: names the hook and what to do instead.
+        UserError: The data module overrides such a hook. It names the hook and what to do instead.
     """
     for hook, when in DATA_HOOKS.items():
         if when == "refused" and is_overridden(hook, datamodule, L.LightningDataModule):
@@ -239,64 +246,102 @@ _OF_THE_RUN = (
     stock.BasePredictionWriter,
     stock.OnExceptionCheckpoint,
 )
-# They change the batches, steps or weights of one training loop, over the whole run.
-_IDLE = (
+# Callbacks that change the batches, steps or weights of a single training loop, over a whole run.
+_WITHOUT_EFFECT = (
     stock.BatchSizeFinder,
     stock.GradientAccumulationScheduler,
     stock.LearningRateFinder,
     stock.StochasticWeightAveraging,
     stock.WeightAveraging,
 )
-# They write files of the rank, or put other parameters in the place of a module's.
+# Callbacks that no session can have, and what to do instead.
 _UNFIT = {
     stock.ModelPruning: "it replaces parameters, and a client's row has a place for each; use "
     "model.algorithm: DisPFL, which prunes clients",
     stock.SpikeDetection: "it skips batches of a loader, by a file of all clients; use "
     "trainer.gradient_clip_val, or a callback with on_train_batch_end",
 }
-_PURE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward",
-              "on_before_optimizer_step")  # fmt: skip
+# Hooks of steps that have no counterpart in a round. The others have one: the start and the end of
+# a wave of sessions.
+_OF_STEPS_ONLY = (
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
 
 
 def acts_on_steps(callback: Callback) -> bool:
     """Whether a callback hears the steps of clients, and not the rounds of the run.
 
     It does if it overrides a hook of steps, unless it is one of Lightning's that watch a run. A
-    class says it by an attribute, `hears = "rounds"` or `hears = "steps"`.
+    class can say it by an attribute, `hears = "rounds"` or `hears = "steps"`.
 
     Raises:
-        UserError: it can do neither.
+        UserError: The callback can hear neither.
     """
-    name, key = type(callback).__name__, "trainer.callbacks"
-    idle = isinstance(callback, _IDLE)
-    require(not idle, key, f"{name} has no effect on sessions", "remove it")
-    for kind, fix in _UNFIT.items():
-        require(not isinstance(callback, kind), key, f"{name}, which no session can have", fix)
+    name = type(callback).__name__
+    if isinstance(callback, _WITHOUT_EFFECT):
+        found = f"{name} has no effect on sessions"
+        raise UserError("trainer.callbacks", found, "remove it")
+    for unfit, fix in _UNFIT.items():
+        if isinstance(callback, unfit):
+            raise UserError("trainer.callbacks", f"{name}, which no session can have", fix)
+
     overridden = [hook for hook in _STEP if is_overridden(hook, callback, Callback)]
-    hears = getattr(callback, "hears", None)
-    require(hears in (None, "rounds", "steps"), key, f"{name}.hears is {hears!r}", "say rounds")
-    watches = isinstance(callback, _OF_THE_RUN) or type(callback).__module__.startswith("lightfed.")
-    if hears is None:
-        hears = "steps" if overridden and not watches else "rounds"
-        if isinstance(callback, stock.BaseFinetuning):
-            hears = "steps"
-    if hears == "rounds":
-        pure = [hook for hook in overridden if hook in _PURE_STEP]
-        found = f"{name} watches rounds, which have no {pure[:1]}"
-        require(not pure, key, found, "give a callback of its own the hooks of steps")
+    if _hears(callback, overridden) == "rounds":
+        for hook in overridden:
+            if hook in _OF_STEPS_ONLY:
+                found = f"{name} watches rounds, which have no {hook}"
+                fix = "give a callback of its own the hooks of steps"
+                raise UserError("trainer.callbacks", found, fix)
         return False
+
     for hook, when in CALLBACK_HOOKS.items():
         if when == "refused" and is_overridden(hook, callback, Callback):
             found = f"{name} acts on steps and overrides {hook}, which no session calls"
             fix = "give a callback of its own the hooks of the run, or keep a state_dict"
-            raise UserError(key, found, fix)
+            raise UserError("trainer.callbacks", found, fix)
     return True
 
 
+def _hears(callback: Callback, overridden: Sequence[str]) -> Literal["rounds", "steps"]:
+    """Return what a callback hears: what its class says, or else what its hooks suggest.
+
+    Args:
+        callback: The callback.
+        overridden: The hooks of steps that it overrides.
+
+    Raises:
+        UserError: Its class says something else.
+    """
+    hears = getattr(callback, "hears", None)
+    if hears is not None:
+        if hears not in ("rounds", "steps"):
+            found = f"{type(callback).__name__}.hears is {hears!r}"
+            raise UserError("trainer.callbacks", found, "say rounds or steps")
+        said: Literal["rounds", "steps"] = hears
+        return said
+
+    if isinstance(callback, stock.BaseFinetuning):
+        return "steps"  # it freezes parameters at the start of a fit, and thaws them in epochs
+    is_ours = type(callback).__module__.startswith("lightfed.")
+    if isinstance(callback, _OF_THE_RUN) or is_ours or not overridden:
+        return "rounds"
+    return "steps"
+
+
 def split(callbacks: Iterable[Callback]) -> tuple[list[Callback], list[Callback]]:
-    """The callbacks of the run, and those that act on the steps of clients."""
-    run: list[Callback] = []
-    steps: list[Callback] = []
+    """Return the callbacks of the run, and those that act on the steps of clients.
+
+    Raises:
+        UserError: A callback can be neither.
+    """
+    of_the_run: list[Callback] = []
+    on_steps: list[Callback] = []
     for callback in callbacks:
-        (steps if acts_on_steps(callback) else run).append(callback)
-    return run, steps
+        if acts_on_steps(callback):
+            on_steps.append(callback)
+        else:
+            of_the_run.append(callback)
+    return of_the_run, on_steps

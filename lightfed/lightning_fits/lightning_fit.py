@@ -1,7 +1,8 @@
 """A session as Lightning's own fit, for modules and callbacks that override its hooks.
 
-Lightning's loops call the hooks, in their order. Here are the batches of the session, what a method
-does to its gradients, and the state that belongs to a client.
+Lightning's loops drive the session and call the hooks, in their order. This file adds what they do
+not know: the batches of a session, what a method does to its gradients and its row, and the state
+that belongs to a client.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +39,7 @@ Configure = Callable[[float | None], Configured]
 
 
 class Book(Protocol):
-    """Where a module logs: `lightfed.local.logbook.LogBook`."""
+    """Where a module logs: `lightfed.local.logbook.LogBook`, as far as it is needed here."""
 
     batch_size: int
 
@@ -48,54 +49,70 @@ class Book(Protocol):
 
 
 class _Epochs:
-    """The batches of a session as a loader: an epoch each time that it is iterated."""
+    """The batches of a session as a loader, which gives one epoch each time it is iterated.
 
-    def __init__(self, batches: Iterable[Any], *, epoch: int, total: int) -> None:
+    Args:
+        batches: The batches of the whole session.
+        epoch_batches: The number of batches of an epoch; the last epoch may have fewer.
+        total: The number of batches of the session.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, epoch_batches: int, total: int) -> None:
         self._batches = iter(batches)
-        self._epoch, self._total = epoch, total
-        self._started = 0  # batches of the epochs that have begun
-        self._taken = 0  # of these, those that have been trained on or skipped
-        self._length = min(epoch, total)
+        self._epoch_batches = epoch_batches
+        self._total = total
+        self._started = 0  # batches of all epochs that have begun
+        self._taken = 0  # those of them that have been trained on or skipped
+        self._length = min(epoch_batches, total)
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        # A hook may have ended the last epoch early, by -1 from on_train_batch_start.
+        # A hook may have ended the last epoch early, by -1 from on_train_batch_start. The rest of
+        # that epoch is skipped.
         for _ in islice(self._batches, self._started - self._taken):
             pass
         self._taken = self._started
-        self._length = min(self._epoch, self._total - self._started)
-        self._started += self._length
-        return self._of_epoch(self._length)
 
-    def _of_epoch(self, length: int) -> Iterator[Any]:
+        self._length = min(self._epoch_batches, self._total - self._started)
+        self._started += self._length
+        return self._batches_of_epoch(self._length)
+
+    def _batches_of_epoch(self, length: int) -> Iterator[Any]:
+        """Yield the next batches, and count those that have been asked for."""
         for batch in islice(self._batches, length):
             self._taken += 1
             yield batch
 
 
 class _EpochLoop(_TrainingEpochLoop):
-    """A local epoch."""
+    """Lightning's loop over the batches of a local epoch.
+
+    Args:
+        trainer: The Trainer of the sessions.
+        first: The number of steps that the client has taken in its earlier sessions, from where
+            `global_step` counts on.
+    """
 
     def __init__(self, trainer: SessionTrainer, *, first: int) -> None:
-        """Begin to count at the steps that the client has taken in its earlier sessions."""
         super().__init__(trainer)
         for progress in (
             self.automatic_optimization.optim_progress.optimizer.step,
             self.manual_optimization.optim_step_progress,
         ):
-            progress.total.ready = progress.total.completed = first
+            progress.total.ready = first
+            progress.total.completed = first
 
 
 class _SessionLoop(_FitLoop):
-    """The local epochs of a session."""
+    """Lightning's loop over the local epochs of a session."""
 
     def __init__(self, trainer: SessionTrainer, batches: Iterable[Any]) -> None:
         position = trainer.position
         super().__init__(trainer, max_epochs=position.epochs)
         self.epoch_loop = _EpochLoop(trainer, first=position.first)
-        self._loader = _Epochs(batches, epoch=position.epoch_batches, total=position.total)
+        self._loader = _Epochs(batches, epoch_batches=position.epoch_batches, total=position.total)
 
     @override
     def setup_data(self) -> None:
@@ -120,8 +137,8 @@ class ClientFit:
         trainer: What the module sees as `self.trainer`.
         configure: Makes the optimizers of a session.
         book: Keeps what the module logs.
-        clipping: Of the run, a `lightfed.local.optimizer.Clipping`; None for none.
-        key: Of the group's model in the configuration.
+        clipping: The clipping of the run, a `lightfed.local.optimizer.Clipping`; None for none.
+        key: The configuration key of the group's model, for errors.
 
     Attributes:
         rates: Reads the learning rates that sessions log; None if nobody monitors them.
@@ -137,50 +154,77 @@ class ClientFit:
         clipping: Any,
         key: str,
     ) -> None:
-        self._live, self._trainer, self._configure, self._book = live, trainer, configure, book
-        self._clipping, self._key = clipping, key
+        self._live = live
+        self._trainer = trainer
+        self._configure = configure
+        self._book = book
+        self._clipping = clipping
+        self._key = key
         self.rates: SessionRates | None = None
+
         module = trainer.lightning_module
         assert isinstance(module, L.LightningModule)
         self._module = module
-        self._trains = [(p, p.requires_grad) for p in module.parameters()]
+        # A session may freeze or thaw parameters; the next client begins as this one did.
+        self._requires_grad = [(p, p.requires_grad) for p in module.parameters()]
+
         vars(module).update(log=self._log, log_dict=self._log_dict)
         for callback in trainer.callbacks:
             vars(callback).update(log=self._log, log_dict=self._log_dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ClientFit":
-        """A copy of the module has its `log`, which is this object's: it is not copied."""
+        """Return the object itself: copies of the module keep its `log`, which belongs to this."""
         return self
 
     def run(self, row: Row, work: Any) -> tuple[list[Tensor], list[int], int, int]:
-        """Train a bound row.
+        """Train the module, which is bound to a client's row.
+
+        Args:
+            row: The row.
+            work: What the client trains on, a `lightfed.local.session.Work`.
 
         Returns:
-            The losses of its batches, their sizes, the number of batches that took a step, and how
-            many steps its optimizers took.
+            The losses of the batches, the sizes of the batches, the number of batches that took a
+            step, and the number of steps that the optimizers took.
+
+        Raises:
+            UserError: The module cannot do what the method asks for.
         """
-        trainer, module = self._trainer, self._module
-        session = _Session(self, row, work)
+        session = _Session(
+            row, work, live=self._live, trainer=self._trainer, book=self._book, rates=self.rates
+        )
         optimizers, schedulers = self._configure(work.lr)
-        self._check(optimizers, work)
+        self._check(work)
+
         states = OptimizerStates(optimizers, schedulers)
-        carried = work.proximal is not None and work.proximal.carries
-        if carried and work.proximal.momentum is not None:
-            rates = [group["lr"] for group in optimizers[0].param_groups]
-            states.load(work.proximal.momentum)
-            if work.lr is not None:  # that of the round, and not that of the last session
-                for group, rate in zip(optimizers[0].param_groups, rates, strict=True):
-                    group["lr"] = rate
-        trainer.set_optimizers(optimizers, schedulers)
+        carries = work.proximal is not None and work.proximal.carries
+        if carries and work.proximal.momentum is not None:
+            _continue(states, work.proximal.momentum, optimizers, lr=work.lr)
+        self._trainer.set_optimizers(optimizers, schedulers)
+
+        loop = self._drive(session)
+        if carries:
+            work.proximal.momentum = states.saved(self._key)
+
+        optimizer_steps = loop.epoch_loop.global_step - work.first
+        if self._module.automatic_optimization:
+            batches_that_stepped = len(session.losses)
+        else:
+            batches_that_stepped = len(session.sizes)  # such a module need not return a loss
+        return session.losses, session.sizes, batches_that_stepped, optimizer_steps
+
+    def _drive(self, session: "_Session") -> _SessionLoop:
+        """Let Lightning's loop train a session, and leave nothing of the client in the module."""
+        trainer = self._trainer
         trainer.should_stop = False
-        precision, strategy = trainer.precision_of_sessions, trainer.strategy
-        precision.before_step = session.change_gradients
-        precision.clip = self._clip if self._clipping is not None else None
-        strategy.after_training_step = session.trained_on
-        strategy.after_transfer = session.moved
-        strategy.after_optimizer_step = session.stepped
+        trainer.precision_of_sessions.before_step = session.change_gradients
+        trainer.precision_of_sessions.clip = None if self._clipping is None else self._clip
+        trainer.strategy.after_training_step = session.trained_on
+        trainer.strategy.after_transfer = session.moved
+        trainer.strategy.after_optimizer_step = session.stepped
         trainer.epoch_ends = self._book.epoch_ends
-        loop = _SessionLoop(trainer, session.each(work.batches))
+
+        loop = _SessionLoop(trainer, session.batches())
         try:
             with trainer.running(loop):
                 _call_callback_hooks(trainer, "on_fit_start")
@@ -194,56 +238,65 @@ class ClientFit:
         finally:
             loop.teardown()
             self._clean()
-        if carried:
-            work.proximal.momentum = states.saved(self._key)
-        updates = loop.epoch_loop.global_step - work.first
-        steps = len(session.losses) if module.automatic_optimization else len(session.sizes)
-        return session.losses, session.sizes, steps, updates
+        return loop
 
     def _clean(self) -> None:
-        """Leave nothing of a client in the module."""
+        """Remove what Lightning and the session have left in the module."""
         self._module._current_fx_name = None
         self._module._metric_attributes = None
         self._module._param_requires_grad_state = {}
-        for parameter, trains in self._trains:
+        for parameter, requires_grad in self._requires_grad:
             parameter.grad = None
-            if parameter.requires_grad is not trains:
-                parameter.requires_grad = trains
+            if parameter.requires_grad is not requires_grad:
+                parameter.requires_grad = requires_grad
 
-    def _check(self, optimizers: Sequence[Optimizer], work: Any) -> None:
-        """Refuse what a session of several optimizers, or a manual one, cannot combine with."""
+    def _check(self, work: Any) -> None:
+        """Refuse a method that changes steps, if the module takes them itself."""
         module = self._module
         if module.automatic_optimization:
             return
-        parts = {
+
+        adds = {
             "a change to gradients": work.hook is not None,
             "a pull": work.proximal is not None and bool(work.proximal.gamma),
             "a mask": work.mask is not None,
             "phases": bool(work.phases),
         }
-        for part, given in parts.items():
-            if given:
-                found = f"{type(module).__name__} optimises manually, and the method adds {part}"
+        for addition, is_added in adds.items():
+            if is_added:
+                name = type(module).__name__
+                found = f"{name} optimises manually, and the method adds {addition}"
                 fix = "set automatic_optimization = True, or choose a method such as FedAvg"
                 raise UserError(self._key, found, fix)
 
     def _clip(self, optimizer: Any, limit: Any, algorithm: Any = None, **_: Any) -> bool:
-        """Clip as the run is configured; False if a hook asks for something else."""
+        """Clip gradients as the run is configured.
+
+        Args:
+            optimizer: The optimizer that is about to step, perhaps within Lightning's own.
+            limit: The limit that Lightning or a module's hook asks for.
+            algorithm: The way of clipping that it asks for.
+
+        Returns:
+            False if a hook asks for something else; then nothing is clipped.
+        """
         clipping = self._clipping
         assert clipping is not None
-        asked = "norm" if algorithm is None else getattr(algorithm, "value", algorithm)
-        own = "value" if clipping.algorithm == "value" else "norm"
-        if float(limit) != clipping.limit or asked != own:
+        asked_for = "norm" if algorithm is None else getattr(algorithm, "value", algorithm)
+        configured = "value" if clipping.algorithm == "value" else "norm"
+        if float(limit) != clipping.limit or asked_for != configured:
             return False
-        plain = getattr(optimizer, "optimizer", optimizer)
-        parameters = [p for group in plain.param_groups for p in group["params"]]
-        used = [i for i, p in enumerate(parameters) if p.grad is not None]
-        if used:
-            clipping.of(self._module, plain)([parameters[i].grad for i in used], used)
+
+        plain_optimizer = getattr(optimizer, "optimizer", optimizer)
+        parameters = [p for group in plain_optimizer.param_groups for p in group["params"]]
+        with_grad = [i for i, parameter in enumerate(parameters) if parameter.grad is not None]
+        if with_grad:
+            clip = clipping.of(self._module, plain_optimizer)
+            clip([parameters[i].grad for i in with_grad], with_grad)
         return True
 
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """`self.log`: a mean over the session, and in a fit also a value of its epoch."""
+        """Log for the mean over the session, and in a fit also for the value of its epoch."""
         self._book.log(name, value, *args, **options)
         if self._trainer.fitting:
             options.setdefault("batch_size", self._book.batch_size)
@@ -254,93 +307,149 @@ class ClientFit:
             self._log(name, value, *args, **options)
 
 
-class _Session:
-    """One client's session: its losses, and what the method does to its gradients and its row."""
+def _continue(
+    states: OptimizerStates, saved: Tensor, optimizers: Sequence[Optimizer], *, lr: float | None
+) -> None:
+    """Put back the state of the client's last session, but not its learning rate.
 
-    def __init__(self, fit: ClientFit, row: Row, work: Any) -> None:
-        self._book, self._row, self._work = fit._book, row, work
-        self._trainer, self._rates = fit._trainer, fit.rates
-        self._manual = not fit._module.automatic_optimization
-        self._live = fit._live
-        self._trainable = fit._live.trainable
+    Args:
+        states: The state of the optimizers of this session.
+        saved: What the last session has left.
+        optimizers: The optimizers of this session.
+        lr: The learning rate of the round. None if the module has rates of its own, which go on
+            from session to session.
+    """
+    rates = [group["lr"] for group in optimizers[0].param_groups]
+    states.load(saved)
+    if lr is not None:
+        for group, rate in zip(optimizers[0].param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+class _Session:
+    """One client's session: its losses, and what the method does to its gradients and its row.
+
+    Args:
+        row: The client's row.
+        work: What the client trains on, a `lightfed.local.session.Work`.
+        live: The group's module, bound to the row.
+        trainer: The Trainer of the sessions.
+        book: Keeps what the module logs.
+        rates: Reads the learning rates to log; None if nobody monitors them.
+
+    Attributes:
+        losses: The loss of each batch that had one, as a scalar.
+        sizes: The number of samples of each batch that was trained on.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        work: Any,
+        *,
+        live: LiveModule,
+        trainer: SessionTrainer,
+        book: Book,
+        rates: SessionRates | None,
+    ) -> None:
+        self._row = row
+        self._work = work
+        self._live = live
+        self._trainer = trainer
+        self._book = book
+        self._rates = rates
+        self._optimizes_manually = not trainer.lightning_module.automatic_optimization
+
+        self._trainable = live.trainable
+        # Views of the row. A step or an optimizer may give a parameter other memory.
         self._values = [p.data for p in self._trainable]
-        self._span = row.floats[: fit._live.layout.parameter_size]
-        self._position = fit._trainer.position
-        self._trained: set[int] = set()  # parameters of the phase; all if empty
-        self._flat: Tensor | None = None
+        self._trained: set[int] = set()  # ids of the parameters of this phase; all if empty
+        self._gradient: Tensor | None = None  # (P,) as one vector, for a method's hook
         self.losses: list[Tensor] = []
         self.sizes: list[int] = []
 
-    def each(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, noting where the session is."""
-        for index, batch in enumerate(batches):
-            self._position.batch = index
+    def batches(self) -> Iterator[Any]:
+        """Yield the batches of the session, and note where it is."""
+        for index, batch in enumerate(self._work.batches):
+            self._trainer.position.batch = index
             self._book.see(batch)
             if self._rates is not None:
-                optimizers = self._trainer.optimizers
-                rates = self._rates.of(optimizers, self._trainer.lr_scheduler_configs)
-                for name, value in rates.items():
-                    self._book.log(name, value)
+                self._log_rates(self._rates)
             if index in self._work.phases:
                 self._trained = {id(p) for p in self._work.phases[index]}
             yield batch
 
+    def _log_rates(self, rates: SessionRates) -> None:
+        """Log the present learning rates of the optimizers."""
+        trainer = self._trainer
+        rate_by_name = rates.of(trainer.optimizers, trainer.lr_scheduler_configs)
+        for name, rate in rate_by_name.items():
+            self._book.log(name, rate)
+
     def moved(self, batch: Any) -> None:
-        """The transfer hooks have returned a batch; they may have changed its size."""
-        with suppress(Exception):  # of a class of the user's: as long as before
+        """Note the size of a batch anew: the transfer hooks may have changed it."""
+        with suppress(Exception):  # a batch of a user's own class keeps the size that it had
             self._book.see(batch)
 
     def trained_on(self, output: Any) -> None:
-        """`training_step` has returned."""
+        """Take what `training_step` has returned."""
         put_back(self._trainable, self._values)
+
         loss = output.get("loss") if isinstance(output, dict) else output
         if isinstance(loss, Tensor):
             self.losses.append(loss.detach().reshape(()))
-        if isinstance(loss, Tensor) or self._manual:
+        if isinstance(loss, Tensor) or self._optimizes_manually:
             self.sizes.append(self._book.batch_size)
 
     def stepped(self) -> None:
-        """An optimizer has stepped."""
+        """Bring the row in order after a step of an optimizer."""
         put_back(self._trainable, self._values)
         if self._work.mask is not None:
             apply_mask_(self._row.floats, self._work.mask)
 
     @torch.no_grad()
     def change_gradients(self) -> None:
-        """What the method adds to the gradient of a step, before any hook of it."""
-        work = self._work
+        """Change the gradients of a step as the method does, before any hook of the module."""
         if self._trained:
-            for p in self._trainable:
-                if id(p) not in self._trained:
-                    p.grad = None
+            for parameter in self._trainable:
+                if id(parameter) not in self._trained:
+                    parameter.grad = None
+
+        # By the position of the parameter; a parameter that had no part in the loss has none.
         grads = {i: p.grad for i, p in enumerate(self._trainable) if p.grad is not None}
-        if work.hook is not None:
-            grads = self._passed_through(work.hook, grads)
-        pull = work.proximal
+        if self._work.hook is not None:
+            grads = self._passed_through(self._work.hook, grads)
+
+        pull = self._work.proximal
         if pull is not None and pull.gamma:
-            anchors = self._parts(pull.anchor)
+            anchors = self._views(pull.anchor)
             for i, grad in grads.items():
                 grads[i] = grad + pull.gamma * (self._values[i] - anchors[i])
+
         for i, grad in grads.items():
             self._trainable[i].grad = grad
-
-    def _parts(self, row: Tensor) -> list[Tensor]:
-        """Views of a row (P,) in the shapes of the trained parameters, in their order."""
-        layout = self._live.layout
-        entries = layout.floats.entries[: layout.parameters]
-        views = {entry.name: layout.floats.view(row, entry) for entry in entries}
-        names = {id(p): name for name, p in self._live.module.named_parameters()}
-        return [views[names[id(p)]] for p in self._trainable]
 
     def _passed_through(
         self, hook: Callable[[Tensor], None], grads: dict[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Let a method change the gradient (P,) as one vector."""
-        if self._flat is None:
-            self._flat = torch.zeros_like(self._span)
-        flat = self._flat.zero_()
-        parts = self._parts(flat)
+        """Let a method change the gradient as one vector (P,), with 0 where there is none."""
+        if self._gradient is None:
+            parameters = self._row.floats[: self._live.layout.parameter_size]
+            self._gradient = torch.zeros_like(parameters)
+        gradient = self._gradient.zero_()
+
+        views = self._views(gradient)
         for i, grad in grads.items():
-            parts[i].copy_(grad)
-        hook(flat)
-        return {i: parts[i].clone() for i in grads}
+            views[i].copy_(grad)
+        hook(gradient)
+        # Copies, because the vector is used again for the next step.
+        return {i: views[i].clone() for i in grads}
+
+    def _views(self, row: Tensor) -> list[Tensor]:
+        """Return views of a row (P,) in the shapes of the trained parameters, in their order."""
+        layout = self._live.layout
+        view_of_name = {}
+        for entry in layout.floats.entries[: layout.parameters]:
+            view_of_name[entry.name] = layout.floats.view(row, entry)
+        name_of = {id(p): name for name, p in self._live.module.named_parameters()}
+        return [view_of_name[name_of[id(p)]] for p in self._trainable]

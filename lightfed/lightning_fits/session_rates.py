@@ -12,17 +12,17 @@ from torch.optim import Optimizer
 class SessionRates:
     """Reads the optimizers of a group's sessions as the run's LearningRateMonitor would.
 
-    The Trainer of the run has no optimizer that such a module configures, so the monitor itself
-    finds nothing there. The session logs the rates instead, before each of its batches.
+    The Trainer of the run does not have the optimizers that a client's module configures, so the
+    monitor itself finds nothing there. The session logs the rates instead, before each batch.
 
     Args:
-        monitor: Of the run; it says whether momentum and weight decay are logged too.
-        group: The name of the group, where others have rates of the same name; empty elsewhere.
+        monitor: The monitor of the run, which says whether momentum and weight decay are logged.
+        group: The name of the group, if other groups have rates of the same names; else empty.
     """
 
     def __init__(self, monitor: LearningRateMonitor, group: str = "") -> None:
         self._suffix = f"/{group}" if group else ""
-        # One of its own, because a monitor keeps what it has read.
+        # Not the run's own monitor, because a monitor keeps what it has read.
         self._monitor = LearningRateMonitor(
             log_momentum=monitor.log_momentum, log_weight_decay=monitor.log_weight_decay
         )
@@ -30,7 +30,8 @@ class SessionRates:
     def of(
         self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRSchedulerConfig]
     ) -> dict[str, float]:
-        """The present rates by the names that Lightning gives them, such as `lr-SGD/pg1`."""
+        """Return the present rates by the names that Lightning gives, such as `lr-SGD/pg1`."""
+        # The monitor asks a Trainer for no more than this.
         trainer: Any = SimpleNamespace(
             optimizers=optimizers,
             lr_scheduler_configs=schedulers,

@@ -1,8 +1,8 @@
 """The Trainer that a client's module and callbacks see in a session: `self.trainer`.
 
-A session is a Lightning fit of one client. So its counts of steps and epochs, its optimizers and
-its progress are those of the session. Everything else, such as loggers, the run folder or the
-number of this process, is taken from the Trainer of the run.
+To a module, a session is a Lightning fit of one client. So the steps and epochs that this Trainer
+counts, its optimizers and its progress are those of the session. Everything else, such as loggers,
+the run folder or the number of this process, is taken from the Trainer of the run.
 """
 
 import warnings
@@ -42,11 +42,11 @@ class Position:
     """Where a session is; what `self.trainer` says about steps and epochs follows from it.
 
     Attributes:
-        active: A session is under way, or its optimizers are being configured.
-        first: Steps that the client has taken in its earlier sessions.
-        batch: Number of the current batch in the session, from 0.
-        epoch_batches: Batches of a local epoch.
-        total: Batches of the session.
+        active: Whether a session is under way, or its optimizers are being configured.
+        first: The number of steps that the client has taken in its earlier sessions.
+        batch: The number of the current batch in the session, from 0.
+        epoch_batches: The number of batches of a local epoch.
+        total: The number of batches of the session.
     """
 
     active: bool = False
@@ -56,17 +56,21 @@ class Position:
     total: int = 1
 
     def begin(self, *, first: int, epoch_batches: int, total: int) -> None:
-        """A session of a client begins."""
-        self.active, self.batch, self.first = True, 0, first
-        self.epoch_batches, self.total = max(1, min(epoch_batches, total)), total
+        """Begin the session of a client; the arguments are as the attributes."""
+        self.active = True
+        self.batch = 0
+        self.first = first
+        self.expect(epoch_batches, total)
 
     def expect(self, epoch_batches: int, total: int) -> None:
-        """The length of a session, before there is one."""
-        self.epoch_batches, self.total = max(1, min(epoch_batches, total)), total
+        """Set the length of a session, perhaps before there is one."""
+        # A session may end within its first epoch, and may be empty.
+        self.epoch_batches = max(1, min(epoch_batches, total))
+        self.total = total
 
     @property
     def epochs(self) -> int:
-        """Local epochs, of which the last may be shorter."""
+        """The number of local epochs, of which the last may be shorter."""
         return -(-self.total // self.epoch_batches)
 
 
@@ -76,8 +80,8 @@ class SessionHost:
 
     Attributes:
         run: The Trainer of the run; None in a federation without one.
-        device: Of the rank.
-        callbacks: Those that act on the steps of clients.
+        device: The device of this rank.
+        callbacks: Callbacks that act on the steps of clients.
         datamodule: What modules see as `self.trainer.datamodule`.
         transfers: The user's LightningDataModule, whose transfer hooks are called; None for none.
         stage: What `setup` and `teardown` are told: fit, validate, test or predict.
@@ -92,19 +96,18 @@ class SessionHost:
 
 
 def _nothing() -> None:
-    """By default, nobody listens."""
-
-
-def _here(make: Callable[[], None]) -> None:
-    make()
+    """Do nothing, while nobody listens."""
 
 
 class SessionPrecision(Precision):
-    """The precision of the run, without what belongs to the whole run.
+    """The precision of sessions, and two places in a step where Lightning calls it.
 
     Attributes:
-        before_step: Called with the gradients of a step, before a module's own hooks see them.
-        clip: Clips as the run is configured; None to clip as Lightning does.
+        context: Makes the context of forward passes, as the run's precision wants it.
+        before_step: Called when the gradients of a step are there, before a module's own hooks see
+            them; None for nothing.
+        clip: Clips as the run is configured, and returns False if it does not apply; None to clip
+            as Lightning does.
     """
 
     def __init__(self) -> None:
@@ -127,17 +130,18 @@ class SessionPrecision(Precision):
     def clip_gradients(
         self, optimizer: Any, clip_val: Any = 0.0, *args: Any, **kwargs: Any
     ) -> None:
-        if self.clip is None or not self.clip(optimizer, clip_val, *args, **kwargs):
-            super().clip_gradients(optimizer, clip_val, *args, **kwargs)
+        if self.clip is not None and self.clip(optimizer, clip_val, *args, **kwargs):
+            return
+        super().clip_gradients(optimizer, clip_val, *args, **kwargs)
 
 
 class SessionStrategy(SingleDeviceStrategy):
-    """A fit on one device, whatever ranks the run has: the other ranks have other clients.
+    """A fit on one device, whatever ranks the run has, because other ranks have other clients.
 
     Attributes:
-        after_transfer: Called with each batch after the transfer hooks.
-        after_training_step: Called with what `training_step` has returned.
-        after_optimizer_step: Called after each step of an optimizer.
+        after_transfer: Called with each batch after the transfer hooks; None for nothing.
+        after_training_step: Called with what `training_step` has returned; None for nothing.
+        after_optimizer_step: Called after each step of an optimizer; None for nothing.
     """
 
     after_transfer: Any = None
@@ -167,7 +171,7 @@ class SessionStrategy(SingleDeviceStrategy):
 
 
 class _Metrics(_LoggerConnector):
-    """Keeps what a fit logs, for `callback_metrics`; the loggers of a run get its rounds."""
+    """Keeps what a session logs for `callback_metrics`; the run's loggers get only its rounds."""
 
     trainer: "SessionTrainer"
 
@@ -182,17 +186,18 @@ class _Metrics(_LoggerConnector):
 
 
 class SessionTrainer(L.Trainer):
-    """`self.trainer` of a client's module: a Trainer of sessions, one after the other.
+    """What a client's module sees as `self.trainer`, in one session after the other.
 
     Attributes:
         position: Where the session is.
-        fitting: Lightning's loops drive the session; otherwise `LocalSession` does.
-        counted: Something has read the length or the progress of a session since it was set to
-            False.
-        for_the_run: Callbacks that a module has configured, and that hear rounds.
-        hook: That is called before the rows are laid out, for errors.
+        fitting: Whether Lightning's loops drive the session; otherwise `LocalSession` does.
+        counted: Whether something has read the length or the progress of a session since this was
+            set to False.
+        for_the_run: Callbacks that the module has configured and that hear rounds.
+        hook: The hook that is being called before the rows are laid out, for errors.
         epoch_ends: Called when Lightning is about to reset what an epoch has logged.
-        frozen: Parameters that `setup` of a callback has frozen, and may train later.
+        frozen: Parameters that the `setup` of a callback has frozen, and may train later.
+        precision_of_sessions: The precision of the sessions.
     """
 
     def __init__(self, module: L.LightningModule, host: SessionHost) -> None:
@@ -203,7 +208,9 @@ class SessionTrainer(L.Trainer):
             host: What it gets from the run.
         """
         self._run_trainer = host.run
-        self._made_for: L.Trainer | None = None  # the same, when Lightning has checked this Trainer
+        # While Lightning's constructor checks this Trainer, it must see its own callbacks, of which
+        # there are none. After that it sees those of the run.
+        self._trainer_of_callbacks: L.Trainer | None = None
         self.position = Position()
         self.fitting = False
         self.counted = False
@@ -214,8 +221,9 @@ class SessionTrainer(L.Trainer):
         self.epoch_ends: Callable[[], None] = _nothing
         self._host = host
         self.precision_of_sessions = SessionPrecision()
+
         with silenced(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as that it would not use a GPU
+            warnings.simplefilter("ignore")  # for example, that it would not use a GPU
             super().__init__(
                 accelerator="cpu",  # the strategy has the device
                 devices=1,
@@ -233,7 +241,8 @@ class SessionTrainer(L.Trainer):
                 use_distributed_sampler=False,
                 enable_autolog_hparams=False,
             )
-        self._made_for = host.run
+
+        self._trainer_of_callbacks = host.run
         self._logger_connector = _Metrics(self)
         self.datamodule = host.datamodule
         self.strategy.connect(module)
@@ -241,18 +250,24 @@ class SessionTrainer(L.Trainer):
         self._data_connector._datahook_selector = _DataHookSelector(module, host.transfers)
 
     def __getattr__(self, name: str) -> Any:
-        """What a Trainer of Lightning does not have, such as `federation`, is the run's."""
-        run = self.__dict__.get("_run_trainer")
+        """Take from the run's Trainer what Lightning's does not have, such as `federation`."""
+        run = self.__dict__.get("_run_trainer")  # copying asks before there are any attributes
         if run is None or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(run, name)
 
     def clips(self, limit: float, *, by_value: bool) -> None:
-        """Clip gradients; by norm is what Lightning does if nothing else is said."""
+        """Set the clipping of gradients.
+
+        Args:
+            limit: The limit on each value, or on the norm.
+            by_value: Whether each value is clipped; otherwise the norm is, as Lightning does if
+                nothing else is said.
+        """
         self.gradient_clip_val = limit
         self.gradient_clip_algorithm = GradClipAlgorithmType.VALUE if by_value else None
 
-    # Once for each live module, in Lightning's order.
+    # What happens once for each live module, in Lightning's order.
 
     def open(
         self,
@@ -260,35 +275,54 @@ class SessionTrainer(L.Trainer):
         callbacks: Sequence[Callback],
         once: Callable[[Callable[[], None]], None] | None,
     ) -> None:
-        """Let a module, and callbacks on steps, build and freeze what they want to.
+        """Let a module, and callbacks that act on steps, build and freeze what they want to.
 
         Args:
             module: The group's live module, on the CPU.
-            callbacks: Of the Trainer of the run, those that act on steps.
-            once: Runs on rank 0 what all ranks wait for; None to run it here.
+            callbacks: The callbacks of the run that act on steps.
+            once: Runs on rank 0 what all ranks wait for; None to run it on this rank.
+
+        Raises:
+            UserError: The module's `prepare_data` fails. Errors of other hooks are passed on, and
+                `hook` says where they come from.
         """
-        own = module.configure_callbacks() if is_overridden("configure_callbacks", module) else []
-        own = [own] if isinstance(own, Callback) else list(own)
-        self.for_the_run, on_steps = split(own)
-        replaced = {type(callback) for callback in on_steps}
-        kept = [callback for callback in callbacks if type(callback) not in replaced]
+        configured: Any = []
+        if is_overridden("configure_callbacks", module):
+            configured = module.configure_callbacks()
+        if isinstance(configured, Callback):
+            configured = [configured]
+        self.for_the_run, on_steps = split(configured)
+        # A module's callback takes the place of one of the same class, as in Lightning.
+        replaced_classes = {type(callback) for callback in on_steps}
+        kept = [callback for callback in callbacks if type(callback) not in replaced_classes]
         self.callbacks = [*kept, *on_steps]
+
         stage: Any = TrainerFn(self._host.stage)
-        self.state.fn, self.state.stage = stage, None
+        self.state.fn = stage
+        self.state.stage = None
         if is_overridden("prepare_data", module):
             self.hook = "prepare_data"
             prepare = partial(self._prepare_data, module)
-            (once or _here)(prepare)
+            if once is None:
+                prepare()
+            else:
+                once(prepare)
+
         self.hook = "setup"
-        trained = [p for p in module.parameters() if p.requires_grad]
+        trainable = [p for p in module.parameters() if p.requires_grad]
         _call_callback_hooks(self, "setup", stage=stage)
-        self.frozen = [p for p in trained if not p.requires_grad]
+        self.frozen = [p for p in trainable if not p.requires_grad]
         _call_lightning_module_hook(self, "setup", stage=stage)
+
         self.hook = "configure_model"
         _call_configure_model(self)
 
     def _prepare_data(self, module: L.LightningModule) -> None:
-        """Call the hook; a UserError tells all ranks that it has failed."""
+        """Call the hook of a module.
+
+        Raises:
+            UserError: The hook fails. As one line, the error can be sent to all ranks.
+        """
         try:
             _call_lightning_module_hook(self, "prepare_data")
         except Exception as error:
@@ -296,7 +330,7 @@ class SessionTrainer(L.Trainer):
             raise UserError("model.clients", found, "correct it") from error
 
     def close(self) -> None:
-        """The run is over for a live module and its callbacks; later calls do nothing."""
+        """End the run for a live module and its callbacks; later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -307,7 +341,10 @@ class SessionTrainer(L.Trainer):
 
     @contextmanager
     def thawed(self) -> Iterator[None]:
-        """Rows are laid out: what a callback has frozen for a while has a place in them."""
+        """Let parameters that a callback has frozen be trained, for a block.
+
+        In it rows are laid out. Parameters that are frozen only for a while need a place in them.
+        """
         for p in self.frozen:
             p.requires_grad = True
         try:
@@ -320,19 +357,25 @@ class SessionTrainer(L.Trainer):
 
     @contextmanager
     def configuring(self) -> Iterator[None]:
-        """Optimizers are being configured; `counted` tells whether they depend on the session."""
-        active, self.counted = self.position.active, False
+        """Let optimizers be configured in a block.
+
+        `counted` tells afterwards whether they depend on the session.
+        """
+        was_active = self.position.active
+        self.counted = False
         self.position.active = True
         try:
             yield
         finally:
-            self.position.active = active
+            self.position.active = was_active
 
     @contextmanager
     def running(self, loop: Any) -> Iterator[None]:
-        """Let Lightning's loop drive a session."""
-        self.fit_loop, self.fitting = loop, True
-        self.state.fn, self.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
+        """Let a loop of Lightning drive a session in a block."""
+        self.fit_loop = loop
+        self.fitting = True
+        self.state.fn = TrainerFn.FITTING
+        self.state.status = TrainerStatus.RUNNING
         self.state.stage = RunningStage.TRAINING
         self._logger_connector = _Metrics(self)
         try:
@@ -344,38 +387,44 @@ class SessionTrainer(L.Trainer):
 
     @contextmanager
     def in_stage(self, stage: str) -> Iterator[None]:
-        """What `trainer.training`, `trainer.validating` and the like say during a block.
+        """Set what `trainer.training`, `trainer.validating` and the like say during a block.
 
-        A model is validated unless the run tests it, or predicts with it.
+        Args:
+            stage: train or validate. In a run that tests or predicts, a model that is not trained
+                is tested, or predicts.
         """
-        run = None if self._run_trainer is None else self._run_trainer.state.stage
-        others = (RunningStage.TESTING, RunningStage.PREDICTING)
-        now = run if stage != "train" and run in others else RunningStage(stage)
-        before, self.state.stage = self.state.stage, now
+        stage_of_block: RunningStage | None = RunningStage(stage)
+        if stage != "train" and self._run_trainer is not None:
+            stage_of_run = self._run_trainer.state.stage
+            if stage_of_run in (RunningStage.TESTING, RunningStage.PREDICTING):
+                stage_of_block = stage_of_run
+
+        stage_before = self.state.stage
+        self.state.stage = stage_of_block
         try:
             yield
         finally:
-            self.state.stage = before
+            self.state.stage = stage_before
 
     def moved(self, batch: Any) -> Any:
-        """A batch after the transfer hooks of its module, or of the user's data module."""
+        """Return a batch after the transfer hooks of the module, or of the user's data module."""
         batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         return self.strategy.batch_to_device(batch, dataloader_idx=0)
 
     def set_optimizers(self, optimizers: list[Optimizer], schedulers: list[Any]) -> None:
-        """What `self.optimizers()` and `self.lr_schedulers()` give in a session."""
+        """Set what `self.optimizers()` and `self.lr_schedulers()` give in a session."""
         self.strategy.optimizers = optimizers
         self.strategy.lr_scheduler_configs = schedulers
 
     @property
     @override
     def strategy(self) -> SessionStrategy:
-        found = super().strategy
-        assert isinstance(found, SessionStrategy)
-        return found
+        strategy = super().strategy
+        assert isinstance(strategy, SessionStrategy)
+        return strategy
 
     def _counts(self) -> bool:
-        """Whether counts are those of a session; notes that somebody has read them."""
+        """Whether counts are those of a session; also notes that somebody has read them."""
         self.counted = True
         return self.position.active or self._run_trainer is None
 
@@ -384,8 +433,8 @@ class SessionTrainer(L.Trainer):
         """Lightning's loops, while they drive a session.
 
         Raises:
-            UserError: a step or `configure_optimizers` reads them, or something that follows from
-                them, where they do not.
+            UserError: A step or `configure_optimizers` reads them where they do not drive it, or
+                reads something that follows from them.
         """
         if self.position.active and not self.fitting:
             found = "a step or configure_optimizers reads the loops or the loader of self.trainer"
@@ -471,24 +520,24 @@ class SessionTrainer(L.Trainer):
             return super().logged_metrics
         return self._run_trainer.logged_metrics
 
-    # The process and the run.
+    # What is that of the process, or of the run.
 
     @property
     @override
     def checkpoint_callbacks(self) -> Any:
-        run = self._made_for
+        run = self._trainer_of_callbacks
         return super().checkpoint_callbacks if run is None else run.checkpoint_callbacks
 
     @property
     @override
     def early_stopping_callbacks(self) -> Any:
-        run = self._made_for
+        run = self._trainer_of_callbacks
         return super().early_stopping_callbacks if run is None else run.early_stopping_callbacks
 
     @property
     @override
     def progress_bar_callback(self) -> Any:
-        run = self._made_for
+        run = self._trainer_of_callbacks
         return super().progress_bar_callback if run is None else run.progress_bar_callback
 
     @property

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState, Packing
 from lightfed.local.client_sessions import ClientSessions
+from lightfed.local.group_state import GroupState, Packing
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.optimizer import Stepper
 from lightfed.local.session import Report, Runtime, SessionReport

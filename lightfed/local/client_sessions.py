@@ -1,8 +1,9 @@
-"""The sessions of clients, side by side or not: their start and end, and tests in them."""
+"""Begins, ends and tests the sessions of clients, whether they train alone or in packs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import lightning.pytorch as L
 import torch
@@ -10,8 +11,8 @@ from lightfed_kernels import apply_mask_
 from torch import Tensor
 
 from lightfed.lightning_fits.python_state import Attributes
-from lightfed.local.client_group import GroupState
-from lightfed.local.hooks import SESSION_HOOKS, SessionContext, SessionFleet
+from lightfed.local.group_state import GroupState
+from lightfed.local.hooks import SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
@@ -20,251 +21,388 @@ from lightfed.models.build import blank
 from lightfed.models.client_module import reported
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Moment, Row, Rows
-from lightfed.utils.errors import UserError, reason, require, tracebacks
+from lightfed.utils.errors import UserError, reason, tracebacks
 from lightfed.utils.rng import derive_seed, seed_default_generators
+
+# The round of a session that only serves an evaluation, such as a fine-tuned test.
+NO_ROUND = -1
+
+# A gradient costs a forward and a backward pass, which counts as two.
+_PASSES_OF_A_GRADIENT = 3
 
 
 class ClientSessions:
-    """The start and end of sessions, side by side or not.
+    """What surrounds the training of a client: `begin`, `work`, `end`, and tests in between.
+
+    A client that trains alone and each client of a pack go through the same three calls. Only the
+    training between `work` and `end` differs: `lightfed.local.rank_sessions.Training` trains one
+    client, `lightfed.packs.runner.PackRunner` several at once.
+
+    Args:
+        fleet: The federation.
 
     Attributes:
-        plans: what sessions train on.
-        tests: reports of those tests, of this rank's sessions.
-        besides: FLOPs of a client's gradients and losses in this round, before its session ends.
+        timings: The stopwatch of the run's parts.
+        plans: The batches that sessions train on.
+        tests: The reports of tests within sessions of this rank, by moment.
+        besides: FLOPs of `Fleet.gradient` and `Fleet.loss` in this round, by client and call. They
+            are added to the client's next session.
     """
 
     def __init__(self, fleet: SessionFleet) -> None:
         self._fleet = fleet
-        self._runtime = Runtime()
-        self._sessions: dict[int, LocalSession] = {}
-        self._masked: dict[str, MaskedFlops] = {}  # by group
-        self._starts, self._ends, self._gradients, self._pulls, self._decays = (
-            [getattr(hooks, name) for hooks in fleet.hooks if hooks.overrides(name)]
-            for name in SESSION_HOOKS
-        )
-        self._timings = timings = fleet.ranks.timings
-        self.plans = SessionPlans(fleet.data, fleet.work, fleet.seed, timings)
+        self.timings = fleet.ranks.timings
+        self.plans = SessionPlans(fleet.data, fleet.work, fleet.seed, self.timings)
         self.tests: dict[Moment, list[Report]] = {}
         self.besides: dict[int, dict[str, float]] = {}
-        self._explained = False
+
+        # Only hooks that are overridden are called: most sessions have none, and a tiny network
+        # would notice five calls of functions that do nothing.
+        self._start_hooks = self._hooks("session_start")
+        self._end_hooks = self._hooks("session_end")
+        self._gradient_hooks = self._hooks("local_gradient")
+        self._proximal_hooks = self._hooks("proximal")
+        self._decay_hooks = self._hooks("decay_after_clipping")
+
+        self._runtime = Runtime()
+        self._session_by_module: dict[int, LocalSession] = {}
+        self._masked_flops_by_group: dict[str, MaskedFlops] = {}
+        self._has_logged_a_traceback = False
+
+    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+        """Return a hook of the algorithm and of the penalties, where they override it."""
+        return [getattr(hooks, name) for hooks in self._fleet.hooks if hooks.overrides(name)]
+
+    def attach(self, runtime: Runtime, sessions: Collection[LocalSession]) -> None:
+        """Take the sessions of all groups, and the settings for modules that have none.
+
+        Args:
+            runtime: Precision and clipping.
+            sessions: One for each group.
+        """
+        self._runtime = runtime
+        self._session_by_module = {id(session.module): session for session in sessions}
 
     def session_of(self, module: L.LightningModule) -> LocalSession:
-        """The session that evaluates a module: a group's, or one for an algorithm's own module."""
-        session = self._sessions.get(id(module))
+        """Return the session that evaluates a module: a group's or an algorithm's own one."""
+        session = self._session_by_module.get(id(module))
         if session is None:
-            session = self._sessions[id(module)] = LocalSession(module, self._runtime)
+            session = LocalSession(module, self._runtime)
+            self._session_by_module[id(module)] = session
         return session
 
     def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
-        """Start a session on a row, and test the client before its training."""
-        s = self._begin(client, state, row, t)
-        self._test("aggregated", s)
-        return s
+        """Start a session on a row, and test the client before it trains.
 
-    def work(self, s: SessionContext) -> Work:
-        """The work of a session that has begun."""
-        return self._work(s, "", self._fleet.kept.mask(s.client))
+        Args:
+            client: Number of the client.
+            state: Its group in this round.
+            row: Its values, on the device. The group's module is bound to them.
+            t: The round.
+        """
+        session = self._begin(client, state, row, t)
+        self._test_at("aggregated", session)
+        return session
 
-    def end(self, s: SessionContext, work: Work, report: SessionReport) -> None:
-        """Finish a session on its trained row, and test the client after its training."""
-        s.step = report.steps
-        report.flops = s.group.flops
-        if work.mask is not None:
-            report.flops = self._masked_flops(s.group, work.mask)
-        state = None if work.proximal is None else work.proximal.momentum
-        if self._fleet.optimizers is not None and state is not None:
-            self._fleet.optimizers[s.client] = state
-        for end in self._ends:
-            end(s)
-        self._test("trained", s)
+    def work(self, session: SessionContext) -> Work:
+        """Return the work of a session that has begun."""
+        client = session.client
+        t = session.round
+        total = self.plans.steps_of(client, t)
+        return self._make_work(
+            session,
+            total=total,
+            batches=self.plans.batches(client, t, total),
+            seed=self.plans.seed(client, t),
+            epoch_batches=self._fleet.data.num_batches(client, t) * self.plans.repeat,
+            mask=self._fleet.kept.mask(client),
+            phases=self.plans.phases_of(client, t, session.module),
+            attributes=Attributes(self._fleet.attributes, client),
+        )
+
+    def end(self, session: SessionContext, work: Work, report: SessionReport) -> None:
+        """Finish a session on its trained row, and test the client after its training.
+
+        Args:
+            session: The session that `begin` started.
+            work: The work that it has done.
+            report: Its report, which gets the FLOPs of a sample.
+        """
+        session.step = report.steps
+        if work.mask is None:
+            report.flops = session.group.flops
+        else:
+            report.flops = self._masked_flops(session.group, work.mask)
+
+        if self._fleet.optimizers is not None and work.proximal is not None:
+            optimizer_state = work.proximal.momentum
+            if optimizer_state is not None:
+                self._fleet.optimizers[session.client] = optimizer_state
+
+        for session_end in self._end_hooks:
+            session_end(session)
+        self._test_at("trained", session)
 
     def _begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
-        """Start a session: bind the module to its row."""
+        """Bind the module to a row, call the hooks of a session's start, and collect its pulls."""
+        fleet = self._fleet
         state.live.bind(row)
-        s = SessionContext(self._fleet, client, t, state, row, lr=self._fleet.plan.lr)
-        for start in self._starts:
-            start(s)
-        if self._gradients or self._ends or self._pulls:
-            s.received = s.parameters.clone()
-        for pull in self._pulls:
-            s.proximal = pull(s)
-        decay = sum(weight(s) for weight in self._decays)
+        session = SessionContext(fleet, client, t, state, row, lr=fleet.plan.lr)
+        for session_start in self._start_hooks:
+            session_start(session)
+
+        if self._gradient_hooks or self._end_hooks or self._proximal_hooks:
+            session.received = session.parameters.clone()
+        for proximal in self._proximal_hooks:
+            session.proximal = proximal(session)
+
+        decay = sum(decay_after_clipping(session) for decay_after_clipping in self._decay_hooks)
         if decay:
-            s.proximal = s.proximal or Proximal(s.parameters, 0.0)
-            s.proximal.decay = torch.full_like(s.parameters, decay)
-            s.proximal.decay[state.personal] = 0.0  # no hook is about personal tensors
-        if self._fleet.optimizers is not None and t >= 0:
-            s.proximal = s.proximal or Proximal(s.parameters, 0.0)
-            s.proximal.carries, s.proximal.momentum = True, self._fleet.optimizers.get(client)
-        return s
+            pull = self._pull_of(session)
+            pull.decay = torch.full_like(session.parameters, decay)
+            pull.decay[state.personal] = 0.0  # penalties are not about personal tensors
 
-    def failed(self, client: int, error: Exception) -> Report:
-        """Report a session that raised; its row keeps the steps done, within the client's mask."""
-        fleet, state = self._fleet, self._fleet.state(client)
-        reason = self.abandon(client, state, error)
-        if state.staging is not None and state.staging.holds(client):
-            state.staging.put_back(client)
-        row = fleet.row(client).floats
-        mask = fleet.kept.mask(client)
-        if mask is not None:
-            apply_mask_(row, mask.to(row.device))
-        return Report(client, 0, norm=float(row.norm()), error=reason)
+        if fleet.optimizers is not None and t != NO_ROUND:
+            pull = self._pull_of(session)
+            pull.carries = True
+            pull.momentum = fleet.optimizers.get(client)
+        return session
 
-    def abandon(self, client: int, state: GroupState, error: Exception) -> str:
-        """Clean a group's module after a session that raised; return the reason in one line."""
-        if not self._explained:
-            tracebacks.debug("the session of client %d failed", client, exc_info=error)
-            self._explained = True  # later failures get one line each
-        state.session.abandon()
-        return reason(error)
+    def _pull_of(self, session: SessionContext) -> Proximal:
+        """Return the session's pull; by default one without force, which carries other settings."""
+        if session.proximal is None:
+            session.proximal = Proximal(session.parameters, 0.0)
+        return session.proximal
 
-    def forget_tests(self, clients: Collection[int]) -> None:
-        """Discard tests of sessions that are run again."""
-        for moment, reports in self.tests.items():
-            self.tests[moment] = [r for r in reports if r.client not in clients]
+    def _make_work(self, session: SessionContext, **settings: Any) -> Work:
+        """Make the work of a session, with the pull and the hook that its gradients go through.
 
-    def finetune(self, client: int, row: Row) -> Report:
-        """Test a client after an unreported session on a copy of a row.
-
-        There are no samples if the session raises.
+        Args:
+            session: The session.
+            settings: The other fields of `Work`, which depend on what the session is for.
         """
-        state = self._fleet.groups[self._fleet.home_group(client)]
-        state.live.restore()
-        try:
-            s = self._begin(client, state, state.borrow(row), -1)
-            # The same draws in every evaluation: metrics of two rounds differ only by their models.
-            state.session.train(s.row, self._work(s, "finetune-"))
-        except UserError:
-            raise
-        except Exception as error:  # as in a round
-            return Report(client, 0, error=self.abandon(client, state, error))
-        report = self._test_in_session(s, "trained", "personal")
-        state.live.restore()
-        return report
-
-    def gradient(self, client: int, row: Row, t: int) -> Tensor:
-        """(P,) the gradient of one training batch at a row, in eval mode; 0 if there is none.
-
-        Drawn by (seed, "gradient", t, client).
-        """
-        state = self._fleet.state(client)
-        self._seed("gradient", t, client)
-        batch = next(self.plans.batches(client, t, 1, "gradient-"))
-        self._spent(client, f"gradient {t}", 3 * batch_size(batch))
-        return state.session.gradient(row, batch)
-
-    def loss(self, client: int, row: Row, t: int) -> float:
-        """The mean loss of a client's training samples at a row, in eval mode, not augmented."""
-        data, state = self._fleet.data, self._fleet.state(client)
-        self._seed("loss", t, client)
-        batches = data.batches(data.client_plan(client, data.eval_batch_size))
-        loss, samples = state.session.loss(row, batches)
-        self._spent(client, f"loss {t}", samples)
-        return loss
-
-    def _spent(self, client: int, what: str, forward: float) -> None:
-        """Count forward passes of so many samples; once, if a session is begun again."""
-        passes = self.besides.setdefault(client, {})
-        passes[what] = forward * self._fleet.state(client).flops
-
-    def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
-        """Forward FLOPs of a sample under a client's mask; 0 without a forward of one tensor."""
-        if self._fleet.data.task == "columns":
-            return 0.0
-        if state.flops and state.name not in self._masked:
-            sample = blank(self._fleet.data, samples=2).to(self._fleet.device)
-            layout = state.layout.floats
-            self._masked[state.name] = MaskedFlops(state.module, sample, layout, state.flops)
-        return self._masked[state.name](mask) if state.flops else 0.0
-
-    def _work(self, s: SessionContext, purpose: str, mask: Tensor | None = None) -> Work:
-        """A session's work; the names of its draws start with `purpose`."""
-        pull, hooked = s.proximal, bool(self._gradients)
-        if pull is not None and pull.gamma and self._fleet.personal:  # of the other elements
-            pull, hooked = replace(pull, gamma=0.0), True
-        plans, client, t = self.plans, s.client, s.round
-        repeat = 1 if purpose else plans.repeat
-        total = plans.steps_of(client, t, purpose)
+        fleet = self._fleet
+        pull = session.proximal
+        is_hooked = bool(self._gradient_hooks)
+        if fleet.personal and pull is not None and pull.gamma:
+            # The optimizer would pull personal tensors, too. The hook pulls only the others.
+            pull = replace(pull, gamma=0.0)
+            is_hooked = True
         return Work(
-            client,
-            plans.batches(client, t, total, purpose),
-            epoch_batches=self._fleet.data.num_batches(client, t) * repeat,
-            lr=self._fleet.plan.lr if s.group.takes_lr else None,
-            seed=plans.seed(client, t, purpose),
-            hook=partial(self._gradient, s) if hooked else None,
-            mask=mask,
+            session.client,
+            lr=fleet.plan.lr if session.group.takes_lr else None,
+            hook=partial(self._change_gradient, session) if is_hooked else None,
             proximal=pull,
-            phases={} if purpose else plans.phases_of(client, t, s.module),
-            total=total,
-            first=int(self._fleet.updates[client]),
-            attributes=Attributes(None if purpose else self._fleet.attributes, client),
+            first=int(fleet.updates[session.client]),
+            **settings,
         )
+
+    def _change_gradient(self, session: SessionContext, gradient: Tensor) -> None:
+        """Pass a batch's gradient, of shape (P,), through the hooks, before the optimizer.
+
+        Elements of personal tensors stay as they are: neither a hook nor a pull is about them.
+        """
+        personal = session.group.personal
+        personal_gradient = gradient[personal] if self._fleet.personal else None
+
+        for local_gradient in self._gradient_hooks:
+            returned = local_gradient(session, gradient)
+            if returned is not None:
+                raise UserError(
+                    "model.algorithm",
+                    "local_gradient returns a value",
+                    "change the gradient in place, as by +=",
+                )
+
+        if personal_gradient is not None:
+            pull = session.proximal
+            if pull is not None:
+                gradient.add_(session.parameters - pull.anchor, alpha=pull.gamma)
+            gradient[personal] = personal_gradient
+        session.step += 1
 
     @property
     def watched(self) -> bool:
         """Whether a hook, a mask or a test looks at single sessions of this round."""
-        return (
-            bool(self._starts or self._ends or self._gradients or self._pulls or self._decays)
-            or self._fleet.kept.masks is not None
-            or self._fleet.optimizers is not None
-            or any(self._fleet.plan.tested.values())
+        fleet = self._fleet
+        has_hooks = bool(
+            self._start_hooks
+            or self._end_hooks
+            or self._gradient_hooks
+            or self._proximal_hooks
+            or self._decay_hooks
+        )
+        has_tests = any(fleet.plan.tested.values())
+        keeps_more = fleet.kept.masks is not None or fleet.optimizers is not None
+        return has_hooks or has_tests or keeps_more
+
+    def failed(self, client: int, error: Exception) -> Report:
+        """Report a session that raised.
+
+        The row keeps the steps done so far, within the client's mask.
+        """
+        fleet = self._fleet
+        state = fleet.state(client)
+        why = self.abandon(client, state, error)
+        if state.staging is not None and state.staging.holds(client):
+            state.staging.put_back(client)
+
+        values = fleet.row(client).floats
+        mask = fleet.kept.mask(client)
+        if mask is not None:
+            apply_mask_(values, mask.to(values.device))
+        return Report(client, 0, norm=float(values.norm()), error=why)
+
+    def abandon(self, client: int, state: GroupState, error: Exception) -> str:
+        """Clean a group's module after a session that raised; return the reason in one line."""
+        if not self._has_logged_a_traceback:
+            # A fault in a model often fails every client: one traceback is enough.
+            tracebacks.debug("the session of client %d failed", client, exc_info=error)
+            self._has_logged_a_traceback = True
+        state.session.abandon()
+        return reason(error)
+
+    def forget_tests(self, clients: Collection[int]) -> None:
+        """Discard the tests of sessions that are run again."""
+        for moment, reports in self.tests.items():
+            self.tests[moment] = [report for report in reports if report.client not in clients]
+
+    def finetune(self, client: int, row: Row) -> Report:
+        """Train a copy of a row in an unreported session, and test the client on it.
+
+        Args:
+            client: Number of the client.
+            row: The values to start from, which do not change.
+
+        Returns:
+            The report of the test, without samples if the session raised.
+        """
+        state = self._fleet.groups[self._fleet.home_group(client)]
+        state.live.restore()
+        try:
+            session = self._begin(client, state, state.borrow(row), NO_ROUND)
+            state.session.train(session.row, self._finetuning(session))
+        except UserError:
+            raise
+        except Exception as error:  # of the user's module, as in a round
+            return Report(client, 0, error=self.abandon(client, state, error))
+
+        report = self._test_in_session(session, "trained", "personal")
+        state.live.restore()
+        return report
+
+    def _finetuning(self, session: SessionContext) -> Work:
+        """Return the work of a session that only serves an evaluation.
+
+        Every evaluation makes the same draws, so that metrics of two rounds differ only by their
+        models.
+        """
+        client = session.client
+        t = session.round
+        purpose = "finetune-"
+        total = self.plans.steps_of(client, t, purpose)
+        return self._make_work(
+            session,
+            total=total,
+            batches=self.plans.batches(client, t, total, purpose),
+            seed=self.plans.seed(client, t, purpose),
+            epoch_batches=self._fleet.data.num_batches(client, t),
+            attributes=Attributes(None, client),
         )
 
-    def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        """Pass a batch's gradient through the hooks before the optimiser.
+    def gradient(self, client: int, row: Row, t: int) -> Tensor:
+        """Return the gradient of one training batch at a row, in eval mode.
 
-        Elements of personal tensors stay as they are: neither a hook nor a pull is about them.
+        The batch is drawn by (seed, "gradient", t, client).
+
+        Returns:
+            A tensor of shape (P,), 0 for parameters that the loss does not use.
         """
-        own = gradient[s.group.personal] if self._fleet.personal else None
-        for change in self._gradients:
-            found, fix = "local_gradient returns a value", "change the gradient in place, as by +="
-            require(change(s, gradient) is None, "model.algorithm", found, fix)
-        if own is not None:
-            if s.proximal is not None:
-                gradient.add_(s.parameters - s.proximal.anchor, alpha=s.proximal.gamma)
-            gradient[s.group.personal] = own
-        s.step += 1
+        state = self._fleet.state(client)
+        self._seed("gradient", t, client)
+        batch = next(self.plans.batches(client, t, 1, "gradient-"))
+        self._count_passes(client, f"gradient {t}", _PASSES_OF_A_GRADIENT * batch_size(batch))
+        return state.session.gradient(row, batch)
 
-    def _test(self, moment: Moment, s: SessionContext) -> None:
-        """Test a client on its own test split, if this moment is to be tested."""
-        client = s.client
+    def loss(self, client: int, row: Row, t: int) -> float:
+        """Return the mean loss of a client's training samples at a row.
+
+        The module is in eval mode, and the samples are not augmented.
+        """
+        data = self._fleet.data
+        state = self._fleet.state(client)
+        self._seed("loss", t, client)
+        batches = data.batches(data.client_plan(client, data.eval_batch_size))
+        loss, samples = state.session.loss(row, batches)
+        self._count_passes(client, f"loss {t}", samples)
+        return loss
+
+    def _count_passes(self, client: int, what: str, samples: float) -> None:
+        """Count the FLOPs of forward passes beside a client's session.
+
+        They are kept by `what` they are for: a session that begins again, as after a pack that
+        failed, counts them once.
+        """
+        of_this_client = self.besides.setdefault(client, {})
+        of_this_client[what] = samples * self._fleet.state(client).flops
+
+    def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
+        """Return the forward FLOPs of a sample under a client's mask.
+
+        It is 0 where the forward pass of the model is not known to take one tensor.
+        """
+        if self._fleet.data.task == "columns" or not state.flops:
+            return 0.0
+
+        masked_flops = self._masked_flops_by_group.get(state.name)
+        if masked_flops is None:
+            sample = blank(self._fleet.data, samples=2).to(self._fleet.device)
+            masked_flops = MaskedFlops(state.module, sample, state.layout.floats, state.flops)
+            self._masked_flops_by_group[state.name] = masked_flops
+        return masked_flops(mask)
+
+    def _test_at(self, moment: Moment, session: SessionContext) -> None:
+        """Test a client on its own test split, if the plan of the round says so."""
+        client = session.client
         if client not in self._fleet.plan.tested.get(moment, ()):
             return
-        report = self._test_in_session(s, moment, moment)
+        report = self._test_in_session(session, moment, moment)
         report.stored = self._fleet.stored_bytes(client)
         self.tests[moment].append(report)
 
-    def _test_in_session(self, s: SessionContext, moment: Moment, purpose: str) -> Report:
-        """Test the model that is in a session."""
-        fleet = self._fleet
-        fleet.session = s
-        try:
-            rows = fleet.algorithm.models(fleet, moment, [s.client])
-            return Report(s.client, 0) if rows is None else self.test(s.client, rows, purpose)
-        finally:
-            fleet.session = None
+    def _test_in_session(self, session: SessionContext, moment: Moment, purpose: str) -> Report:
+        """Test the model that is in a session; an algorithm without one there tests nothing."""
+        fleet = self._fleet.in_session(session)
+        rows = self._fleet.algorithm.models(fleet, moment, [session.client])
+        if rows is None:
+            return Report(session.client, 0)
+        return self.test(session.client, rows, purpose)
 
     def test(self, client: int, rows: Rows, purpose: str = "personal") -> Report:
         """Test a client's model on its test split.
 
-        A module's draws in evaluation (tokens to mask) are named (seed, purpose, client), so that
-        they are the same on any rank. If its `validation_step` raises, no sample is tested.
+        A module's draws in evaluation, such as the tokens to mask, are named
+        (seed, purpose, client), so that they are the same on any rank.
+
+        Returns:
+            The report, without samples if the module's `validation_step` raised.
         """
         with rows.bound(client) as module:
-            self._seed(f"{purpose}-evaluation", -1, client)
+            self._seed(f"{purpose}-evaluation", NO_ROUND, client)
             batches = self._fleet.data.test_batches(client)
             session = self.session_of(module)
             try:
-                with self._timings.part("evaluation"):
+                with self.timings.part("evaluation"):
                     report = session.evaluate(batches, client=client)
             except UserError:
                 raise
-            except Exception as error:
+            except Exception as error:  # of the user's module
                 session.forget()
                 return Report(client, 0, error=reason(error))
         report.metrics = reported(report.metrics)
         return report
 
     def _seed(self, purpose: str, t: int, client: int) -> None:
+        """Seed the default generators, by (seed, purpose, t, client)."""
         seed = derive_seed(self._fleet.seed, purpose, t, client)
         seed_default_generators(seed, self._fleet.device)

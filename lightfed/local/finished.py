@@ -1,4 +1,4 @@
-"""Results of finished sessions in an interrupted round."""
+"""Results of the sessions that have finished in a round which a signal stops."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,24 +12,46 @@ from lightfed.state.rows import Moment, Row
 def finished(
     fleet: SessionFleet, reports: Sequence[Report], tests: Mapping[Moment, Sequence[Report]]
 ) -> dict[int, dict[str, Any]]:
-    """Results of this rank's sessions, by client: report, tests by moment, row and kept state.
+    """Return the results of this rank's sessions, for a file.
 
-    Tensors and primitives; the row's tensors are "floats" (P,) and "integers" (Q,). A session that
-    failed is left out: it may succeed when resumed.
+    Args:
+        fleet: The federation.
+        reports: Of this rank's sessions. One that failed is skipped: it may succeed when the round
+            goes on.
+        tests: Reports of the tests in these sessions, by moment.
+
+    Returns:
+        By client: its report, its tests by moment, its row as "floats" (P,) and "integers" (Q,),
+        and what it keeps besides. There are only tensors and primitives in it.
     """
-    tested = {moment: {report.client: report for report in t} for moment, t in tests.items()}
     results = {}
     for report in reports:
         if report.error:
             continue
-        client, row = report.client, fleet.row(report.client)
-        found = {name: kept.data.get(client) for name, kept in fleet.kept.items()}
-        # Cloned: a view would be saved with the whole matrix behind it.
+        client = report.client
+
+        tests_of_client = {}
+        for moment, reports_of_moment in tests.items():
+            for test in reports_of_moment:
+                if test.client == client:
+                    tests_of_client[moment] = asdict(test)
+
+        kept_tensors = {}
+        for name, kept in fleet.kept.items():
+            value = kept.data.get(client)
+            if value is not None:
+                kept_tensors[name] = value.cpu().clone()
+
+        # Cloned, because a view would be written with the whole matrix that it is a part of.
+        row = fleet.row(client)
         results[client] = {
             "report": asdict(report),
-            "tests": {moment: asdict(t[client]) for moment, t in tested.items() if client in t},
-            "tensors": {"floats": row.floats.cpu().clone(), "integers": row.integers.cpu().clone()},
-            "result": {name: x.cpu().clone() for name, x in found.items() if x is not None},
+            "tests": tests_of_client,
+            "tensors": {
+                "floats": row.floats.cpu().clone(),
+                "integers": row.integers.cpu().clone(),
+            },
+            "result": kept_tensors,
         }
     return results
 
@@ -40,7 +62,17 @@ def put_in_place(
     client: int,
     tests: Mapping[Moment, list[Report]],
 ) -> Report:
-    """Restore a client's row and state, and its tests, from a result; the report of its session."""
+    """Restore what a session has left: the client's row, what it keeps, and its tests.
+
+    Args:
+        result: An entry of `finished`.
+        fleet: The federation, whose row and kept tensors of the client are overwritten.
+        client: Number of the client.
+        tests: Reports of tests by moment, to which the client's are added.
+
+    Returns:
+        The report of the session.
+    """
     fleet.row(client).copy_(Row(result["tensors"]["floats"], result["tensors"]["integers"]))
     for name, kept in fleet.kept.items():
         kept.restore(client, result["result"].get(name))
@@ -50,14 +82,20 @@ def put_in_place(
 
 
 class Suspended(Exception):
-    """A round stopped before all sessions finished; `Fleet.train` raises it on all ranks.
+    """A round stopped before all its sessions had finished; raised by `Fleet.train` on all ranks.
 
-    `call` is the index of the call of `train` in this round, `finished` has this rank's sessions;
-    `total` counts those of all ranks, and `new` those that did not come from a journal.
+    Attributes:
+        call: Index of the call of `train` in this round.
+        finished: Results of this rank's sessions, by client.
+        total: Number of finished sessions on all ranks.
+        new: Number of those that did not come from an earlier stop of the same round.
     """
 
     def __init__(
         self, call: int, finished: Mapping[int, Mapping[str, Any]], *, total: int, new: int
     ) -> None:
-        super().__init__(f"{total} session{'' if total == 1 else 's'}")
-        self.call, self.finished, self.total, self.new = call, finished, total, new
+        super().__init__("1 session" if total == 1 else f"{total} sessions")
+        self.call = call
+        self.finished = finished
+        self.total = total
+        self.new = new

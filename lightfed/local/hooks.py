@@ -1,10 +1,11 @@
-"""The hooks of an algorithm, and the session context passed to them."""
+"""The hooks that an author overrides, and the context of a session that is passed to them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import lightning.pytorch as L
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
@@ -38,16 +39,17 @@ class SessionContext:
     """One client's local training in one round, on the client's rank.
 
     Attributes:
-        fed: the `lightfed.api.fleet.Fleet`.
-        client: number of the client.
-        round: t; -1 for a session that only serves an evaluation.
-        group: the client's group in this round.
-        row: of the client, on the device; the module is bound to it.
-        received: (P,) the parameters at the start of the session, after `session_start`; only where
-            a hook is about gradients, or the end of a session.
-        lr: learning rate of the round; None if the optimiser uses its own.
-        step: number of finished batches.
-        proximal: the session's pull towards another model.
+        fed: The `lightfed.api.fleet.Fleet`.
+        client: Number of the client.
+        round: The round t; -1 for a session that only serves an evaluation.
+        group: The client's group in this round.
+        row: Values of the client, on the device. The module is bound to them.
+        received: The parameters at the start of the session, after `session_start`, of shape (P,).
+            Empty unless a hook is overridden that needs them: `local_gradient`, `proximal` or
+            `session_end`.
+        lr: Learning rate of the round; None if the optimizer uses its own.
+        step: Number of finished batches.
+        proximal: The pull of the session towards another model; None for none.
     """
 
     fed: Any
@@ -67,27 +69,28 @@ class SessionContext:
 
     @cached_property
     def parameters(self) -> Tensor:
-        """(P,) the leading part of the row, without buffers; a view."""
+        """The parameters: a view of the leading part of the row, of shape (P,), without buffers."""
         layout = self.group.layout
         return self.row.floats[: layout.parameter_size]
 
 
 class SessionHooks:
-    """What is called in the sessions of clients; all of it does nothing by default.
+    """The hooks that are called within clients' sessions. By default they do nothing.
 
     Attributes:
-        side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
-            `session_end` then use the row, not the parameters of the module, keep nothing of a
-            client in Python attributes, and draw from generators that they name. They may be called
-            again after a failure. A class that overrides one of them has to declare it.
+        side_by_side: Whether sessions can run in packs. A class that overrides one of these hooks
+            has to declare it. If it is True, the hooks must read and write the row and not the
+            parameters of the module, must keep nothing about a client in Python attributes, and
+            must draw from generators that they name. They may be called again after a pack has
+            failed.
     """
 
     side_by_side: bool | None = None
 
     def overrides(self, name: str) -> bool:
-        """Whether there is a hook of its own, of the class or the object."""
-        own = getattr(type(self), name) is not getattr(SessionHooks, name)
-        return own or name in vars(self)
+        """Whether the class, or this object, overrides a hook."""
+        class_overrides = getattr(type(self), name) is not getattr(SessionHooks, name)
+        return class_overrides or name in vars(self)
 
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         """Modify a newly built client module, before its layout is determined.
@@ -102,32 +105,35 @@ class SessionHooks:
         """Called after a client's session, on its trained row, if overridden."""
 
     def proximal(self, s: SessionContext) -> Proximal | None:
-        """The model that a session is pulled towards; None for no pull."""
+        """Return the model that a session is pulled towards; None for no pull."""
         return None
 
     def decay_after_clipping(self, s: SessionContext) -> float:
-        """The weight of a decay of this session: times the parameters, it joins the gradient.
+        """Return the weight of a decay in this session.
 
-        It does so after clipping, as the weight decay of an optimizer does.
+        The weight times the parameters is added to the gradient after clipping, as the weight decay
+        of an optimizer is.
         """
         return 0.0
 
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        """Change the gradient of a batch in place; called only if overridden, before clipping.
+        """Change the gradient of a batch in place, before it is clipped.
 
         Args:
-            s: the session; the gradient was taken at `s.parameters`.
-            gradient: (P,) in the order of the row; 0 for parameters that the loss does not use.
+            s: The session. The gradient was taken at `s.parameters`.
+            gradient: The gradient in the order of the row, of shape (P,); 0 for parameters that the
+                loss does not use.
         """
 
 
 class LocalPenalty(SessionHooks, Recorded):
-    """A term of the clients' objective besides their loss, under any method.
+    """A term that is added to the clients' loss, under any method.
 
-    `fed` is the `lightfed.api.fleet.Fleet`. The hooks of a session come after the method's own.
+    `fed` is the `lightfed.api.fleet.Fleet`. The session hooks of a penalty are called after those
+    of the algorithm.
 
     Attributes:
-        stateful: clients keep something from round to round (`fed.keep`).
+        stateful: Whether clients keep something from round to round, by `fed.keep`.
     """
 
     stateful: bool = False
@@ -138,56 +144,65 @@ class LocalPenalty(SessionHooks, Recorded):
         return super().__new__(cls, *args, **kwargs)
 
     def setup(self, fed: Any) -> None:
-        """Declare what clients keep; reject a federation that the penalty does not fit."""
+        """Declare what clients keep, and refuse a federation that the penalty does not fit."""
 
     def trained(self, fed: Any, clients: Sequence[int], t: int) -> None:
-        """Called after the sessions of these clients, on all ranks; their updates are finite."""
+        """Called on all ranks after sessions.
+
+        Args:
+            fed: The federation.
+            clients: The clients whose sessions gave a finite update.
+            t: The round.
+        """
 
     def counted(self, fed: Any, clients: Sequence[int], t: int) -> None:
-        """Called once for each session that the server uses, on all ranks.
+        """Called on all ranks, once for each session that the server uses.
 
-        A policy may drop sessions that come too late: then this is called at the end of a round,
-        without them. What a client remembers of a session, if the server remembers it too, is
-        changed here, so that both change together.
+        A policy may drop sessions that come too late. This is then called at the end of a round,
+        without them. If the server remembers something about a session, too, change what the client
+        remembers here, so that both change together.
         """
 
 
 class Hooks(SessionHooks, Recorded, nn.Module, ABC):
-    """Declarations and hooks of an algorithm; all have a default.
+    """The declarations and hooks of an algorithm. All but `setup` and `round` have a default.
 
-    `fed` is the `lightfed.api.fleet.Fleet`, which this room cannot import.
+    `fed` is the `lightfed.api.fleet.Fleet`, which this package cannot import.
 
     Attributes:
-        stateful: clients keep their rows from round to round.
-        label_rows: a client's row covers only the class-label rows of the labels it holds
-            (HeteroFL).
-        depths: a client may lack layers of a server's model; its row covers the tensors that it has
-            (DepthFL).
-        surplus_rows: rows of these tensors beyond the classes, such as a mask token's, are covered
-            by all clients.
-        hold_out: share of every client's training samples that no session trains on.
-        moments: of which `models` has the clients' models between rounds; a model of another moment
-            is tested in its session. The first is the default of `model.evaluate_at`.
-        tests_both: every evaluation tests clients at both moments, as the paper reports them.
-        no_server_step: why no optimiser can step for the server; empty if one can.
-        no_personal: why clients cannot keep some tensors to themselves (`model.personal`); empty if
-            they can. None: they can unless the class is `stateful`.
-        no_policy: why the server cannot merge before all have sent; empty if it can.
-        takes_late: an update that arrives in a later round fits into the mean of that round. Every
-            class has to declare it of itself.
-        parts: shares of the model that clients hold, client i the entry i mod length; with
-            `model.assign` the largest that its device can train.
-        timing: makes the clock of a Fleet whose clients have devices, unless `model.devices` names
-            some: a `lightfed.devices.timing.Timing`. None: rounds take no time.
-        carries: clients keep the state of their optimiser in any case (`fed.optimizers`).
-        no_memory: why clients cannot keep models or parts of an update from session to session, as
-            `LinearTerm` and `Contrast` do; empty if they can.
-        no_kept_optimizer: why clients cannot keep it (`model.keep_optimizer`); empty if they can.
-        holds: short description of the client's own model, for the run's page; by default that of
-            the model that `models` gives by default.
-        deployed_with: what a reader of an exported file does besides loading it, where the method
-            tests models that differ from the user's network with the file's tensors.
-        local_penalty: the method's own, besides `model.local_penalty`.
+        stateful: Whether clients keep their rows from round to round.
+        label_rows: Whether a client contributes only the rows of the output layer that belong to
+            labels it has (HeteroFL's masked merge).
+        depths: Whether a client may lack layers of a server model. Its row then covers the tensors
+            that it has (DepthFL).
+        surplus_rows: Whether all clients contribute the rows of such tensors beyond the classes,
+            such as that of a mask token.
+        hold_out: Share of every client's training samples that no session trains on.
+        moments: The moments of which `models` has the clients' models between rounds. A model of
+            another moment is tested in its session. The first is the default of
+            `model.evaluate_at`.
+        tests_both: Whether every evaluation tests clients at both moments, as the paper reports.
+        no_server_step: Why no optimizer can step for the server; empty if one can.
+        no_personal: Why clients cannot keep some tensors to themselves (`model.personal`); empty if
+            they can. None: they can, unless the class is `stateful`.
+        no_policy: Why the server cannot merge before all clients have sent; empty if it can.
+        takes_late: Whether an update that arrives in a later round fits into the mean of that
+            round. A class has to declare it for itself.
+        parts: Shares of the model that clients hold: client i holds entry i mod length. With
+            `model.assign`, each holds the largest that its device can train.
+        timing: Makes the clock of a fleet whose clients have devices, a
+            `lightfed.devices.timing.Timing`, unless `model.devices` names devices. None: rounds
+            take no time.
+        carries: Whether clients keep the state of their optimizer in any case (`fed.optimizers`).
+        no_kept_optimizer: Why clients cannot keep that state (`model.keep_optimizer`); empty if
+            they can.
+        no_memory: Why clients cannot remember models or parts of an update from session to session,
+            as `LinearTerm` and `Contrast` do; empty if they can.
+        holds: What a client holds, in a few words for the page of a run; by default that of the
+            model that `models` gives by default.
+        deployed_with: What a reader of an exported file has to do besides loading it, where the
+            method tests models that differ from the user's network with the tensors of the file.
+        local_penalty: A penalty that is part of the method. `model.local_penalty` can add another.
     """
 
     stateful: bool = False
@@ -212,22 +227,22 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
 
     @abstractmethod
     def setup(self, fed: Any) -> None:
-        """Create the server state; reject a federation that the algorithm cannot train."""
+        """Create the server state, and refuse a federation that the algorithm cannot train."""
 
     @abstractmethod
     def round(self, fed: Any, t: int) -> None:
-        """One round, t = 0, 1, ..."""
+        """Run round t = 0, 1, ..."""
 
     def personal(self, module: L.LightningModule) -> set[str]:
-        """Names of the tensors that stay with their client: no message has them."""
+        """Return the names of the tensors that stay with their client: no message has them."""
         return set()
 
     def environment(self, fed: Any) -> dict[str, Any]:
-        """Entries about the algorithm for the run's environment.json, besides its name."""
+        """Return what the run's environment.json says about the algorithm, besides its name."""
         return {}
 
     def lr_factors(self, module: L.LightningModule) -> Mapping[str, float]:
-        """Learning rates of a client's parts, relative to the configured one, by name prefix."""
+        """Return learning rates relative to the configured one, by prefix of parameters' names."""
         return {}
 
     def evaluation_start(self, fed: Any) -> None:
@@ -236,38 +251,54 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     def evaluation_end(self, fed: Any) -> Mapping[str, Mapping[str, Tensor]]:
         """Called after an evaluation, on every rank.
 
-        Returns arrays for the run folder, by file and name.
+        Returns:
+            Arrays to write to the run folder, by file and name.
         """
         return {}
 
     def models(self, fed: Any, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        """The models to test, export, fine-tune or predict with; None if there are none.
+        """Return the models to test, export, fine-tune or predict with.
 
         By default the global model is the server's `model`, if it is a whole one. Clients hold the
-        rows that they keep (`stateful`), or their parts of that model.
+        rows that they keep (`stateful`), or else their parts of that model.
 
         Args:
-            fed: `fed.rows` and `fed.server_rows` make the result; nothing is read or copied yet.
-            kind: "global": the server's models, whose metrics are averaged; "local": the server's
-                model for each client's data, if clients hold another; "aggregated" or "trained":
-                the client's own after the last aggregation, or as its last session left it. In a
-                session `fed.rows` gives the model that is in it.
-            clients: of one group, perhaps on other ranks; none for "global".
+            fed: Makes the result, by `fed.rows` and `fed.server_rows`; nothing is read or copied
+                yet. In a test within a session, `fed.rows` gives the model in that session.
+            kind: Which models. "global": the server's, whose metrics are averaged. "local": the
+                server's for each client's data, if clients hold another model. "aggregated" or
+                "trained": the client's own after the last aggregation, or as its last session left
+                it.
+            clients: Clients of one group, perhaps on other ranks; none for "global".
+
+        Returns:
+            The models; None if there are none of this kind.
         """
         if kind == "trained" or (kind == "aggregated" and self.stateful):
             return fed.rows(clients)
+
         model = getattr(self, "model", None)
-        if kind == "local" or not isinstance(model, ServerModel) or model.part:
+        is_whole = isinstance(model, ServerModel) and not model.part
+        if kind == "local" or not is_whole:
             return None
         return fed.server_rows(model, clients)
 
+    def with_parts(self, parts: Sequence[float]) -> Self:
+        """Return a copy whose clients hold these parts; for an algorithm before its `setup`."""
+        algorithm = deepcopy(self)
+        algorithm.parts = parts
+        return algorithm
+
     def reset_client(self, fed: Any, client: int) -> None:
-        """Reset a stateful client of this rank, whose row is not finite, to its initial values."""
+        """Reset a client of this rank, whose row is not finite, to its initial values."""
         fed.row(client).copy_(fed.state(client).initial)
 
 
 class SessionFleet(Protocol):
-    """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
+    """The part of a federation that sessions use. `lightfed.api.fleet.Fleet` implements it.
+
+    It is a protocol because a fleet lies above sessions, which cannot import it.
+    """
 
     algorithm: Hooks
     hooks: Sequence[SessionHooks]
@@ -281,7 +312,6 @@ class SessionFleet(Protocol):
     optimizers: Kept | None
     attributes: Kept | None
     updates: np.ndarray
-    session: SessionContext | None
     ranks: Ranks
     seed: int
     work: LocalWork
@@ -294,3 +324,4 @@ class SessionFleet(Protocol):
     def home_group(self, client: int) -> int: ...
     def pack_of(self, client: int) -> int: ...
     def stored_bytes(self, client: int) -> int: ...
+    def in_session(self, session: SessionContext) -> Any: ...

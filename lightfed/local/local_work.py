@@ -1,4 +1,4 @@
-"""The data and the amount of work of sessions: data module, local epochs and steps."""
+"""The amount of work in a session, and the batches that it trains on."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightfed.data.batches import PackBatches
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.utils.counts import rounded_down, rounded_up
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, torch_generator
 from lightfed.utils.stopwatch import Timings
 
@@ -19,14 +19,15 @@ from lightfed.utils.stopwatch import Timings
 class Phase:
     """A part of a session in which some parameters are trained and the others are frozen.
 
-    Neither weight decay nor a pull moves frozen parameters, and they keep their momentum: all
-    phases of a session share one optimiser. Buffers, such as BatchNorm statistics, follow every
-    batch. Sessions in separate calls of `Fleet.train` start with a fresh optimiser.
+    All phases of a session share one optimizer. Neither weight decay nor a pull moves frozen
+    parameters, and they keep their momentum. Buffers, such as BatchNorm statistics, follow every
+    batch. Sessions in separate calls of `Fleet.train` start with a fresh optimizer.
 
     Attributes:
-        trained: name prefixes of the parameters to train, such as "net.head."; all if empty.
-        epochs: local epochs.
-        steps: local steps instead of epochs.
+        trained: Prefixes of the names of the parameters to train, such as "net.head."; all
+            parameters if it is empty.
+        epochs: Number of local epochs.
+        steps: Number of local steps, instead of epochs.
     """
 
     trained: Sequence[str] = ()
@@ -34,25 +35,37 @@ class Phase:
     steps: int | None = None
 
     def parameters(self, module: nn.Module) -> list[Tensor]:
-        """The parameters of a module that are trained; a UserError if a prefix has none."""
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        """Return the parameters of a module that this phase trains.
+
+        Raises:
+            UserError: No trainable parameter has one of the prefixes.
+        """
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not self.trained:
+            return list(trainable.values())
+
         for prefix in self.trained:
-            fits = any(name.startswith(prefix) for name in named)
-            found = f"a model without trainable parameters below {prefix}"
-            require(fits, "model.clients", found, f"it has {', '.join(named)}")
-        return [p for name, p in named.items() if name.startswith(tuple(self.trained) or "")]
+            if not any(name.startswith(prefix) for name in trainable):
+                raise UserError(
+                    "model.clients",
+                    f"a model without trainable parameters below {prefix}",
+                    f"it has {', '.join(trainable)}",
+                )
+        prefixes = tuple(self.trained)
+        return [p for name, p in trainable.items() if name.startswith(prefixes)]
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The length of a session and the sampling of clients.
+    """The length of sessions, and how many clients take part in a round.
 
     Attributes:
-        fraction: share of the clients in a round (ceil), unless `clients_per_round` is set.
-        clients_per_round: number of clients in a round.
-        epochs: local epochs per session.
-        steps: local steps instead of epochs.
-        limit: maximum batches per session, or per phase (int), or share of them (float).
+        fraction: Share of the clients in a round, rounded up, unless `clients_per_round` is set.
+        clients_per_round: Number of clients in a round.
+        epochs: Local epochs of a session.
+        steps: Local steps of a session, instead of epochs.
+        limit: The most batches of a session, or of each of its phases, as a number (int) or as a
+            share (float).
     """
 
     fraction: float = 1.0
@@ -61,51 +74,78 @@ class LocalWork:
     steps: int | None = None
     limit: int | float | None = None
 
-    def sampled(self, clients: int) -> int:
-        """The number of clients in a round."""
-        return self.clients_per_round or rounded_up(self.fraction * clients)
-
     def check(self, clients: int) -> None:
-        """Validate the values; a UserError names the key."""
-        count = self.clients_per_round
-        found, fix = f"{self.fraction} is outside (0, 1]", "give the share of clients in a round"
-        require(0 < self.fraction <= 1, "model.fraction", found, fix)
-        fits, found = count is None or 1 <= count <= clients, f"{count} of {clients} clients"
-        require(fits, "model.clients_per_round", found, "give a number from 1 to that")
-        one, found = count is None or self.fraction == 1.0, f"{count}, and fraction {self.fraction}"
-        require(one, "model.clients_per_round", found, "give one of the two")
-        require(self.epochs >= 1, "model.local_epochs", self.epochs, "give at least 1")
-        one = self.steps is None or self.epochs == 1
-        found = f"{self.steps}, and local_epochs {self.epochs}"
-        require(one, "model.local_steps", found, "give one of the two")
-        fits = self.steps is None or self.steps >= 1
-        require(fits, "model.local_steps", self.steps, "give at least 1")
+        """Check the values.
 
-    def phase(self, phase: "Phase", per_epoch: int) -> int:
-        """Number of batches of a phase for a client with `per_epoch` batches per epoch."""
-        total = phase.steps if phase.steps is not None else phase.epochs * per_epoch
-        return self.limited(total)
+        Args:
+            clients: Number of clients of the federation.
+
+        Raises:
+            UserError: A value cannot be used; it names the key.
+        """
+        if not 0 < self.fraction <= 1:
+            found = f"{self.fraction} is outside (0, 1]"
+            raise UserError("model.fraction", found, "give the share of clients in a round")
+
+        count = self.clients_per_round
+        if count is not None and not 1 <= count <= clients:
+            found = f"{count} of {clients} clients"
+            raise UserError("model.clients_per_round", found, "give a number from 1 to that")
+        if count is not None and self.fraction != 1.0:
+            found = f"{count}, and fraction {self.fraction}"
+            raise UserError("model.clients_per_round", found, "give one of the two")
+
+        if self.epochs < 1:
+            raise UserError("model.local_epochs", f"{self.epochs}", "give at least 1")
+        if self.steps is not None and self.epochs != 1:
+            found = f"{self.steps}, and local_epochs {self.epochs}"
+            raise UserError("model.local_steps", found, "give one of the two")
+        if self.steps is not None and self.steps < 1:
+            raise UserError("model.local_steps", f"{self.steps}", "give at least 1")
+
+    def sampled(self, clients: int) -> int:
+        """Return the number of clients in a round, out of so many."""
+        if self.clients_per_round:
+            return self.clients_per_round
+        return rounded_up(self.fraction * clients)
 
     def share(self, clients: int) -> float:
-        """The share of the clients in a round."""
+        """Return the share of the clients in a round, out of so many."""
         if self.clients_per_round is None:
             return self.fraction
         return min(1.0, self.clients_per_round / clients)
 
     def batches(self, per_epoch: int) -> int:
-        """Number of batches of a session for a client with `per_epoch` batches per epoch."""
-        return self.limited(self.steps if self.steps is not None else self.epochs * per_epoch)
+        """Return the number of batches of a session.
 
-    def limited(self, total: int) -> int:
-        """The number of batches of a session, or of one of its phases, cut at the limit."""
+        Args:
+            per_epoch: Batches of one epoch of the client.
+        """
+        if self.steps is not None:
+            return self.limited(self.steps)
+        return self.limited(self.epochs * per_epoch)
+
+    def phase(self, phase: Phase, per_epoch: int) -> int:
+        """Return the number of batches of a phase, likewise."""
+        if phase.steps is not None:
+            return self.limited(phase.steps)
+        return self.limited(phase.epochs * per_epoch)
+
+    def limited(self, batches: int) -> int:
+        """Return a number of batches, of a session or of one of its phases, cut at the limit."""
+        if self.limit is None:
+            return batches
         if isinstance(self.limit, float):
-            return max(1, rounded_down(total * self.limit))
-        return total if self.limit is None else min(total, self.limit)
+            return max(1, rounded_down(batches * self.limit))
+        return min(batches, self.limit)
 
     def samples(self, data: FederatedDataModule, client: int, steps: int | None) -> float:
-        """Samples of a session; data in chunks counts all chunks, for each session.
+        """Return the number of samples that a session trains on; data in chunks counts all chunks.
 
-        `steps` are the batches of the session; None for as many as configured.
+        Args:
+            data: The samples of the clients.
+            client: Number of the client.
+            steps: Batches of the session; None for as many as configured.
         """
         per_epoch = data.num_batches(client)
         batches = self.batches(per_epoch) if steps is None else self.limited(steps)
@@ -117,14 +157,16 @@ class RoundPlan:
     """What the loop decides about a round before it starts.
 
     Attributes:
-        lr: learning rate, for optimisers that use it; evaluations after the round use it too.
-        tested: clients to test in their sessions, by moment: before training, with the aggregated
+        lr: Learning rate of the round, for optimizers that use it. Evaluations after the round use
+            it, too.
+        tested: Clients to test in their sessions, by moment: before training, with the aggregated
             model, or after training.
-        suspends: the round may be suspended, because the state it started from is on disk.
-        call: index of the call of `Fleet.train` that `known` is about.
-        known: sessions that have run before a stop, by client.
-        scheduled: settings of optimisers besides the rate that the run's schedule changes, such as
-            momentum; for those that use the round's rate.
+        suspends: Whether a signal may stop the round in the middle: the state that it started from
+            is on disk.
+        call: Index of the call of `Fleet.train` that `known` is about.
+        known: Results of the sessions that have run before a stop, by client.
+        scheduled: Settings of optimizers that the run's schedule changes besides the learning rate,
+            such as momentum. They are for optimizers that use the round's rate.
     """
 
     lr: float | None = None
@@ -137,12 +179,18 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class SessionPlans:
-    """What sessions train on: their batches, in named orders, and their lengths.
+    """The batches that each session trains on, in a reproducible order.
 
-    `steps` are batches per session by client, if they differ from the configuration, and `phases`
-    parts of every session, if it has several. A session takes `repeat` steps on every batch.
-    `shares` are those of its steps that a client does who leaves during its session. `run_seed` is
-    that of the run.
+    Attributes:
+        data: The samples of the clients.
+        work: The configured length of sessions.
+        run_seed: Seed of the run.
+        timings: The stopwatch of the run's parts.
+        steps: Number of batches in each client's session, where it differs from the configured
+            number.
+        phases: The parts of a session, for methods that train some layers first.
+        repeat: Number of optimizer steps taken on each batch.
+        shares: For clients that leave early, the share of their steps that they complete.
     """
 
     data: FederatedDataModule
@@ -154,70 +202,119 @@ class SessionPlans:
     repeat: int = 1
     shares: Mapping[int, float] = field(default_factory=dict)
 
+    # Placement, packs and sessions each ask for the lengths of all sessions of a round, which tiny
+    # networks notice.
+    _known_lengths: dict[tuple[int, int], tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
     def seed(self, client: int, t: int, purpose: str = "") -> int:
-        """The seed of dropout and of other draws from the device's default generator."""
+        """Return the seed of a session's dropout and of other draws from the default generator."""
         return derive_seed(self.run_seed, f"{purpose}session", t, client)
 
-    def lengths(self, client: int, t: int) -> list[int]:
-        """Number of steps of each part of a client's session in round t."""
-        given, work = self.steps.get(client), self.work
+    def lengths(self, client: int, t: int) -> tuple[int, ...]:
+        """Return the number of steps of each phase of a client's session in round t."""
+        lengths = self._known_lengths.get((client, t))
+        if lengths is None:
+            lengths = self._find_lengths(client, t)
+            self._known_lengths[client, t] = lengths
+        return lengths
+
+    def _find_lengths(self, client: int, t: int) -> tuple[int, ...]:
+        """Return what `lengths` returns."""
+        batches = self._batches_of_phases(client, t)
+        share = self.shares.get(client)
+        if share is not None:
+            batches = _cut(batches, max(1, rounded_down(share * sum(batches))))
+        return tuple(self.repeat * count for count in batches)
+
+    def _batches_of_phases(self, client: int, t: int) -> list[int]:
+        """Return the number of batches of each phase, of a client that does not leave."""
         per_epoch = self.data.num_batches(client, t)
-        batches = [work.phase(phase, per_epoch) for phase in self.phases]
-        if not batches:
-            batches = [work.batches(per_epoch) if given is None else work.limited(given)]
-        if (share := self.shares.get(client)) is not None:
-            left = max(1, rounded_down(share * sum(batches)))
-            ends = accumulate(batches, initial=0)
-            batches = [min(n, max(0, left - end)) for n, end in zip(batches, ends, strict=False)]
-        return [self.repeat * count for count in batches]
+        if self.phases:
+            return [self.work.phase(phase, per_epoch) for phase in self.phases]
+        if client in self.steps:
+            return [self.work.limited(self.steps[client])]
+        return [self.work.batches(per_epoch)]
 
     def steps_of(self, client: int, t: int, purpose: str = "") -> int:
-        """Number of steps of a session; one with a purpose has the configured length."""
+        """Return the number of steps of a session; one with a purpose has the configured length."""
         if purpose:
             return self.work.batches(self.data.num_batches(client, t))
         return sum(self.lengths(client, t))
 
     def phases_of(self, client: int, t: int, module: nn.Module) -> dict[int, Sequence[Tensor]]:
-        """The parameters of a module that are trained from a batch on, by its index."""
+        """Return the parameters to train from a step on, by the number of that step."""
         if not self.phases:
             return {}
-        starts = accumulate(self.lengths(client, t), initial=0)
-        phases = zip(starts, self.phases, strict=False)
-        return {start: phase.parameters(module) for start, phase in phases}
+        first_steps = accumulate(self.lengths(client, t), initial=0)
+        phase_by_step = zip(first_steps, self.phases, strict=False)
+        return {step: phase.parameters(module) for step, phase in phase_by_step}
 
-    def batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
-        """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
-        epochs = self.epochs(client, t, left, purpose)
-        return self.timings.each("data", chain.from_iterable(map(self.data.batches, epochs)))
+    def batches(self, client: int, t: int, total: int, purpose: str = "") -> Iterator[Any]:
+        """Return an iterator over the training batches of a session, on the device.
 
-    def epochs(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
-        """The local epochs of `left` training steps, before their samples are gathered."""
-        data, repeat = self.data, 1 if purpose else self.repeat
+        Their order is drawn by (seed, purpose + "order", t, client).
+
+        Args:
+            client: Number of the client.
+            t: The round.
+            total: Number of batches.
+            purpose: What the session serves, unless it is one of the round.
+        """
+        epochs = self.epochs(client, t, total, purpose)
+        batches = chain.from_iterable(map(self.data.batches, epochs))
+        return self.timings.each("data", batches)
+
+    def epochs(self, client: int, t: int, total: int, purpose: str = "") -> Iterator[Any]:
+        """Yield the local epochs of so many steps, before their samples are gathered."""
+        data = self.data
+        repeat = 1 if purpose else self.repeat
         order = torch_generator(self.run_seed, f"{purpose}order", t, client)
         augment = None
         if data.augments:
             augment = torch_generator(self.run_seed, f"{purpose}augment", t, client)
-        while left > 0:
-            limit = rounded_up(left / repeat)
-            plan = data.train_plan(client, order=order, augment=augment, limit=limit, t=t)
-            assert plan.sizes, f"client {client} has no batch"
-            plan = plan.repeated(repeat)
-            left -= len(plan.sizes)
-            yield plan
+
+        remaining = total
+        while remaining > 0:
+            most_batches = rounded_up(remaining / repeat)
+            epoch = data.train_plan(client, order=order, augment=augment, limit=most_batches, t=t)
+            assert epoch.sizes, f"client {client} has no batch"
+            epoch = epoch.repeated(repeat)
+            remaining -= len(epoch.sizes)
+            yield epoch
 
     def shape(self, client: int, t: int, *, even: bool) -> tuple[Any, ...]:
-        """What sessions that train side by side have in common.
+        """Return what sessions need to have in common to train side by side.
 
-        Phases start with the same batches; if `even`, all batches have as many samples.
+        Their phases start at the same steps. If `even`, all their batches have as many samples.
         """
         lengths = self.lengths(client, t)
         if not even:
-            return (*lengths[:-1],)
-        steps, sizes = sum(lengths) // self.repeat, self.data.batch_sizes(client, t)
-        return (*lengths, *(sizes[:steps] if steps <= len(sizes) else (-1, *sizes)))
+            return lengths[:-1]
+
+        batches = sum(lengths) // self.repeat
+        sizes = self.data.batch_sizes(client, t)
+        if batches <= len(sizes):
+            return (*lengths, *sizes[:batches])
+        # Marked, so that the sizes of a whole epoch differ from those of a session of this length.
+        return (*lengths, -1, *sizes)
 
     def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
-        """The training batches of several sessions, whose numbers of batches are given."""
+        """Return the training batches of several sessions, of so many steps each."""
         with self.timings.part("data"):
-            plans = [[*self.epochs(client, t, left)] for client, left in steps.items()]
-            return PackBatches(self.data.train, plans)
+            epochs_by_client = [
+                list(self.epochs(client, t, total)) for client, total in steps.items()
+            ]
+            return PackBatches(self.data.train, epochs_by_client)
+
+
+def _cut(lengths: Sequence[int], total: int) -> list[int]:
+    """Return the lengths of consecutive phases of which only the first `total` batches are done."""
+    remaining = total
+    cut_lengths = []
+    for length in lengths:
+        done = min(length, remaining)
+        cut_lengths.append(done)
+        remaining -= done
+    return cut_lengths

@@ -3,7 +3,7 @@
 import lightning.pytorch as L
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.models.build import blank
 from lightfed.models.trials import on_trial
 from lightfed.state.costs import activation_bytes
@@ -21,7 +21,7 @@ _FLOAT_BYTES = 4
 
 
 def client_bytes(module: L.LightningModule, state: GroupState, data: FederatedDataModule) -> float:
-    """Bytes that a client takes in a session, beside others in a pack or on a device of its own.
+    """Estimate the bytes that a client takes in a session, in a pack or on a device of its own.
 
     Args:
         module: A module of the group; a copy of it runs on two blank samples.

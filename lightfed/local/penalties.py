@@ -1,8 +1,9 @@
 """Terms of the clients' objective besides their loss, for `model.local_penalty`.
 
-They go with any method that does not refuse them: where the parameters of a client change places
-between rounds, what it remembers would belong to others. One of your own derives from
-`LocalPenalty` and overrides the hooks that it needs.
+They can be added to any method that does not refuse them. A method refuses those that remember
+something of a client if its clients' parameters change places between rounds: what is remembered
+would then belong to other parameters. A penalty of your own derives from `LocalPenalty` and
+overrides the hooks that it needs.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from lightfed.utils.bounds import Positive, Weight
 
 
 class Pull(LocalPenalty):
-    """mu / 2 ||w - w_0||^2, w_0 the parameters at the start of the session (FedProx).
+    """mu / 2 ||w - w_0||^2, with w_0 the parameters at the start of the session.
 
-    The gradient of the pull is added before clipping.
+    The proximal term of FedProx (Li et al., MLSys 2020, eq. 2). Its gradient is added before
+    clipping.
     """
 
     side_by_side = True
@@ -28,43 +30,50 @@ class Pull(LocalPenalty):
         """Set the pull.
 
         Args:
-            mu: Its weight; 0 is none.
+            mu: Weight of the term; 0 for none.
         """
         self.mu = mu
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
-        return Proximal(s.received, self.mu) if self.mu else None
+        if self.mu == 0:
+            return None
+        return Proximal(s.received, self.mu)
 
 
 class LinearTerm(LocalPenalty):
-    """alpha_k <w, g_k> + alpha_k / 2 ||w - w_0||^2, then g_k <- g_k + w_k - w_0 (FedDyn).
+    """alpha_k <w, g_k> + alpha_k / 2 ||w - w_0||^2, then g_k <- g_k + w_k - w_0.
 
-    alpha_k = alpha mean(n) / n_k: clients with few samples are held more strongly. As in FedDyn's
-    released code, alpha_k (g_k - w_0) joins the gradient before clipping and alpha_k w after it, as
-    a weight decay. A session that the server does not use changes no g_k.
+    The regularizer of FedDyn (Acar et al., ICLR 2021), with the signs and the scale of its released
+    code: there alpha_k = alpha mean(n) / n_k, which holds clients with few samples more strongly.
+    As in that code, alpha_k (g_k - w_0) joins the gradient before clipping and alpha_k w after it,
+    like a weight decay. A session that the server does not use leaves g_k as it was.
     """
 
     side_by_side = True
     stateful = True
 
     def __init__(self, alpha: Positive = 0.01) -> None:
-        """Set the regularisation.
+        """Set the regularization.
 
         Args:
-            alpha: Of a client with as many samples as the mean client.
+            alpha: Its weight for a client with as many samples as the mean client.
         """
         self.alpha = alpha
 
     @override
     def setup(self, fed: Any) -> None:
-        # g_k, of which FedDyn's server has the mean.
+        # g_k. FedDyn's server has their mean.
         self.memories = fed.keep("memory", with_server=True)
-        self.changes = fed.keep("memory change", durable=False)  # w_k - w_0
-        self.mean_samples = sum(map(fed.data.num_samples, range(fed.clients))) / fed.clients
+
+        # w_k - w_0 of this round, until it is known whether the server uses the session.
+        self.changes = fed.keep("memory change", durable=False)
+
+        samples = [fed.data.num_samples(client) for client in range(fed.clients)]
+        self.mean_samples = sum(samples) / fed.clients
 
     def weight(self, s: SessionContext) -> float:
-        """alpha_k."""
+        """Return alpha_k, the weight of the term for a session's client."""
         of_mean_client: float = self.alpha * self.mean_samples
         return of_mean_client / float(s.fed.data.num_samples(s.client))
 
@@ -74,8 +83,8 @@ class LinearTerm(LocalPenalty):
 
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        g = self.memories.get(s.client, 0.0)
-        gradient.add_(g - s.received, alpha=self.weight(s))
+        memory = self.memories.get(s.client, 0.0)
+        gradient.add_(memory - s.received, alpha=self.weight(s))
 
     @override
     def session_end(self, s: SessionContext) -> None:

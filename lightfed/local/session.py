@@ -1,7 +1,8 @@
 """A session: one client's local training in one round, without a Trainer of its own.
 
-On small models Lightning's inner loops cost three to four times as much as a bare torch loop. This
-one is a bare loop plus precision, clipping, schedulers and `self.log`.
+Lightning's inner loops cost three to four times as much as a bare torch loop on small models. The
+loop here is a bare loop with precision, clipping, schedulers and `self.log`. Where hooks of a
+module ask for more than that, the session is a fit of Lightning.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.evaluating import Stage, StageHooks, stage_of
 from lightfed.state.frozen_base import digest, digests
 from lightfed.state.rows import LiveModule, Row, put_back
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.reading import Pending
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch
@@ -32,27 +33,27 @@ from lightfed.utils.stopwatch import Stopwatch
 _NO_TRAINER = SimpleNamespace(should_stop=False)
 Autocast = Callable[[], AbstractContextManager[Any]]
 
-
-GLOBAL = -1  # stands for the global test set, where others have the number of a client
+# Stands for the global test set where other reports have the number of a client.
+GLOBAL = -1
 
 
 @dataclass
 class Report:
-    """The report of a session or an evaluation; sent between ranks.
+    """The report of a session or an evaluation, which ranks send to each other.
 
     Attributes:
-        client: number of the client; GLOBAL for the global model.
-        samples: samples processed (a sample counts once per epoch).
-        steps: batches whose loss the optimisers have used.
-        updates: steps of all optimisers, as Lightning's `global_step` counts them.
-        flops: forward FLOPs of a sample.
+        client: Number of the client; GLOBAL for the global test set.
+        samples: Samples processed. A sample counts once for each epoch.
+        steps: Batches whose loss the optimizers have used.
+        metrics: Means weighted by samples, by name.
+        norm: Norm of the trained row; nan or inf if the update is not finite.
+        batch: Position among the batches of the global test set.
+        flops: FLOPs of the forward pass of a sample.
         besides: FLOPs of the client's `Fleet.gradient` and `Fleet.loss`.
-        stored: bytes that the client keeps.
-        error: why the session failed, in one line; empty if it did not.
-        seconds: duration; 0 if not measured.
-        metrics: sample-weighted means by name.
-        norm: of the trained row; nan or inf where the update is not finite.
-        batch: position among the batches of the global test set.
+        stored: Bytes that the client keeps.
+        error: Why the session failed, in one line; empty if it did not.
+        updates: Steps of all optimizers, as Lightning's `global_step` counts them.
+        seconds: Duration; 0 if it is not measured.
     """
 
     client: int
@@ -69,16 +70,19 @@ class Report:
     seconds: float = field(default=0.0, compare=False)
 
     def sources(self) -> list[Pending]:
-        """Nothing: all numbers are on the host."""
+        """Return nothing: all numbers of a report are on the host."""
         return []
 
     def resolve(self) -> "Report":
-        """The report itself, as of sessions that failed or ran before a restart."""
+        """Return the report itself, so that a report can stand where one is pending."""
         return self
 
 
 def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
-    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
+    """Return the means of the reports' metrics, weighted by samples.
+
+    The order of the reports decides the bits of the sums.
+    """
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for report in reports:
@@ -93,18 +97,21 @@ class Work:
     """The work of one session.
 
     Attributes:
-        client: number of the client.
-        batches: of the whole session, on the device.
-        epoch_batches: batches of one local epoch.
-        lr: learning rate of the round; None keeps the optimiser's own.
-        seed: of dropout and other draws from the device's default generator.
-        hook: the algorithm's change to the gradients.
-        mask: packed words (P / 32,); uncovered elements are 0 after every step.
-        proximal: a pull towards another model; the session stores its optimiser's state there.
-        phases: the parameters trained from a batch on, by its index; all where nothing is given.
-        total: number of the batches.
-        first: steps that the client has taken in its earlier sessions.
-        attributes: what the client's module and callbacks keep in Python; None for nothing yet.
+        client: Number of the client.
+        batches: The batches of the whole session.
+        epoch_batches: Number of batches in one local epoch.
+        lr: Learning rate of the round; None for the optimizer's own.
+        seed: Seed of dropout and of other draws from the default generator of the device.
+        hook: The algorithm's change to the gradients; None for none.
+        mask: The elements that the client trains, as packed bits of shape (P / 32,). The others are
+            set to 0 after every step. None for all.
+        proximal: A pull, a decay and a state to start from. The session stores the state of its
+            optimizer there.
+        phases: The parameters to train from a batch on, by the number of that batch; empty for all
+            parameters from the start.
+        total: Number of batches.
+        first: Steps that the client has taken in earlier sessions.
+        attributes: What the client's module and callbacks keep in Python; None for nothing.
     """
 
     client: int
@@ -123,9 +130,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The Trainer's settings for every session: its precision (None in full) and clipping.
+    """The Trainer's settings for every session.
 
-    `trainer` is available as `self.trainer` in a client's module.
+    Attributes:
+        trainer: What a client's module sees as `self.trainer`, unless its session has one.
+        forward_context: Autocast of the Trainer's precision; None in full precision.
+        clipping: Clipping of gradients; None for none.
     """
 
     trainer: L.Trainer | None = None
@@ -134,12 +144,10 @@ class Runtime:
 
 
 class LocalSession:
-    """Trains and evaluates clients one after the other in one module.
-
-    The module is a group's, or an algorithm's own one for evaluation. `live` is its binding to
-    rows, if it is trained, by the stepper.
+    """Trains and evaluates clients one after the other, in one module.
 
     Attributes:
+        module: The module of a group, or one of an algorithm's own, which is only evaluated.
         rates: Reads the learning rates that sessions log; None if nobody monitors them.
     """
 
@@ -158,27 +166,31 @@ class LocalSession:
         """Prepare the sessions of a module.
 
         Args:
-            module: Of a group, or an algorithm's own.
+            module: The module of a group, or one of an algorithm's own.
             runtime: Precision and clipping.
-            live: The binding of the module to rows, if it is trained.
-            stepper: Steps, unless sessions are Lightning fits.
-            trainer: What the module sees as `self.trainer`, if sessions have one.
-            configure: Makes the optimizers of a session that is a Lightning fit; None for others.
-            transfers: A module or a data module overrides hooks that transfer batches.
-            key: Of the group's model in the configuration.
+            live: The module's binding to rows; None if it is only evaluated.
+            stepper: Takes the steps, unless sessions are fits of Lightning.
+            trainer: What the module sees as `self.trainer`; None if it needs none.
+            configure: Makes the optimizers of a session that is a fit of Lightning; None for other
+                sessions.
+            transfers: Whether hooks that transfer batches are overridden.
+            key: Key of the model in the configuration, for errors.
         """
-        self.module, self._live, self._stepper = module, live, stepper
+        self.module = module
+        self.rates: SessionRates | None = None
+        self._live = live
+        self._stepper = stepper
         self._trainer = trainer
         self._position = Position() if trainer is None else trainer.position
         self._transfers = trainer if transfers else None
         self._context: Autocast = runtime.forward_context or nullcontext
-        self._log = LogBook()
         self._stages: dict[Stage, StageHooks] = {}
-        self._watched = False
-        self.rates: SessionRates | None = None
+        self._frozen_are_checked = False
+
+        self._log = LogBook()
         module.log = self._log.log  # type: ignore[method-assign]
         module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
-        self._fit: ClientFit | None = None
+
         if trainer is not None:
             module.trainer = trainer
             trainer.precision_of_sessions.context = self._context
@@ -187,6 +199,8 @@ class LocalSession:
                 trainer.clips(clipping.limit, by_value=clipping.algorithm == "value")
         elif runtime.trainer is not None:
             module.trainer = runtime.trainer
+
+        self._fit: ClientFit | None = None
         if configure is not None:
             assert live is not None
             assert trainer is not None
@@ -204,12 +218,20 @@ class LocalSession:
 
     @property
     def box(self) -> tuple[float, float] | None:
-        """Bounds that the optimiser projects parameters onto."""
+        """Bounds that the optimizer projects parameters onto; None for none."""
         return None if self._stepper is None else self._stepper.box
 
     @on_this_rank
     def train(self, row: Row, work: Work) -> "PendingReport":
-        """Train `row` in place."""
+        """Train a row in place.
+
+        Args:
+            row: Values of the client, on the device.
+            work: The batches, and how they are used.
+
+        Returns:
+            The report, of which numbers may still be on the device.
+        """
         assert self._live is not None, "this session only evaluates"
         stopwatch = Stopwatch(row.floats.device)
         if self._live.row is not row:
@@ -218,25 +240,29 @@ class LocalSession:
             self.module.train()
         reset_metrics(self.module)
         seed_default_generators(work.seed, row.floats.device)
-        frozen = {} if self._watched else digests(self._live.frozen)
+        frozen_before = {} if self._frozen_are_checked else digests(self._live.frozen)
+
         self._kept.begin(work.attributes)
         self._position.begin(first=work.first, epoch_batches=work.epoch_batches, total=work.total)
         try:
             with nullcontext() if self._trainer is None else self._trainer.in_stage("train"):
                 pending = self._run(row, work)
         except BaseException:
-            self._kept.end(None)  # what the client keeps is what it had before
+            self._kept.end(None)  # the client keeps what it had before
             raise
         finally:
             self._position.active = False
         self._kept.end(work.attributes)
-        if work.mask is not None:  # ASPG has put its iterate into the row
-            apply_mask_(row.floats, work.mask)
+
+        if work.mask is not None:
+            apply_mask_(row.floats, work.mask)  # an accelerated optimizer ends on another point
         self._live.unbind()
-        if not self._watched:  # the first session
-            self._watched = True
-            self._check_frozen(frozen)
+        if not self._frozen_are_checked:
+            # Once, because digests of a large base take longer than a session.
+            self._check_frozen(frozen_before)
+            self._frozen_are_checked = True
         stopwatch.stop()
+
         pending.logged = self._log.close()
         # A dot product detects non-finite values as well as a maximum, ten times as fast.
         pending.square = torch.dot(row.floats, row.floats)
@@ -244,43 +270,56 @@ class LocalSession:
         return pending
 
     def _run(self, row: Row, work: Work) -> "PendingReport":
-        """Train a bound row: as a Lightning fit, if hooks ask for it, or by the loop below."""
+        """Train a bound row: as a fit of Lightning if hooks ask for it, else by our own loop."""
         if self._fit is not None:
             return PendingReport(work.client, *self._fit.run(row, work))
+        return self._loop(row, work)
+
+    def _loop(self, row: Row, work: Work) -> "PendingReport":
+        """Train a bound row, a batch after the other."""
         assert self._live is not None
         assert self._stepper is not None, "this session only evaluates"
-        module, stepper, book, context = self.module, self._stepper, self._log, self._context
-        position, trainer = self._position, self._trainer or _NO_TRAINER
+        # Local names, because a step of a tiny network takes 50 microseconds.
+        module = self.module
+        stepper = self._stepper
+        log = self._log
+        position = self._position
+        trainer = self._trainer or _NO_TRAINER
+        rates = self.rates
+        context = self._context
+        epoch_batches = work.epoch_batches
+        phases = work.phases
         trainable = self._live.trainable
-        parameters = row.floats[: self._live.layout.parameter_size]
-        epoch = work.epoch_batches
+        views_of_row = [p.data for p in trainable]
+
         losses: list[Tensor] = []
         sizes: list[int] = []
-        values = [p.data for p in trainable]
-        rates = self.rates
-        stepper.reset(work.lr, parameters, work.proximal)
+        stepper.reset(work.lr, row.floats[: self._live.layout.parameter_size], work.proximal)
         trainer.should_stop = False
         try:
             for index, batch in enumerate(work.batches):
                 position.batch = index
-                if index in work.phases:
-                    stepper.train_only(work.phases[index])
-                book.batch_size = size = batch_size(batch)
+                if index in phases:
+                    stepper.train_only(phases[index])
+                size = batch_size(batch)
+                log.batch_size = size
                 if rates is not None:
-                    book.log_dict(rates.of([stepper.optimizer], stepper.schedulers))
+                    log.log_dict(rates.of([stepper.optimizer], stepper.schedulers))
+
                 with context():
-                    loss = _loss(module.training_step(batch, index % epoch))
-                put_back(trainable, values)
-                if loss is not None:
+                    loss = _loss(module.training_step(batch, index % epoch_batches))
+                put_back(trainable, views_of_row)  # where a step has assigned new tensors
+                if loss is None:
+                    stepper.skip()
+                else:
                     stepper.step(loss, work.hook)
                     if work.mask is not None:
-                        put_back(trainable, values)
+                        put_back(trainable, views_of_row)
                         apply_mask_(row.floats, work.mask)
                     losses.append(loss.detach())
                     sizes.append(size)
-                else:
-                    stepper.skip()
-                if (index + 1) % epoch == 0:
+
+                if (index + 1) % epoch_batches == 0:
                     stepper.schedule("epoch")
                 if trainer.should_stop:
                     break
@@ -289,20 +328,29 @@ class LocalSession:
         return PendingReport(work.client, losses, sizes, len(losses), position.batch + 1)
 
     def _check_frozen(self, before: Mapping[str, str]) -> None:
-        """Refuse a step that has written a frozen parameter, which all clients share."""
+        """Refuse a step that has written a frozen parameter, which all clients share.
+
+        Args:
+            before: Digests of the frozen parameters before the session, by name.
+        """
         assert self._live is not None
-        for name, own in before.items():
-            found = f"a step writes {name}, which is frozen and the same for all clients"
-            fix = "name it in `written` of its module, or make it a buffer"
-            same = own == digest(self._live.frozen[name])
-            require(same, "model.clients", found, fix)
+        for name, digest_before in before.items():
+            if digest(self._live.frozen[name]) != digest_before:
+                raise UserError(
+                    "model.clients",
+                    f"a step writes {name}, which is frozen and the same for all clients",
+                    "name it in `written` of its module, or make it a buffer",
+                )
 
     def _check_automatic(self) -> None:
         """Refuse to ask a module for its loss whose `training_step` would train it."""
-        name = type(self.module).__name__
-        found = f"{name} optimises manually, and the method asks for its losses outside of sessions"
-        fix = "set automatic_optimization = True, or choose a method such as FedAvg"
-        require(self.module.automatic_optimization, "model.clients", found, fix)
+        if not self.module.automatic_optimization:
+            raise UserError(
+                "model.clients",
+                f"{type(self.module).__name__} optimizes manually, and the method asks for its "
+                "losses outside of sessions",
+                "set automatic_optimization = True, or choose a method such as FedAvg",
+            )
 
     def abandon(self) -> None:
         """Clean up after a session that raised, so that the next one is not affected."""
@@ -315,9 +363,12 @@ class LocalSession:
 
     @on_this_rank
     def gradient(self, row: Row, batch: Any) -> Tensor:
-        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is unchanged.
+        """Return the gradient of a batch's loss at a row, in eval mode and full precision.
 
-        In full precision.
+        The row does not change.
+
+        Returns:
+            A tensor of shape (P,), 0 for parameters that the loss does not use.
         """
         assert self._live is not None, "this session only evaluates"
         self._check_automatic()
@@ -325,17 +376,18 @@ class LocalSession:
         self.module.eval()
         if self._transfers is not None:
             batch = self._transfers.moved(batch)
-        self._log.batch_size = batch_size(batch)
+        self._log.see(batch)
+
         loss = _loss(self.module.training_step(batch, 0))
         gradient = torch.zeros_like(row.floats)
         if loss is not None:
-            parameters = self._live.trainable
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            grads = torch.autograd.grad(loss, self._live.trainable, allow_unused=True)
             views = self._live.layout.floats.views(gradient)
             names = [name for name, p in self.module.named_parameters() if p.requires_grad]
-            for name, grad in zip(names, found, strict=True):
+            for name, grad in zip(names, grads, strict=True):
                 if grad is not None:
                     views[name].copy_(grad)
+
         self._log.clear()
         self._live.unbind()
         return gradient
@@ -343,19 +395,24 @@ class LocalSession:
     @on_this_rank
     @torch.no_grad()
     def loss(self, row: Row, batches: Iterable[Any]) -> tuple[float, int]:
-        """The mean loss of batches at `row`, as of `gradient`, and their number of samples."""
+        """Return the mean loss of batches at a row, likewise, and their number of samples."""
         assert self._live is not None, "this session only evaluates"
         self._check_automatic()
         self._live.bind(row)
         self.module.eval()
-        total, samples = 0.0, 0
+
+        total = 0.0
+        samples = 0
         for index, batch in enumerate(batches):
             if self._transfers is not None:
                 batch = self._transfers.moved(batch)
-            self._log.batch_size = size = batch_size(batch)
+            size = batch_size(batch)
+            self._log.batch_size = size
             loss = _loss(self.module.training_step(batch, index))
             if loss is not None:
-                total, samples = total + float(loss) * size, samples + size
+                total += float(loss) * size
+                samples += size
+
         self._log.clear()
         self._live.unbind()
         return total / max(samples, 1), samples
@@ -365,9 +422,13 @@ class LocalSession:
     def evaluate(
         self, batches: Iterable[Any], *, client: int, batch: int = -1, first: int = 0
     ) -> Report:
-        """Metrics of the module as currently bound, from its `validation_step` or `test_step`.
+        """Evaluate the module as it is bound, by its `validation_step` or `test_step`.
 
-        `first` is the number of the first batch, if others are evaluated elsewhere.
+        Args:
+            batches: The batches of the test.
+            client: Number of the client, for the report.
+            batch: Position among the batches of the global test set, for the report.
+            first: Number of the first batch, if others are evaluated on other ranks.
         """
         module = self.module
         reset_metrics(module)
@@ -382,9 +443,9 @@ class LocalSession:
         return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
 
     def _note(self, batch: Any) -> int:
-        """The number of samples of a batch, which counts for what the module logs next."""
-        self._log.batch_size = size = batch_size(batch)
-        return size
+        """Note the batch that is evaluated next, and return its number of samples."""
+        self._log.see(batch)
+        return self._log.batch_size
 
     def forget(self) -> None:
         """Discard what an evaluation that raised has logged."""
@@ -392,24 +453,43 @@ class LocalSession:
 
 
 class SessionReport(Protocol):
-    """A report of a session, alone or in a pack, whose numbers may still be on the device."""
+    """A report of a session, alone or in a pack, of which numbers may still be on the device.
 
-    flops: Any  # a number, or a tensor on the device
+    Attributes:
+        flops: FLOPs of the forward pass of a sample: a number, or a tensor on the device.
+    """
+
+    flops: Any
 
     @property
     def steps(self) -> int:
         """Optimizer steps."""
 
     def sources(self) -> list[Pending]:
-        """What has to be read from the device before `resolve` is called."""
+        """Return what has to be read from the device before `resolve` is called."""
 
     def resolve(self) -> Report:
-        """The report, with numbers of the host."""
+        """Return the report, with numbers of the host."""
 
 
 @dataclass
 class PendingReport:
-    """A report whose numbers may still be on the device: `utils/reading.py` reads those of all."""
+    """A report of which numbers may still be on the device.
+
+    `lightfed.utils.reading` reads the numbers of all clients' reports at once, so that the CPU
+    waits for a GPU once a round.
+
+    Attributes:
+        client: Number of the client.
+        losses: The loss of each batch that was used.
+        sizes: The number of samples of each of these batches.
+        steps: Batches whose loss the optimizers have used.
+        updates: Steps of all optimizers.
+        logged: Means of what the module has logged, by name.
+        square: Squared norm of the trained row.
+        stopwatch: Measures the session.
+        flops: FLOPs of the forward pass of a sample.
+    """
 
     client: int
     losses: list[Tensor]
@@ -422,16 +502,16 @@ class PendingReport:
     flops: Tensor | float = 0.0
 
     def sources(self) -> list[Pending]:
-        """What has to be read from the device before `resolve` is called."""
+        """Return what has to be read from the device before `resolve` is called."""
         return [self]
 
     def pending(self) -> list[Tensor]:
-        """The tensors whose values `resolve` reads."""
+        """Return the tensors whose values `resolve` reads."""
         values = [*self.losses, self.square, *self.logged.values(), self.flops]
         return [value for value in values if isinstance(value, Tensor)]
 
     def receive(self, values: Sequence[Tensor]) -> None:
-        """Take the values of `pending` on the host."""
+        """Replace the tensors of `pending` by their values on the host, in the same order."""
         arrived = iter(values)
         self.losses = [next(arrived) for _ in self.losses]
         if isinstance(self.square, Tensor):
@@ -443,21 +523,31 @@ class PendingReport:
             self.flops = next(arrived)
 
     def resolve(self) -> Report:
+        """Return the report, with numbers of the host."""
         samples = sum(self.sizes)
         metrics = numbers(self.logged)
-        if self.losses and len(self.losses) == len(self.sizes):
+        has_a_loss_of_each_batch = bool(self.losses) and len(self.losses) == len(self.sizes)
+        if has_a_loss_of_each_batch:
             losses = [loss.item() for loss in self.losses]
-            weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
+            weighted = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
-        norm, flops = float(self.square) ** 0.5, float(self.flops)
+
+        # The norm was computed after the session. As it is known, the events of the stopwatch are
+        # done, and reading them does not wait.
+        norm = float(self.square) ** 0.5
         assert self.stopwatch is not None
-        seconds = self.stopwatch.seconds()  # the norm was computed later, so the events are done
         return Report(
-            self.client, samples, self.steps, metrics, norm,
-            flops=flops, seconds=seconds, updates=self.updates,
-        )  # fmt: skip
+            self.client,
+            samples,
+            self.steps,
+            metrics,
+            norm,
+            flops=float(self.flops),
+            seconds=self.stopwatch.seconds(),
+            updates=self.updates,
+        )
 
 
 def _loss(output: Any) -> Tensor | None:
-    """The loss that a `training_step` returns, also as {"loss": ...}, or None to skip the batch."""
+    """Return the loss that a `training_step` gives, also as {"loss": ...}; None skips the batch."""
     return output["loss"] if isinstance(output, dict) else output

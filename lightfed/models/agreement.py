@@ -1,4 +1,4 @@
-"""Whether all ranks have built the same network, and a second building gives it again."""
+"""Whether all ranks have built the same network, and whether it can be built again."""
 
 import hashlib
 import logging
@@ -12,7 +12,11 @@ from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_BYTES = 1 << 30  # of a network; a larger one is not built a second time
+# A network of more bytes is not built a second time.
+_LARGEST_REBUILT = 1 << 30
+
+# A tensor's name, shape and type, and whether it is trained.
+_Form = tuple[str, tuple[int, ...], str, bool]
 
 
 class Gathers(Protocol):
@@ -26,22 +30,32 @@ class Gathers(Protocol):
 
 
 def agree(module: nn.Module, ranks: Gathers, *, key: str) -> bool:
-    """Make a module the same on all ranks; whether it was.
+    """Make a module the same on all ranks. If start values differ, those of rank 0 hold.
 
-    Unlike start values become those of rank 0, as in torch's DDP.
+    Args:
+        module: This rank's module, which is changed in place.
+        ranks: The ranks.
+        key: The key of the network, for errors.
+
+    Returns:
+        Whether it was the same on all ranks already.
 
     Raises:
-        UserError: the ranks have other tensors, or in another order; it names the first.
+        UserError: If the ranks have other tensors, or in another order. It names the first.
     """
     forms = _forms(module)
-    own = _digest([repr(forms).encode()]), _digest_of_values(module)
-    every = ranks.gather([own], "the start of the clients' networks")
-    if len({form for form, _ in every}) > 1:
+    digests = (_digest([repr(forms).encode()]), _digest_of_values(module))
+    digests_of_ranks = ranks.gather([digests], "the start of the clients' networks")
+
+    # Every rank comes to the same conclusions here, so that all take part in what follows.
+    if len({form for form, _ in digests_of_ranks}) > 1:
         _refuse(ranks.gather([forms]), key)
-    if len({values for _, values in every}) == 1:
+    if len({values for _, values in digests_of_ranks}) == 1:
         return True
+
+    # As in torch's DDP.
     tensors = _tensors(module)
-    values = ranks.broadcast({name: t.detach().cpu() for name, t in tensors.items()})
+    values = ranks.broadcast({name: tensor.detach().cpu() for name, tensor in tensors.items()})
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(values[name])
@@ -49,60 +63,74 @@ def agree(module: nn.Module, ranks: Gathers, *, key: str) -> bool:
 
 
 def is_small(module: nn.Module) -> bool:
-    """Whether a network may be built twice."""
-    return sum(tensor.nbytes for tensor in _tensors(module).values()) <= _BYTES
+    """Return whether a network may be built twice, only to see whether it is the same."""
+    return sum(tensor.nbytes for tensor in _tensors(module).values()) <= _LARGEST_REBUILT
 
 
 def are_alike(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules have the same tensors, with the same values."""
+    """Return whether two modules have the same tensors, with the same values."""
     return _forms(one) == _forms(other) and _digest_of_values(one) == _digest_of_values(other)
 
 
 def warn_of_draws(name: str, *, ranks: bool) -> None:
-    """Say that a group's network is drawn anew in every run."""
+    """Warn that a group's network is drawn anew in every run.
+
+    Args:
+        name: The name of the group.
+        ranks: Whether it was found by a comparison of ranks; otherwise it was built twice.
+    """
     where = "on every rank, and those of rank 0 hold" if ranks else "whenever it is built"
     log.warning(
         "group %s: its network has other start values %s: this run cannot be repeated; draw them "
         "from the default generators of torch, numpy or Python, or from one with a seed",
-        name, where,
-    )  # fmt: skip
+        name,
+        where,
+    )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers, by name."""
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _forms(module: nn.Module) -> list[tuple[str, tuple[int, ...], str, bool]]:
-    """The tensors in order: name, shape, type, and whether it is trained."""
+def _forms(module: nn.Module) -> list[_Form]:
+    """Return the forms of all tensors, in order."""
     return [
-        (name, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad)
-        for name, t in _tensors(module).items()
+        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+        for name, tensor in _tensors(module).items()
     ]
 
 
-def _refuse(every: Sequence[Any], key: str) -> None:
+def _refuse(forms_of_ranks: Sequence[list[_Form]], key: str) -> None:
     """Name the first tensor in which two ranks differ.
 
-    `every` are the lists of `_forms` of all ranks, in order.
+    Raises:
+        UserError: Always, if two ranks differ.
     """
-    first = every[0]
-    for rank, forms in enumerate(every):
-        for place in range(max(len(first), len(forms))):
-            one, other = (
-                _described(own[place]) if place < len(own) else "nothing" for own in (first, forms)
-            )
-            if one != other:
-                found = f"rank 0 has {one} where rank {rank} has {other}"
-                fix = "build the same layers in the same order on all ranks; a set has no order"
-                raise UserError(key, found, fix)
+    first_forms = forms_of_ranks[0]
+    for rank, forms in enumerate(forms_of_ranks):
+        for position in range(max(len(first_forms), len(forms))):
+            expected = _described(first_forms, position)
+            present = _described(forms, position)
+            if expected != present:
+                raise UserError(
+                    key=key,
+                    found=f"rank 0 has {expected} where rank {rank} has {present}",
+                    fix="build the same layers in the same order on all ranks; a set has no order",
+                )
 
 
-def _described(form: tuple[str, tuple[int, ...], str, bool]) -> str:
-    name, shape, dtype, trained = form
-    return f"{name} {shape} {dtype}{'' if trained else ', not trained'}"
+def _described(forms: list[_Form], position: int) -> str:
+    """Return the form at a position in words."""
+    if position >= len(forms):
+        return "nothing"
+    name, shape, dtype, is_trained = forms[position]
+    text = f"{name} {shape} {dtype}"
+    return text if is_trained else f"{text}, not trained"
 
 
 def _digest_of_values(module: nn.Module) -> str:
+    """Return a digest of the values of all tensors."""
     parts = []
     for tensor in _tensors(module).values():
         values = tensor.detach().cpu().contiguous().flatten()

@@ -1,4 +1,4 @@
-"""What a module's steps keep in Python: attributes of its parts, which no row holds.
+"""What a module's steps keep in Python: attributes of its submodules, which no row holds.
 
 A rank trains its clients in one module: a client finds there what the one before it has left.
 """
@@ -6,7 +6,6 @@ A rank trains its clients in one module: a client finds there what the one befor
 import io
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,37 +16,54 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
 
-_NAMES = {
-    *vars(nn.Module()),  # of every module: its parameters, hooks and mode
-    # Lightning's, which reading `self.hparams` creates
-    "_hparams", "_hparams_name", "_hparams_initial", "_log_hyperparams",
-}  # fmt: skip
-_KEEP_NOTHING = ("lightfed", "torch", "torchvision")  # packages
+# The attributes of every module: its parameters, hooks and mode.
+_OF_MODULES = frozenset(vars(nn.Module()))
+# Lightning's attributes, which reading `self.hparams` creates.
+_OF_LIGHTNING = frozenset(
+    {"_hparams", "_hparams_name", "_hparams_initial", "_log_hyperparams"},
+)
+
+# The classes of these packages keep nothing from step to step in attributes.
+_PACKAGES_THAT_KEEP_NOTHING = ("lightfed", "torch", "torchvision")
+
+# What an attribute may refer to, but which does not belong to it.
 _OUTSIDE = (nn.Module, nn.Parameter, Optimizer, L.Trainer, FunctionType, MethodType, type)
 
 
 def attributes(module: nn.Module) -> dict[str, bytes]:
-    """What a module's attributes hold, as comparable bytes by their names.
+    """Return what a module's attributes hold, as comparable bytes by their names.
 
-    Not those of metrics, which every session resets, nor of torch's and this package's classes;
-    nor what cannot be pickled, and tensors with a graph, which are of no use to another step.
+    Attributes of metrics, which every session resets, are not among them, nor those of torch's and
+    this package's classes; nor what cannot be pickled, nor tensors with a graph, which are of no
+    use to another step.
     """
-    found = {}
-    for path, part in module.named_modules():
-        if isinstance(part, Metric) or type(part).__module__.partition(".")[0] in _KEEP_NOTHING:
+    contents = {}
+    for path, submodule in module.named_modules():
+        package = type(submodule).__module__.partition(".")[0]
+        if isinstance(submodule, Metric) or package in _PACKAGES_THAT_KEEP_NOTHING:
             continue
-        for name in vars(part).keys() - _NAMES:
-            value = vars(part)[name]
-            if not (isinstance(value, Tensor) and value.grad_fn):
-                with suppress(Exception):  # whatever a user's object raises
-                    file = io.BytesIO()
-                    _Pickler(file).dump(value)
-                    found[f"{path}.{name}".lstrip(".")] = file.getvalue()
-    return found
+
+        for name in vars(submodule).keys() - _OF_MODULES - _OF_LIGHTNING:
+            value = vars(submodule)[name]
+            has_graph = isinstance(value, Tensor) and value.grad_fn is not None
+            pickled = None if has_graph else _pickled(value)
+            if pickled is not None:
+                contents[f"{path}.{name}".lstrip(".")] = pickled
+    return contents
+
+
+def _pickled(value: Any) -> bytes | None:
+    """Return the pickled form of a value; None if it has none."""
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(value)
+    except Exception:  # whatever a user's object raises
+        return None
+    return file.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    """Takes what does not belong to an attribute itself by its identity."""
+    """Writes tensors and generators by their values, and what is outside by its identity."""
 
     @override
     def persistent_id(self, value: Any) -> Any:
@@ -62,6 +78,6 @@ class _Pickler(pickle.Pickler):
 
 
 def changed(module: nn.Module, before: Mapping[str, bytes]) -> list[str]:
-    """Names of the attributes that steps have changed since `before`."""
-    after = attributes(module).items()
-    return sorted(name for name, value in after if value != before.get(name))
+    """Return the names of the attributes that steps have changed or added since `before`."""
+    after = attributes(module)
+    return sorted(name for name, value in after.items() if value != before.get(name))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.errors import UserError, reason
 
 Task = Literal["classification", "masked_lm", "regression", "columns"]
 
@@ -28,17 +28,19 @@ class DataSpec(Protocol):
 
     def longest(self) -> Any: ...
 
-    trainer: Any
-
 
 def blank(data: DataSpec, *, samples: int) -> Tensor:
-    """A batch of zeros for a model of these data: (samples, *input_shape).
+    """Return a batch of zeros for a model of these data, (samples, *input_shape).
 
-    A UserError for samples of named columns: what needs such a batch needs one tensor a sample.
+    Raises:
+        UserError: If samples are named columns: what needs such a batch needs one tensor a sample.
     """
-    found = "it works on networks, and the samples are named columns"
-    fix = "choose another one, such as FedAvg"
-    require(data.task != "columns", "model.algorithm", found, fix)
+    if data.task == "columns":
+        raise UserError(
+            key="model.algorithm",
+            found="it works on networks, and the samples are named columns",
+            fix="choose another one, such as FedAvg",
+        )
     dtype = torch.int64 if data.task == "masked_lm" else torch.float32
     return torch.zeros(samples, *data.input_shape, dtype=dtype)
 
@@ -46,66 +48,114 @@ def blank(data: DataSpec, *, samples: int) -> Tensor:
 def build_network(
     factory: Callable[[], nn.Module], data: DataSpec, *, key: str, rate: float = 1.0
 ) -> nn.Module:
-    """Build a configured network; draws from torch's default generator.
+    """Build a configured network, which draws from torch's default generator.
 
-    Class number, sample shape and `rate`, the width, are passed if accepted; of named columns only
-    `rate`. `key` is for errors. A UserError if the constructor rejects its arguments, or they
-    contradict the data.
+    The number of classes, the shape of a sample and the width are passed to its constructor if that
+    accepts them: as `num_classes`, `input_shape` and `rate`. Named columns have no classes and no
+    shape.
+
+    Args:
+        factory: The constructor, or a partial with the configured arguments.
+        data: The data.
+        key: The key of the network, for errors.
+        rate: The width of the network, as a share of the widest one.
+
+    Raises:
+        UserError: If the constructor rejects its arguments, or they contradict the data, or the
+            network has a parameter without elements.
     """
-    given: dict[str, Any] = {"rate": rate}
+    linked: dict[str, Any] = {"rate": rate}
     if data.task != "columns":
-        given |= {"num_classes": data.num_classes, "input_shape": data.input_shape}
-    taken = _accepted(factory, given, key)
+        linked["num_classes"] = data.num_classes
+        linked["input_shape"] = data.input_shape
+
+    accepted = {name: value for name, value in linked.items() if name in parameters_of(factory)}
+    _check_no_contradiction(factory, accepted, key)
     try:
-        built = factory(**taken)
+        network = factory(**accepted)
     except UserError as error:
-        named = f"{key}.init_args.{error.key}" if error.key else key
-        raise UserError(named, error.found, error.fix) from error
-    except Exception as error:  # an empty list and zero heads raise anything
-        raise UserError(_suspect(factory, key), reason(error), "correct its init_args") from error
-    for name, tensor in (*built.named_parameters(), *built.named_buffers()):
-        found = f"{name} is lazy: it has no shape before the first batch"
-        require(not is_lazy(tensor), key, found, "give its layer all of its sizes")
-    for name, parameter in built.named_parameters():
-        found = f"{name} has the shape {tuple(parameter.shape)}"
-        require(0 not in parameter.shape, key, found, "give sizes above 0 in its init_args")
-    return built
+        argument_key = f"{key}.init_args.{error.key}" if error.key else key
+        raise UserError(argument_key, error.found, error.fix) from error
+    except Exception as error:
+        # An empty list and zero heads raise anything.
+        raise UserError(
+            key=_suspect(factory, key), found=reason(error), fix="correct its init_args"
+        ) from error
+
+    _check_sizes(network, key)
+    return network
+
+
+def _check_no_contradiction(
+    factory: Callable[[], nn.Module], linked: Mapping[str, Any], key: str
+) -> None:
+    """Refuse configured arguments with other values than those linked from the data."""
+    parameters = parameters_of(factory)
+    configured = _configured(factory)
+    for name, value in linked.items():
+        written = configured.get(name)
+        # A parser writes None for an argument without type and default, and else the default.
+        is_left_out = written is None or _same(written, parameters[name].default)
+        if not is_left_out and not _same(written, value):
+            raise UserError(
+                key=f"{key}.init_args.{name}",
+                found=f"{written}, where the run has {value}",
+                fix="leave it out: it is linked from the data (rate: from the group)",
+            )
+
+
+def _check_sizes(network: nn.Module, key: str) -> None:
+    """Refuse tensors whose shape is not known yet, and parameters without elements."""
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                key=key,
+                found=f"{name} is lazy: it has no shape before the first batch",
+                fix="give its layer all of its sizes",
+            )
+    for name, parameter in network.named_parameters():
+        if 0 in parameter.shape:
+            raise UserError(
+                key=key,
+                found=f"{name} has the shape {tuple(parameter.shape)}",
+                fix="give sizes above 0 in its init_args",
+            )
 
 
 def _suspect(factory: Callable[[], nn.Module], key: str) -> str:
-    """The key of the argument that is empty or zero, if there is only one; else the network's."""
-    written = factory.keywords if isinstance(factory, partial) else {}
-    nothing = [name for name, value in written.items() if value in (0, [], ()) and value != ""]
-    named = [name for name in nothing if not isinstance(written[name], bool | float)]
-    return f"{key}.init_args.{named[0]}" if len(named) == 1 else key
+    """Return the key of the only argument that is empty or 0; otherwise the network's key."""
+    suspects = []
+    for name, value in _configured(factory).items():
+        is_size = not isinstance(value, bool | float | str)
+        if is_size and value in (0, [], ()):
+            suspects.append(name)
+    if len(suspects) == 1:
+        return f"{key}.init_args.{suspects[0]}"
+    return key
 
 
-def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:
-    parameters = parameters_of(factory)
-    taken = {name: value for name, value in given.items() if name in parameters}
-    written = factory.keywords if isinstance(factory, partial) else {}
-    for name, value in taken.items():
-        if written.get(name) is None or _same(written[name], parameters[name].default):
-            continue  # None: a parser's, for an argument without type and default
-        found = f"{written[name]}, where the run has {value}"
-        fix = "leave it out: it is linked from the data (rate: from the group)"
-        require(_same(written[name], value), f"{key}.init_args.{name}", found, fix)
-    return taken
+def _configured(factory: Callable[[], nn.Module]) -> Mapping[str, Any]:
+    """Return the arguments that a configuration has given to a network, by name."""
+    return factory.keywords if isinstance(factory, partial) else {}
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equality that treats a configuration's list as a tuple."""
-    return (tuple(one) if isinstance(one, list) else one) == other
+    """Return whether two values are equal; a configuration's list is equal to a tuple."""
+    if isinstance(one, list):
+        one = tuple(one)
+    return bool(one == other)
 
 
 def class_of(factory: Callable[[], nn.Module]) -> Any:
-    """The class or function wrapped by a partial, including jsonargparse's."""
-    if isinstance(factory, partial):
-        classes = [a for a in (*factory.args, factory.func) if inspect.isclass(a)]
-        return classes[0] if classes else class_of(factory.func)
-    return factory
+    """Return the class or function that a partial wraps, also one of jsonargparse's."""
+    if not isinstance(factory, partial):
+        return factory
+    for candidate in (*factory.args, factory.func):
+        if inspect.isclass(candidate):
+            return candidate
+    return class_of(factory.func)
 
 
 def parameters_of(factory: Callable[[], nn.Module]) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a network's constructor, by name."""
+    """Return the arguments of a network's constructor, by name."""
     return inspect.signature(class_of(factory)).parameters

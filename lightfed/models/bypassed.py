@@ -5,7 +5,6 @@ weight gets that of the base, without a word.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -17,29 +16,30 @@ def call_every_layer(module: nn.Module) -> None:
 
     In evaluation an `nn.TransformerEncoderLayer` hands the weights of its layers to one operator.
     This is left as it is where all of them are layers of torch, whose forward passes compute the
-    same; where one of them is another layer, such as an adapter of peft, each is called.
+    same. Where one of them is another layer, such as an adapter of peft, each is called.
 
     Raises:
-        UserError: an attention's output layer has an adapter, which no setting lets it call.
+        UserError: If an attention's output layer has an adapter, which no setting lets it call.
     """
-    changed = set()
-    for name, part in module.named_modules():
-        if isinstance(part, nn.MultiheadAttention):
-            _check_output_layer(module, name, part)
-        if isinstance(part, nn.TransformerEncoderLayer) and _has_own_layers(part):
-            # The name of torch's own switch: a layer whose activation is neither is always called.
-            part.activation_relu_or_gelu = 0
-            changed.add(part)
+    changed: set[nn.Module] = set()
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.MultiheadAttention):
+            _check_output_layer(module, name, layer)
+        if isinstance(layer, nn.TransformerEncoderLayer) and _has_other_layers(layer):
+            # This attribute is torch's own switch: an encoder layer whose activation is neither
+            # relu nor gelu always calls its layers.
+            layer.activation_relu_or_gelu = 0
+            changed.add(layer)
 
-    for part in module.modules():
-        if isinstance(part, nn.TransformerEncoder) and not changed.isdisjoint(part.layers):
+    for encoder in module.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and not changed.isdisjoint(encoder.layers):
             # Padded batches become nested tensors only for that operator.
-            part.enable_nested_tensor = False
-            part.use_nested_tensor = False
+            encoder.enable_nested_tensor = False
+            encoder.use_nested_tensor = False
 
 
-def _has_own_layers(layer: nn.TransformerEncoderLayer) -> bool:
-    """Whether one of an encoder layer's layers computes something else than torch's would."""
+def _has_other_layers(layer: nn.TransformerEncoderLayer) -> bool:
+    """Return whether one of an encoder layer's layers computes something else than torch's."""
     expected: dict[str, type[nn.Module]] = {
         "self_attn": nn.MultiheadAttention,
         "linear1": nn.Linear,
@@ -51,80 +51,110 @@ def _has_own_layers(layer: nn.TransformerEncoderLayer) -> bool:
 
 
 def _differs(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer's forward pass is another one than that of this class."""
+    """Return whether a layer's forward pass is another one than that of this class."""
     return type(layer).forward is not kind.forward or "forward" in vars(layer)
 
 
 def _check_output_layer(module: nn.Module, name: str, attention: nn.MultiheadAttention) -> None:
-    """Reject an adapter of an attention's output layer, which is never called."""
+    """Refuse an adapter of an attention's output layer, which is never called."""
     if not _differs(attention.out_proj, nn.Linear):
         return
-    if twice_applied(module.get_submodule(name.rpartition(".")[0])):
-        return  # peft's own attention writes its update into the weight before each call
-    found = f"{name}.out_proj has a forward of its own, and nn.MultiheadAttention never calls it"
-    fix = f"adapt {name} itself, or other layers"
-    raise UserError("model.clients", found, fix)
+    parent = module.get_submodule(name.rpartition(".")[0])
+    if twice_applied(parent):
+        # peft's own attention writes its update into the weight before each call.
+        return
+    raise UserError(
+        key="model.clients",
+        found=(
+            f"{name}.out_proj has a forward of its own, and nn.MultiheadAttention never calls it"
+        ),
+        fix=f"adapt {name} itself, or other layers",
+    )
 
 
-def twice_applied(part: nn.Module) -> bool:
-    """Whether a layer is peft's adapter of an `nn.MultiheadAttention`."""
-    kind = type(part)
+def twice_applied(layer: nn.Module) -> bool:
+    """Return whether a layer is peft's adapter of an `nn.MultiheadAttention`.
+
+    It adds the update of the output layer twice: see `note_of_attention`.
+    """
+    kind = type(layer)
     return kind.__name__ == "MultiheadAttention" and kind.__module__.startswith("peft.")
 
 
 class AdapterCalls:
-    """Which adapters of peft a forward pass calls.
+    """Watches which adapters of peft a forward pass calls.
 
     Some networks hand a layer's weight to an operator, as torchvision's Swin does with its `qkv`.
     An adapter there learns nothing and changes nothing.
 
     Args:
-        module: A client's, before a forward pass.
+        module: A client's module, before a forward pass.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._uncalled: dict[str, nn.Module] = {}
-        for name, part in module.named_modules():
-            inner = name.rpartition(".base_layer.")[0]
-            merged = bool(inner) and twice_applied(module.get_submodule(inner))
-            trained = any(p.requires_grad for p in part.parameters())
-            if hasattr(part, "get_base_layer") and trained and not merged:
-                self._uncalled[name] = part
+        self._uncalled = {
+            name: layer
+            for name, layer in module.named_modules()
+            if _is_adapter(layer) and not _is_merged(module, name)
+        }
         self._handles = []
-        for name, part in self._uncalled.items():
-            self._handles.append(part.register_forward_pre_hook(self._noting(name)))
+        for name, layer in self._uncalled.items():
+            self._handles.append(layer.register_forward_pre_hook(self._hook_of(name)))
 
-    def _noting(self, name: str) -> Callable[[nn.Module, object], None]:
-        """A hook that notes a call. A function, since a copy of the module shares it."""
+    def _hook_of(self, name: str) -> Callable[[nn.Module, object], None]:
+        """Return a hook that notes a call.
+
+        A copy of the module shares functions, so a call of the copy is noted as well.
+        """
         uncalled = self._uncalled
 
-        def note(_: nn.Module, __: object) -> None:
+        def note_call(_: nn.Module, __: object) -> None:
             uncalled.pop(name, None)
 
-        return note
+        return note_call
 
     def close(self, *, ran: bool) -> str:
-        """Stop watching; a warning that names an adapter which was not called, or nothing.
+        """Stop watching.
 
-        `ran` is whether there was a forward pass.
+        Args:
+            ran: Whether there was a forward pass.
+
+        Returns:
+            A warning that names an adapter which was not called; empty if all were.
         """
         for handle in self._handles:
             handle.remove()
-        if not (ran and self._uncalled):
+        if not ran or not self._uncalled:
             return ""
-        names = [*self._uncalled]
-        more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+
+        names = list(self._uncalled)
+        named = names[0]
+        if len(names) > 1:
+            named += f" and {len(names) - 1} others"
         return (
-            f"the network does not call {names[0]}{more} in evaluation, but may read the weight "
-            "there: an adapter of it has no effect; adapt other layers"
+            f"the network does not call {named} in evaluation, but may read the weight there: an "
+            "adapter of it has no effect; adapt other layers"
         )
 
 
+def _is_adapter(layer: nn.Module) -> bool:
+    """Return whether a layer is an adapter of peft that is trained."""
+    return hasattr(layer, "get_base_layer") and any(p.requires_grad for p in layer.parameters())
+
+
+def _is_merged(module: nn.Module, name: str) -> bool:
+    """Return whether a layer is within peft's attention, which merges it before each call."""
+    attention, is_within_base, _ = name.rpartition(".base_layer.")
+    return bool(is_within_base) and twice_applied(module.get_submodule(attention))
+
+
 def note_of_attention(module: nn.Module) -> str:
-    """A warning about what peft does to an attention's output layer; empty without such a layer."""
-    parts: list[tuple[str, Any]] = [*module.named_modules()]
-    for name, part in parts:
-        if twice_applied(part):
+    """Return a warning about what peft does to an attention's output layer.
+
+    Empty without such a layer.
+    """
+    for name, layer in module.named_modules():
+        if twice_applied(layer):
             return (
                 f"peft adds the update of {name}.out_proj twice, and gives its factors half of the "
                 "gradient"

@@ -19,6 +19,12 @@ from lightfed.utils.errors import UserError
 
 Batch = tuple[Tensor, Tensor]
 
+# A metric with this prefix is the mean of a logarithm. Its exp is reported, without `log_`.
+LOG_PERPLEXITY = "log_perplexity"
+
+# exp of more would overflow a float.
+_LARGEST_LOG = 700.0
+
 
 class NetworkClient(L.LightningModule):
     """A client made of a network, `net`, that maps inputs to logits."""
@@ -36,10 +42,10 @@ class ClientModule(NetworkClient):
     """A classifier as a client: cross-entropy to train, accuracy and loss to evaluate.
 
     Args:
-        net: maps (B, ...) inputs to (B, num_classes) logits. If it has a method `losses(inputs,
-            labels)`, training minimises the sum of the losses that this returns by name. If it has
-            `figures(inputs, labels)`, evaluation reports the returned numbers too.
-        num_classes: C.
+        net: The network, which maps inputs (B, ...) to logits (B, num_classes). If it has a method
+            `losses(inputs, labels)`, training minimizes the sum of the losses that this returns by
+            name. If it has `figures(inputs, labels)`, evaluation reports the returned numbers too.
+        num_classes: The number of classes C.
     """
 
     def __init__(self, net: nn.Module, *, num_classes: int) -> None:
@@ -48,14 +54,21 @@ class ClientModule(NetworkClient):
 
     @classmethod
     def of(cls, module: L.LightningModule, *, method: str) -> "ClientModule":
-        """A client's module, for a method that changes its network.
+        """Return a client's module itself, for a method that changes its network.
+
+        Args:
+            module: The client's module.
+            method: The name of the method, for errors.
 
         Raises:
-            UserError: it is a LightningModule of the user's, without such a network.
+            UserError: If it is a LightningModule of the user's, without such a network.
         """
         if not isinstance(module, ClientModule):
-            found = f"{type(module).__name__}, which is no network that classifies"
-            raise UserError("model.clients", found, f"{method} trains such networks; name one")
+            raise UserError(
+                key="model.clients",
+                found=f"{type(module).__name__}, which is no network that classifies",
+                fix=f"{method} trains such networks; name one",
+            )
         return module
 
     @override
@@ -73,6 +86,7 @@ class ClientModule(NetworkClient):
         self.accuracy.update(logits, y)
         self.log("loss", F.cross_entropy(logits, y))
         self.log("accuracy", self.accuracy)
+
         figures = getattr(self.net, "figures", None)
         if figures is not None:
             self.log_dict(figures(x, y))
@@ -88,12 +102,12 @@ class _Determination(R2Score):
     @override
     def compute(self) -> Tensor:
         spread = self.sum_squared_error - self.sum_error * self.sum_error / self.total
-        # The rounding of a sum of squares: what is below it comes from equal targets.
-        equal = spread <= 1e-14 * self.sum_squared_error
-        perfect = self.residual == 0
-        scores = 1 - self.residual / torch.where(equal, torch.ones_like(spread), spread)
-        of_equal = perfect.to(scores.dtype)
-        return torch.where(equal, of_equal, scores).mean()
+        # The rounding of a sum of squares: a spread below it comes from equal targets.
+        all_equal = spread <= 1e-14 * self.sum_squared_error
+        scores = 1 - self.residual / torch.where(all_equal, torch.ones_like(spread), spread)
+        # Equal targets have no spread to explain: 1 if all are predicted, and else 0.
+        all_predicted = (self.residual == 0).to(scores.dtype)
+        return torch.where(all_equal, all_predicted, scores).mean()
 
 
 class Regressor(NetworkClient):
@@ -105,13 +119,15 @@ class Regressor(NetworkClient):
     batches, and are summed in float64.
 
     Args:
-        net: maps (B, ...) inputs to (B, outputs) numbers; targets are (B, outputs), or (B,) for a
-            single output.
+        net: The network, which maps inputs (B, ...) to numbers (B, outputs). Targets are
+            (B, outputs), or (B,) for a single output.
     """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self.mse, self.mae, self.r2 = MeanSquaredError(), MeanAbsoluteError(), _Determination()
+        self.mse = MeanSquaredError()
+        self.mae = MeanAbsoluteError()
+        self.r2 = _Determination()
         # The spread of targets far from 0 is a small difference of large sums.
         for metric in (self.mse, self.mae, self.r2):
             metric.set_dtype(torch.float64)
@@ -124,11 +140,17 @@ class Regressor(NetworkClient):
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         x, y = batch
+        targets = y.double()
         predicted = self.net(x).view_as(y).double()
-        for name, metric in (("loss", self.mse), ("mae", self.mae), ("r2", self.r2)):
-            metric.update(predicted, y.double())
-            if name != "r2" or self.r2.total > 1:
-                self.log(name, metric)
+
+        self.mse.update(predicted, targets)
+        self.mae.update(predicted, targets)
+        self.r2.update(predicted, targets)
+        self.log("loss", self.mse)
+        self.log("mae", self.mae)
+        # A single sample has no spread.
+        if self.r2.total > 1:
+            self.log("r2", self.r2)
 
 
 class MaskedLanguageClient(NetworkClient):
@@ -139,8 +161,8 @@ class MaskedLanguageClient(NetworkClient):
     their number of windows.
 
     Args:
-        net: maps (B, T) int64 tokens to (B, T, V) logits and keeps `masked`, (B, T)
-            bool, the positions masked by its last forward pass in evaluation.
+        net: The network, which maps tokens, (B, T) int64, to logits, (B, T, V). It keeps `masked`,
+            (B, T) bool: the positions masked by its last forward pass in evaluation.
     """
 
     @override
@@ -151,26 +173,22 @@ class MaskedLanguageClient(NetworkClient):
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         tokens, target = batch
-        losses = F.cross_entropy(
-            self.net(tokens).flatten(0, 1), target.flatten(), reduction="none"
-        ).view_as(target)
+        logits = self.net(tokens).flatten(0, 1)
+        losses = F.cross_entropy(logits, target.flatten(), reduction="none").view_as(target)
         self.log("loss", losses.mean())
         self.log(LOG_PERPLEXITY, losses.mean())
+
         net: Any = self.net
         if net.masked.any():
             self.log(f"{LOG_PERPLEXITY}_masked", losses[net.masked].mean())
 
 
-# A metric with this prefix is the mean of a logarithm. Its exp is reported, without `log_`.
-LOG_PERPLEXITY = "log_perplexity"
-
-
 def reported(metrics: dict[str, float]) -> dict[str, float]:
-    """Convert means of a client or the global model to reported metrics."""
-    found = {}
+    """Return the metrics to report, from the means of a client or of the global model."""
+    to_report = {}
     for name, value in metrics.items():
         if name.startswith(LOG_PERPLEXITY):
-            found[name.removeprefix("log_")] = math.exp(min(value, 700.0))
+            to_report[name.removeprefix("log_")] = math.exp(min(value, _LARGEST_LOG))
         else:
-            found[name] = value
-    return found
+            to_report[name] = value
+    return to_report

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import lightning.pytorch as L
 import torch
 
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import is_overridden
 
 log = logging.getLogger(__name__)
@@ -24,38 +24,45 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 
 
 def stage_of(module: L.LightningModule) -> Stage:
-    """The stage that evaluates a module now: that of its Trainer, and validation in a session."""
+    """Return the stage that evaluates a module now: "test" if its run tests and it can."""
     trainer = vars(module).get("_trainer")
     # The Trainer of sessions is in a stage of its own; that of the run knows what was asked for.
-    run = trainer and (vars(trainer).get("_run_trainer") or trainer)
-    testing = run is not None and run.testing
-    if testing and is_overridden("test_step", module):
+    run_trainer = trainer
+    if trainer is not None:
+        run_trainer = vars(trainer).get("_run_trainer") or trainer
+    is_testing = run_trainer is not None and run_trainer.testing
+    if is_testing and is_overridden("test_step", module):
         return "test"
     return "validation"
 
 
 def is_evaluated(module: L.LightningModule, *, tests: bool) -> bool:
-    """Whether a module has the step of an evaluation; in `tests` its validation_step will do."""
-    return is_overridden("validation_step", module) or (
-        tests and is_overridden("test_step", module)
-    )
+    """Return whether a module has the step of an evaluation.
+
+    Args:
+        module: The module.
+        tests: Whether it is a test. A validation_step will do for that, too.
+    """
+    if is_overridden("validation_step", module):
+        return True
+    return tests and is_overridden("test_step", module)
 
 
 class StageHooks:
     """The step and the hooks of one stage of a module, in Lightning's order.
 
     Args:
-        module: of the client.
-        stage: whose step runs.
-        moved: gives a batch as transfer hooks leave it, those of a user's data module included;
-            None to call the module's own.
+        module: The client's module.
+        stage: The stage whose step runs.
+        moved: Returns a batch as all transfer hooks leave it, those of a user's data module
+            included; None to call the module's own.
 
     Attributes:
-        module: as given.
-        step: runs on a batch and its number.
+        module: The client's module.
+        step: The step, which runs on a batch and its number.
 
     Raises:
-        UserError: the module has no such step.
+        UserError: If the module has no such step.
     """
 
     def __init__(
@@ -64,29 +71,41 @@ class StageHooks:
         stage: Stage,
         moved: Callable[[Any], Any] | None = None,
     ) -> None:
-        name = type(module).__name__
-        found, fix = f"{name} has no {stage}_step", "define one, or set model.evaluate: []"
+        # Lightning itself has a step of predictions: the forward pass.
         has_step = stage == "predict" or is_overridden(f"{stage}_step", module)
-        require(has_step, "model.clients", found, fix)
-        self.module, self._stage = module, stage
+        if not has_step:
+            raise UserError(
+                key="model.clients",
+                found=f"{type(module).__name__} has no {stage}_step",
+                fix="define one, or set model.evaluate: []",
+            )
+
+        self.module = module
         self.step: Hook = getattr(module, f"{stage}_step")
-        self._starts = self._own("model_eval", "start", "epoch_start")
-        self._batch_starts = self._own("batch_start")
-        self._batch_ends = self._own("batch_end")
-        self._ends = self._own("epoch_end", "end", "model_train")
+        self._stage = stage
         self._moved = moved
+        self._starts = self._overridden("model_eval", "start", "epoch_start")
+        self._batch_starts = self._overridden("batch_start")
+        self._batch_ends = self._overridden("batch_end")
+        self._ends = self._overridden("epoch_end", "end", "model_train")
         self._transfers: list[Hook] = [
             getattr(module, hook) for hook in _TRANSFERS if is_overridden(hook, module)
         ]
 
-    def _own(self, *moments: str) -> list[Hook]:
-        """The hooks of these moments that the module overrides."""
-        names = (f"on_{self._stage}_{moment}" for moment in moments)
-        return [
-            getattr(self.module, name)
-            for name in names
-            if hasattr(L.LightningModule, name) and is_overridden(name, self.module)
-        ]
+    def _overridden(self, *moments: str) -> list[Hook]:
+        """Return the hooks of these moments that the module overrides."""
+        hooks = []
+        for moment in moments:
+            name = f"on_{self._stage}_{moment}"
+            # Not every stage has every moment.
+            if hasattr(L.LightningModule, name) and is_overridden(name, self.module):
+                hooks.append(getattr(self.module, name))
+        return hooks
+
+    @property
+    def begins_or_ends(self) -> bool:
+        """Whether hooks come before the first batch, or after the last one."""
+        return bool(self._starts or self._ends)
 
     def start(self) -> None:
         """Call what comes before the first batch."""
@@ -99,7 +118,7 @@ class StageHooks:
             hook()
 
     def transferred(self, batch: Any, device: torch.device) -> Any:
-        """The batch as the hooks of transfers give it."""
+        """Return the batch as the hooks of transfers leave it."""
         if self._moved is not None:
             return self._moved(batch)
         for hook in self._transfers:
@@ -110,7 +129,7 @@ class StageHooks:
         return batch
 
     def run(self, batch: Any, index: int) -> Any:
-        """The output of the step on a batch, with the hooks around it."""
+        """Return the output of the step on a batch, with the hooks around it."""
         for hook in self._batch_starts:
             hook(batch, index)
         output = self.step(batch, index)
@@ -127,20 +146,21 @@ class StageHooks:
         note: Callable[[Any], int],
         first: int = 0,
     ) -> int:
-        """Evaluate the module on batches; the number of samples.
+        """Evaluate the module on batches, and return the number of samples.
 
         Args:
-            batches: on the device.
-            device: of the rank.
-            context: of the Trainer's precision.
-            note: takes a batch before its step, and returns its number of samples.
-            first: number of the first batch.
+            batches: The batches, on the device.
+            device: The device of the rank.
+            context: Makes the context of the Trainer's precision.
+            note: Takes a batch before its step, and returns its number of samples.
+            first: The number of the first batch.
         """
+        has_transfers = bool(self._transfers) or self._moved is not None
         samples = 0
         self.start()
-        for index, given in enumerate(batches, first):
-            transfers = self._transfers or self._moved is not None
-            batch = self.transferred(given, device) if transfers else given
+        for index, batch in enumerate(batches, first):
+            if has_transfers:
+                batch = self.transferred(batch, device)
             samples += note(batch)
             with context():
                 self.run(batch, index)
@@ -149,14 +169,14 @@ class StageHooks:
 
 
 def is_whole(module: L.LightningModule) -> bool:
-    """Whether hooks begin or end an evaluation, whose batches ranks then cannot share."""
-    hooks = StageHooks(module, stage_of(module))
-    return bool(hooks._starts or hooks._ends)
+    """Return whether hooks begin or end an evaluation, whose batches ranks then cannot share."""
+    return StageHooks(module, stage_of(module)).begins_or_ends
 
 
 def warn_of_missing_test_step(module: L.LightningModule) -> None:
-    """Say that `test` runs a module's validation_step, if it has no test_step."""
-    if type(module).__module__.startswith("lightfed.") or is_overridden("test_step", module):
+    """Warn that `test` runs a user's validation_step, if the module has no test_step."""
+    is_ours = type(module).__module__.startswith("lightfed.")
+    if is_ours or is_overridden("test_step", module):
         return
     log.warning(
         "%s has no test_step: its validation_step runs, with the hooks of validation",

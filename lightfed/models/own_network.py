@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from lightfed.models.client_module import NetworkClient
 
-_COMPILED = "_orig_mod."  # in the names of a compiled network
+# torch.compile puts this into the names of a network's tensors.
+_COMPILED = "_orig_mod."
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class OwnNetwork:
     """Where the tensors of a user's network are in the client's module.
 
     Attributes:
-        class_path: of the network.
-        names: the name of each tensor in the client's module -> its name in the network.
-        expected: the names that `load_state_dict` of the network takes.
+        class_path: The class of the network, as a dotted path.
+        names: The name of each tensor in the network, by its name in the client's module.
+        expected: The names that `load_state_dict` of the network takes.
     """
 
     class_path: str
@@ -27,57 +28,69 @@ class OwnNetwork:
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return those of the client's tensors that belong to the network, by its own names."""
-        own = {self.name_of(name): tensor for name, tensor in tensors.items()}
-        return {name: tensor for name, tensor in own.items() if name is not None}
+        renamed = {}
+        for name, tensor in tensors.items():
+            own_name = self.name_of(name)
+            if own_name is not None:
+                renamed[own_name] = tensor
+        return renamed
 
     def name_of(self, name: str) -> str | None:
-        """The network's name of a tensor of the client's module; None if it is not the network's.
+        """Return the network's name of a tensor of the client's module; None if it has none.
 
         A tensor that the method has replaced, such as a statistic, is where it was before.
         """
         if name in self.names:
             return self.names[name]
-        left = self.expected - set(self.names.values())
-        return next((own for own in (name, plain(name)) if own in left), None)
+
+        not_found_yet = self.expected - set(self.names.values())
+        for candidate in (name, plain(name)):
+            if candidate in not_found_yet:
+                return candidate
+        return None
 
 
 def own_network(module: nn.Module) -> nn.Module:
-    """The user's network in a client's module, without torch.compile's wrapper."""
+    """Return the user's network in a client's module, without torch.compile's wrapper."""
     network: Any = module.net if isinstance(module, NetworkClient) else module
     return getattr(network, "_orig_mod", network)
 
 
 def plain(name: str) -> str:
-    """A tensor's name without what torch.compile and a `NetworkClient` put before it."""
+    """Return a tensor's name without what torch.compile and a `NetworkClient` put before it."""
     return name.replace(_COMPILED, "").removeprefix("net.")
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """All tensors that a state dict of the module has, themselves and not copies."""
+    """Return all tensors that a state dict of the module has, themselves and not copies."""
     return dict(module.state_dict(keep_vars=True))
 
 
 class OwnNames:
     """Remembers a user's network before a method changes the client's module.
 
-    Tensors are recognised by themselves, because a method may move them: to a network of an
+    Tensors are recognized by their identity, because a method may move them: to a network of an
     extractor and a head, for example.
+
+    Args:
+        module: The client's module, as it was built.
     """
 
     def __init__(self, module: nn.Module) -> None:
         network = own_network(module)
-        self._kind = f"{type(network).__module__}.{type(network).__qualname__}"
+        self._class_path = f"{type(network).__module__}.{type(network).__qualname__}"
         self._tensors = tensors_of(network)
 
     def found_in(self, module: nn.Module) -> OwnNetwork:
-        """Where the tensors are now."""
-        # A tied tensor has several names; they are paired in the order of the modules.
-        left: dict[int, list[str]] = {}
+        """Return where the tensors are in the module as the method has changed it."""
+        # A tied tensor has several names. They are paired in the order of the modules.
+        own_names: dict[int, list[str]] = {}
         for name, tensor in self._tensors.items():
-            left.setdefault(id(tensor), []).append(name)
+            own_names.setdefault(id(tensor), []).append(name)
 
         names = {}
         for name, tensor in tensors_of(module).items():
-            if left.get(id(tensor)):
-                names[name] = left[id(tensor)].pop(0)
-        return OwnNetwork(self._kind, names, frozenset(self._tensors))
+            left = own_names.get(id(tensor))
+            if left:
+                names[name] = left.pop(0)
+        return OwnNetwork(self._class_path, names, frozenset(self._tensors))

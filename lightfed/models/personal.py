@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.torch_private import _NormBase
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -13,23 +13,27 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 def personal_tensors(
     module: nn.Module, chosen: Sequence[str], *, key: str = "model.personal"
 ) -> set[str]:
-    """Names of the parameters and buffers that begin with a prefix, or are in `norms`.
+    """Return the names of the parameters and buffers that stay with the client.
 
     Args:
-        module: of a client.
-        chosen: prefixes, such as net.fc, or the word `norms` for all normalisation layers. These
-            are chosen by their type.
-        key: of the configuration, for errors.
+        module: The client's module.
+        chosen: Prefixes of names, such as net.fc, or the word `norms` for all normalization layers.
+            These are chosen by their type.
+        key: The key of the configuration, for errors.
 
     Raises:
-        UserError: one of them is in no tensor's name.
+        UserError: If one of the words chooses no tensor.
     """
-    norms = [f"{path}." for path, layer in module.named_modules() if isinstance(layer, _NORMS)]
+    norms = tuple(f"{path}." for path, layer in module.named_modules() if isinstance(layer, _NORMS))
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    found: set[str] = set()
+
+    personal: set[str] = set()
     for word in chosen:
-        prefixes = tuple(norms) if word == "norms" else (word,)
-        own = {name for name in names if name.startswith(prefixes)}
-        require(bool(own), key, f"a model without {word}", f"it has {', '.join(names)}")
-        found |= own
-    return found
+        prefixes = norms if word == "norms" else (word,)
+        matches = {name for name in names if name.startswith(prefixes)}
+        if not matches:
+            raise UserError(
+                key=key, found=f"a model without {word}", fix=f"it has {', '.join(names)}"
+            )
+        personal |= matches
+    return personal

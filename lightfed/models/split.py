@@ -13,61 +13,91 @@ from lightfed.utils.errors import UserError
 
 
 class SplitNetwork(nn.Module):
-    """head(extractor(x)): (B, ...) -> (B, feature_dim) -> (B, C) logits."""
+    """A network that computes head(extractor(x)).
+
+    Args:
+        extractor: Maps inputs (B, ...) to features (B, feature_dim).
+        head: Maps features to logits (B, C).
+        feature_dim: The number of features.
+    """
 
     def __init__(self, extractor: nn.Module, head: nn.Module, *, feature_dim: int) -> None:
         super().__init__()
-        self.extractor, self.head, self.feature_dim = extractor, head, feature_dim
+        self.extractor = extractor
+        self.head = head
+        self.feature_dim = feature_dim
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits."""
+        """Return the logits (B, C) of inputs (B, ...)."""
         return self.head(self.extractor(x))
 
 
 def split(net: nn.Module, batch: Tensor, *, key: str = "model") -> SplitNetwork:
-    """Split a network into its parts, without copying.
+    """Split a network into its extractor and its head, without copying.
 
-    A network may define the attributes `extractor` and `head`. Otherwise the head is the linear
+    A network may define them as attributes `extractor` and `head`. Otherwise the head is the linear
     layer that gives the network's output in a forward pass in evaluation, and the extractor is the
-    network with an identity in its place. The batch (B, ...) may have any values. A UserError with
-    the key if no linear layer gives the logits, or its inputs are not vectors.
+    network with an identity in its place.
+
+    Args:
+        net: The network.
+        batch: Inputs (B, ...), of any values.
+        key: The key of the network, for errors.
+
+    Raises:
+        UserError: If no linear layer gives the logits, or its inputs are not vectors.
     """
-    extractor, head = getattr(net, "extractor", None), getattr(net, "head", None)
+    extractor = getattr(net, "extractor", None)
+    head = getattr(net, "head", None)
     if not isinstance(extractor, nn.Module) or not isinstance(head, nn.Module):
         extractor, head = _cut(net, batch, key)
     return SplitNetwork(extractor, head, feature_dim=feature_dim(extractor, batch, key))
 
 
 def feature_dim(extractor: nn.Module, batch: Tensor, key: str = "model") -> int:
-    """Number of features of an extractor, from a forward pass in evaluation.
+    """Return the number of features of an extractor, by a forward pass in evaluation.
 
-    The batch (B, ...) may have any values. A UserError with the key if its outputs are not
-    vectors.
+    Args:
+        extractor: The extractor.
+        batch: Inputs (B, ...), of any values.
+        key: The key of the network, for errors.
+
+    Raises:
+        UserError: If its outputs are not vectors.
     """
     features = _evaluate(extractor, batch)
-    if not isinstance(features, Tensor) or features.dim() != 2:
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        found = f"the extractor {type(extractor).__name__} gives {shape} for {tuple(batch.shape)}"
-        raise UserError(key, found, "it must give one vector per sample: (B, features)")
-    return features.shape[1]
+    if isinstance(features, Tensor) and features.dim() == 2:
+        return features.shape[1]
+
+    is_tensor = isinstance(features, Tensor)
+    output = tuple(features.shape) if is_tensor else type(features).__name__
+    raise UserError(
+        key=key,
+        found=f"the extractor {type(extractor).__name__} gives {output} for {tuple(batch.shape)}",
+        fix="it must give one vector per sample: (B, features)",
+    )
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode; restores the mode of every part afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Put a module into eval mode within a context; then every submodule gets its mode back."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for submodule, was_training in modes:
+            submodule.training = was_training
 
 
 def _cut(net: nn.Module, batch: Tensor, key: str) -> tuple[nn.Module, nn.Module]:
-    """The network without its last linear layer, and that layer."""
-    outputs: list[tuple[str, Tensor]] = []  # of linear layers, by their names
+    """Return a network without its last linear layer, and that layer.
+
+    Raises:
+        UserError: If the network's output is not that of a linear layer.
+    """
+    outputs: list[tuple[str, Tensor]] = []  # of linear layers, in the order of their calls
 
     def record(name: str, _: nn.Module, __: Any, output: Tensor) -> None:
         outputs.append((name, output))
@@ -78,16 +108,22 @@ def _cut(net: nn.Module, batch: Tensor, key: str) -> tuple[nn.Module, nn.Module]
         if isinstance(layer, nn.Linear)
     ]
     try:
-        result = _evaluate(net, batch)
+        logits = _evaluate(net, batch)
     finally:
         for handle in handles:
             handle.remove()
-    head = next((name for name, output in reversed(outputs) if output is result), None)
+
+    head = next((name for name, output in reversed(outputs) if output is logits), None)
     if head is None:
-        found = f"{type(net).__name__}: no linear layer of it gives the logits"
-        raise UserError(key, found, "use another network, or give it extractor and head")
-    if not head:
+        raise UserError(
+            key=key,
+            found=f"{type(net).__name__}: no linear layer of it gives the logits",
+            fix="use another network, or give it extractor and head",
+        )
+    is_whole_network = head == ""
+    if is_whole_network:
         return nn.Identity(), net
+
     layer = net.get_submodule(head)
     net.set_submodule(head, nn.Identity())
     return net, layer

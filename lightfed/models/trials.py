@@ -12,24 +12,32 @@ from lightfed.utils.rng import seeded
 
 M = TypeVar("M", bound=nn.Module)
 
+# The registers of a module. Their contents may change, so a copy of its attributes is not enough.
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+
 
 @contextmanager
 def on_trial(module: M, device: torch.device | None = None) -> Iterator[M]:
-    """A copy of a module to call in a check: what a call writes, draws or counts is forgotten.
+    """Give a copy of a module to call in a check: what a call writes, draws or counts is forgotten.
 
     Frozen parameters are shared with the copy: they may be large. A module that cannot be copied is
     given itself, and put back as far as its tensors, gradients, modes and attributes go.
+
+    Args:
+        module: The module.
+        device: A device whose random state is to be kept as well.
     """
     with seeded(0, device):
         copy = _copy_or_none(module)
         if copy is not None:
             yield copy
             return
-        before = _Trace(module)
+
+        trace = _Trace(module)
         try:
             yield module
         finally:
-            before.put_back()
+            trace.put_back()
 
 
 def _copy_or_none(module: M) -> M | None:
@@ -40,19 +48,22 @@ def _copy_or_none(module: M) -> M | None:
 
 
 def trial_copy(module: M) -> M:
-    """A deep copy of a module that shares its frozen parameters and its Trainer."""
+    """Return a deep copy of a module that shares its frozen parameters and its Trainer."""
+    # deepcopy takes what its memo has as it is.
     memo: dict[int, Any] = {id(p): p for p in module.parameters() if not p.requires_grad}
     copy = deepcopy(module, memo)
+
     # Lightning leaves the Trainer out of what is copied, also in modules within the module.
-    for original, twin in zip(module.modules(), copy.modules(), strict=True):
+    for original, copied in zip(module.modules(), copy.modules(), strict=True):
         trainer = vars(original).get("_trainer")
         if trainer is not None:
-            vars(twin)["_trainer"] = trainer
-    for part in copy.modules():
-        for name, p in part._parameters.items():
+            vars(copied)["_trainer"] = trainer
+
+    # Copies of other classes of tensors may be no parameters.
+    for submodule in copy.modules():
+        for name, p in submodule._parameters.items():
             if p is not None and not isinstance(p, nn.Parameter):
-                # Copies of other classes of tensors may be no parameters.
-                part._parameters[name] = nn.Parameter(p.detach(), p.requires_grad)
+                submodule._parameters[name] = nn.Parameter(p.detach(), p.requires_grad)
     return copy
 
 
@@ -60,23 +71,30 @@ class _Trace:
     """What a module holds, to be put back."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = [(part, dict(vars(part)), _entries(part)) for part in module.modules()]
+        self._submodules = [
+            (submodule, dict(vars(submodule)), _contents_of_registers(submodule))
+            for submodule in module.modules()
+        ]
         tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-        self._tensors = [(t, t.data, t.data.clone(), t.grad) for t in tensors]
+        self._tensors = [
+            (tensor, tensor.data, tensor.data.clone(), tensor.grad) for tensor in tensors
+        ]
 
     def put_back(self) -> None:
-        for part, attributes, entries in self._parts:
-            held = vars(part)
-            held.clear()
-            held.update(attributes)
-            for name, entry in entries.items():
-                held[name].clear()
-                held[name].update(entry)
-        for tensor, place, values, grad in self._tensors:
-            tensor.data = place.copy_(values)
-            tensor.grad = grad
+        """Make the module as it was: first what it refers to, then the values of its tensors."""
+        for submodule, attributes, registers in self._submodules:
+            present = vars(submodule)
+            present.clear()
+            present.update(attributes)
+            for name, contents in registers.items():
+                present[name].clear()
+                present[name].update(contents)
+
+        for tensor, memory, values, gradient in self._tensors:
+            tensor.data = memory.copy_(values)
+            tensor.grad = gradient
 
 
-def _entries(part: nn.Module) -> dict[str, dict[str, Tensor | nn.Module | None]]:
-    """The tables of a module's parameters, buffers and layers."""
-    return {name: dict(vars(part)[name]) for name in ("_parameters", "_buffers", "_modules")}
+def _contents_of_registers(module: nn.Module) -> dict[str, dict[str, Tensor | nn.Module | None]]:
+    """Return copies of a module's registers of parameters, buffers and layers."""
+    return {name: dict(vars(module)[name]) for name in _REGISTERS}

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lightfed.networks.layers import scaled
 
 LETTERS = 70
-"""Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it has none."""
+"""Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it is none."""
 
 
 class CharCNN(nn.Module):
@@ -27,12 +27,12 @@ class CharCNN(nn.Module):
     defaults.
 
     Args:
-        layers: number of convolutions.
+        layers: Number of convolutions.
         num_classes: C.
         input_shape: (characters,).
-        width: channels of a convolution, as a multiple of 256.
-        hidden: units of both hidden linear layers.
-        dropout: probability.
+        width: Channels of a convolution, as a multiple of 256.
+        hidden: Units of both hidden linear layers.
+        dropout: Probability of dropout, behind both hidden layers.
     """
 
     def __init__(
@@ -47,10 +47,9 @@ class CharCNN(nn.Module):
     ) -> None:
         super().__init__()
         (channels,) = scaled([256], width)
-        (length,) = input_shape
-        positions = (((length - 6) // 3 - 6) // 3 - 2 * (layers - 2)) // 3  # after all poolings
-        one_hot = torch.eye(LETTERS + 1)[:, 1:].contiguous()
+        one_hot = torch.eye(LETTERS + 1)[:, 1:].contiguous()  # row 0 is zero
         self.embedding = nn.Embedding.from_pretrained(one_hot, freeze=True, padding_idx=0)
+
         self.features = nn.Sequential(
             *_conv(LETTERS, channels, 7, norm=True, pool=True),
             *_conv(channels, channels, 7, norm=True, pool=True),
@@ -58,6 +57,12 @@ class CharCNN(nn.Module):
         for _ in range(layers - 3):
             self.features.extend(_conv(channels, channels, 3, norm=True, pool=False))
         self.features.extend(_conv(channels, channels, 3, norm=False, pool=True))
+
+        # Characters that are left: a convolution of 7 takes 6, one of 3 takes 2, a pooling divides.
+        (length,) = input_shape
+        positions = (length - 6) // 3
+        positions = (positions - 6) // 3
+        positions = (positions - 2 * (layers - 2)) // 3
         self.classifier = nn.Sequential(
             nn.Flatten(),
             *_hidden(channels * positions, hidden, dropout),
@@ -67,16 +72,22 @@ class CharCNN(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, characters) of any type, 0..70 -> (B, C) logits."""
-        return self.classifier(self.features(self.embedding(x.long()).transpose(1, 2)))
+        """Map characters (B, characters) of any type, 0..70, to logits (B, C)."""
+        embedded = self.embedding(x.long()).transpose(1, 2)  # (B, letters, characters)
+        return self.classifier(self.features(embedded))
 
 
 def _conv(inputs: int, outputs: int, kernel: int, *, norm: bool, pool: bool) -> list[nn.Module]:
-    parts: list[nn.Module] = [nn.Conv1d(inputs, outputs, kernel)]
-    parts += [nn.BatchNorm1d(outputs)] if norm else []
-    parts += [nn.ReLU(inplace=True)]
-    return [*parts, nn.MaxPool1d(3)] if pool else parts
+    """Return a convolution with its norm, ReLU and pooling."""
+    layers: list[nn.Module] = [nn.Conv1d(inputs, outputs, kernel)]
+    if norm:
+        layers.append(nn.BatchNorm1d(outputs))
+    layers.append(nn.ReLU(inplace=True))
+    if pool:
+        layers.append(nn.MaxPool1d(3))
+    return layers
 
 
 def _hidden(inputs: int, units: int, dropout: float) -> list[nn.Module]:
+    """Return a hidden linear layer with its ReLU and dropout."""
     return [nn.Linear(inputs, units), nn.ReLU(inplace=True), nn.Dropout(dropout)]

@@ -2,12 +2,12 @@
 
 He et al. 2016, section 4.2: the stem is a conv3x3 of stride 1, every stage after the first halves
 the size, then come the global average and a linear layer. FlexiFed and FedBCD use the family of
-three stages, DisPFL a ResNet-18 with group normalisation.
+three stages, DisPFL a ResNet-18 with group normalization.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,14 +16,22 @@ from typing_extensions import override
 from lightfed.networks.layers import he_normal_, image_shape, scaled
 
 Shortcut = Literal["conv", "pad"]
-Norm = Callable[[int], nn.Module]
+
+MakeNorm: TypeAlias = Callable[[int], nn.Module]
+"""Makes the normalization layer for a number of channels."""
 
 
 class _ResNet(nn.Module):
     """Stem, stages, global average, linear; modules in the order of the forward pass.
 
-    `channels` and `blocks` are those of the stages; the stem has the channels of the first. `norm`
-    makes the normalisation layer for a number of channels. For the rest see CIFARResNet.
+    Args:
+        num_classes: C.
+        input_shape: (channels, height, width).
+        channels: Channels of the stages; the stem has those of the first.
+        blocks: Number of blocks of each stage.
+        norm: Makes the normalization layer for a number of channels.
+        shortcut: See CIFARResNet.
+        conv_bias: See CIFARResNet.
     """
 
     def __init__(
@@ -33,33 +41,41 @@ class _ResNet(nn.Module):
         *,
         channels: Sequence[int],
         blocks: Sequence[int],
-        norm: Norm,
+        norm: MakeNorm,
         shortcut: Shortcut = "conv",
         conv_bias: bool = False,
     ) -> None:
         super().__init__()
-        block = partial(ResidualBlock, norm=norm, shortcut=shortcut, conv_bias=conv_bias)
-        inputs = channels[0]
-        stem = nn.Conv2d(image_shape(input_shape)[0], inputs, 3, padding=1, bias=conv_bias)
-        self.stem = nn.Sequential(stem, norm(inputs), nn.ReLU(inplace=True))
+        make_block = partial(ResidualBlock, norm=norm, shortcut=shortcut, conv_bias=conv_bias)
+        image_channels, _, _ = image_shape(input_shape)
+        self.stem = nn.Sequential(
+            nn.Conv2d(image_channels, channels[0], 3, padding=1, bias=conv_bias),
+            norm(channels[0]),
+            nn.ReLU(inplace=True),
+        )
+
         self.stages = nn.Sequential()
-        for stage, (width, count) in enumerate(zip(channels, blocks, strict=True)):
-            parts = nn.Sequential()
-            for index in range(count):
-                parts.append(block(inputs, width, 2 if stage > 0 and index == 0 else 1))
-                inputs = width
-            self.stages.append(parts)
+        inputs = channels[0]
+        for stage, (outputs, count) in enumerate(zip(channels, blocks, strict=True)):
+            blocks_of_stage = nn.Sequential()
+            for block in range(count):
+                halves = stage > 0 and block == 0
+                stride = 2 if halves else 1
+                blocks_of_stage.append(make_block(inputs, outputs, stride))
+                inputs = outputs
+            self.stages.append(blocks_of_stage)
+
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.linear = nn.Linear(inputs, num_classes)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
+        """Map images (B, channels, H, W) to logits (B, C)."""
         return self.linear(self.pool(self.stages(self.stem(x))))
 
 
 class CIFARResNet(_ResNet):
-    """ResNet-20, -32, -44 and -56 with batch normalisation, 16-32-64 channels.
+    """ResNet-20, -32, -44 and -56 with batch normalization, 16-32-64 channels.
 
     With conv1x1 shortcuts, as in FlexiFed, they have 272,474, 466,906, 661,338 and 855,770
     parameters on CIFAR-10. FedBCD's ResNet-20 has padded shortcuts (option A of He et al.) and
@@ -69,14 +85,14 @@ class CIFARResNet(_ResNet):
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        depth: number of layers with weights, without the shortcuts.
-        width: factor of the channels, rounded up.
-        shortcut: where the shape changes, a conv1x1 with a norm, or every second pixel, padded
-            with channels of zeros.
-        conv_bias: whether the convolutions have biases.
+        depth: Number of layers with weights, without the shortcuts.
+        width: Factor of the channels, rounded up.
+        shortcut: Where the shape changes: a conv1x1 with a norm (conv), or every second pixel,
+            padded with channels of zeros (pad).
+        conv_bias: Whether the convolutions have biases.
 
     Raises:
-        UserError: the samples are not images.
+        UserError: The samples are not images.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -91,11 +107,13 @@ class CIFARResNet(_ResNet):
         shortcut: Shortcut = "conv",
         conv_bias: bool = False,
     ) -> None:
+        # The stem, the linear layer, and three stages of blocks with two convolutions each.
+        blocks_per_stage = (depth - 2) // 6
         super().__init__(
             num_classes,
             input_shape,
             channels=scaled((16, 32, 64), width),
-            blocks=[(depth - 2) // 6] * 3,
+            blocks=[blocks_per_stage] * 3,
             norm=nn.BatchNorm2d,
             shortcut=shortcut,
             conv_bias=conv_bias,
@@ -104,7 +122,7 @@ class CIFARResNet(_ResNet):
 
 
 class ResNet18GN(_ResNet):
-    """DisPFL's ResNet-18: group normalisation everywhere, hence no buffers.
+    """DisPFL's ResNet-18: group normalization everywhere, hence no buffers.
 
     It is torchvision's ResNet-18 with another norm, a conv3x3 as stem and no pooling after it;
     11,173,962 parameters on CIFAR-10. Initial values are PyTorch's defaults, as in the released
@@ -113,12 +131,12 @@ class ResNet18GN(_ResNet):
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        width: channels of the first stage; the others have 2, 4 and 8 times as many.
-        groups: of every normalisation.
+        width: Channels of the first stage; the others have 2, 4 and 8 times as many.
+        groups: Groups of every normalization.
 
     Raises:
-        UserError: the samples are not images.
-        ValueError: the groups do not divide the width.
+        UserError: The samples are not images.
+        ValueError: The groups do not divide the width.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -143,7 +161,13 @@ class ResNet18GN(_ResNet):
 class ResidualBlock(nn.Module):
     """Two conv3x3 with norms, a shortcut around them, and a ReLU after the sum.
 
-    `stride` is that of the first convolution. For `norm` see _ResNet, for the rest CIFARResNet.
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: Stride of the first convolution.
+        norm: Makes the normalization layer for a number of channels.
+        shortcut: See CIFARResNet.
+        conv_bias: See CIFARResNet.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -154,7 +178,7 @@ class ResidualBlock(nn.Module):
         outputs: int,
         stride: int,
         *,
-        norm: Norm,
+        norm: MakeNorm,
         shortcut: Shortcut,
         conv_bias: bool,
     ) -> None:
@@ -169,28 +193,42 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             if shortcut == "conv":
-                conv = nn.Conv2d(inputs, outputs, 1, stride, bias=conv_bias)
-                self.shortcut = nn.Sequential(conv, norm(outputs))
+                self.shortcut = nn.Sequential(
+                    nn.Conv2d(inputs, outputs, 1, stride, bias=conv_bias),
+                    norm(outputs),
+                )
             else:
                 self.shortcut = PadShortcut(stride, outputs - inputs)
         self.activate = nn.ReLU(inplace=True)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
-        y = self.body(x)  # before the shortcut, whose modules are registered later
-        return self.activate(y + (x if self.shortcut is None else self.shortcut(x)))
+        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        # The body first: modules are called in the order in which they are registered.
+        y = self.body(x)
+        if self.shortcut is None:
+            return self.activate(y + x)
+        return self.activate(y + self.shortcut(x))
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, with so many channels of zeros appended."""
+    """Every `stride`-th pixel, with channels of zeros appended.
+
+    Args:
+        stride: Distance of the pixels that are kept.
+        channels: Number of channels to append.
+    """
 
     packs = True  # see lightfed.packs.packing
 
     def __init__(self, stride: int, channels: int) -> None:
         super().__init__()
-        self.stride, self.channels = stride, channels
+        self.stride = stride
+        self.channels = channels
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.channels))
+        """Map (B, inputs, H, W) to (B, inputs + channels, H / stride, W / stride)."""
+        pixels = x[:, :, :: self.stride, :: self.stride]
+        # The padding is given from the last axis to the first: behind the channels only.
+        return F.pad(pixels, (0, 0, 0, 0, 0, self.channels))

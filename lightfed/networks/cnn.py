@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.networks.layers import Scaler
+from lightfed.networks.layers import Scaler, scaled
 from lightfed.utils.counts import rounded_up
 
 Norm = Literal["bn", "in", "ln", "gn", "none"]
@@ -24,10 +24,13 @@ class Conv(nn.Module):
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        hidden: channels of the blocks at rate 1.
-        norm: batch, instance, layer or group normalisation (of 4 groups), or none.
-        scaler: divide by the rate in training.
-        rate: width ratio; a block has ceil(rate * channels) channels.
+        hidden: Channels of the blocks at rate 1.
+        norm: Batch, instance, layer or group normalization (of 4 groups), or none.
+        scaler: Divide by the rate in training.
+        rate: Width ratio; a block has ceil(rate * channels) channels.
+
+    Raises:
+        ValueError: Group norm, and a block without 4 whole groups.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -43,23 +46,27 @@ class Conv(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        channels = [input_shape[0], *(rounded_up(width * rate) for width in hidden)]
+        channels = [input_shape[0], *scaled(hidden, rate)]
         blocks: list[nn.Module] = []
         for inputs, outputs in pairwise(channels):
             blocks.append(nn.Conv2d(inputs, outputs, 3, 1, 1))
             blocks.append(Scaler(rate) if scaler else nn.Identity())
-            blocks += [make_norm(norm, outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-        pooled = blocks[:-1]
-        self.blocks = nn.Sequential(
-            *pooled, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes)
-        )
+            blocks.append(make_norm(norm, outputs))
+            blocks.append(nn.ReLU(inplace=True))
+            blocks.append(nn.MaxPool2d(2))
+        blocks.pop()  # the last pooling
+
+        blocks.append(nn.AdaptiveAvgPool2d(1))
+        blocks.append(nn.Flatten())
+        blocks.append(nn.Linear(channels[-1], num_classes))
+        self.blocks = nn.Sequential(*blocks)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
+        """Map images (B, channels, H, W) to logits (B, C)."""
         return self.blocks(x)
 
 
@@ -69,9 +76,9 @@ class SimpleCNN(nn.Module):
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        channels: of the convolutions at rate 1.
-        hidden: units of the hidden linear layer at rate 1.
-        rate: width ratio.
+        channels: Output channels of the convolutions at rate 1.
+        hidden: Units of the hidden linear layer at rate 1.
+        rate: Width ratio.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -86,12 +93,14 @@ class SimpleCNN(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        widths = [input_shape[0], *(rounded_up(width * rate) for width in channels)]
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
+        for inputs, outputs in pairwise([input_shape[0], *scaled(channels, rate)]):
+            layers.append(nn.Conv2d(inputs, outputs, 3, 1, 1))
             # Pooling first: the same values and gradients, a quarter of the work for the ReLU.
-            layers += [nn.Conv2d(inputs, outputs, 3, 1, 1), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
+            layers.append(nn.MaxPool2d(2))
+            layers.append(nn.ReLU(inplace=True))
         self.features = nn.Sequential(*layers)
+
         with torch.no_grad():
             flat = prod(self.features(torch.zeros(1, *input_shape)).shape)
         units = rounded_up(hidden * rate)
@@ -104,14 +113,21 @@ class SimpleCNN(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
+        """Map images (B, channels, H, W) to logits (B, C)."""
         return self.classifier(self.features(x))
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
-    """A normalisation layer of HeteroFL's ablation; all but batch normalisation are GroupNorms.
+    """Return a normalization layer of HeteroFL's ablation.
 
-    `channels` are those of its input. A ValueError if they do not form 4 whole groups.
+    All but batch normalization are GroupNorms.
+
+    Args:
+        norm: Batch, instance, layer or group normalization (of 4 groups), or none.
+        channels: Channels of its input.
+
+    Raises:
+        ValueError: Group norm, and the channels do not form 4 whole groups.
     """
     if norm == "bn":
         return nn.BatchNorm2d(channels)

@@ -1,4 +1,4 @@
-"""What several networks share: checks of sizes, HeteroFL's Scaler, norms and initial values."""
+"""What several networks share: checks of sizes, HeteroFL's Scaler, initial values."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,27 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.utils.counts import rounded_up
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 
 def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """The shape of one image, (channels, height, width); a UserError if samples are not images."""
-    found, fix = f"samples of shape {tuple(input_shape)}", "use images: (channels, height, width)"
-    require(len(input_shape) == 3, "input_shape", found, fix)
+    """Return the shape of one image, (channels, height, width).
+
+    Raises:
+        UserError: The samples are not images.
+    """
+    if len(input_shape) != 3:
+        raise UserError(
+            key="input_shape",
+            found=f"samples of shape {tuple(input_shape)}",
+            fix="use images: (channels, height, width)",
+        )
     channels, height, width = input_shape
     return channels, height, width
 
 
 def scaled(sizes: Sequence[int], width: float) -> list[int]:
-    """Channels or units times `width`, rounded up."""
+    """Return numbers of channels or units times `width`, rounded up."""
     return [rounded_up(size * width) for size in sizes]
 
 
@@ -37,8 +45,10 @@ def he_normal_(model: nn.Module) -> None:
 class Scaler(nn.Module):
     """x / rate in training, x in evaluation.
 
-    Narrow and wide models give activations of one magnitude (section 3.3). `rate` is the width
-    ratio of the model.
+    With it, narrow and wide models give activations of one magnitude (HeteroFL, section 3.3).
+
+    Args:
+        rate: The width ratio of the model.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -49,4 +59,7 @@ class Scaler(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return x / self.rate if self.training and self.rate != 1.0 else x
+        """Return a tensor of the shape of `x`."""
+        if self.training and self.rate != 1.0:
+            return x / self.rate
+        return x

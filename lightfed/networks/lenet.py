@@ -28,18 +28,18 @@ class LeNet(nn.Module):
     channels [6, 16] and hidden [120, 100].
 
     Attributes:
-        extractor: all layers but the last: (B, channels, H, W) -> (B, feature_dim).
-        head: the last, a linear layer: (B, feature_dim) -> (B, C) logits.
-        feature_dim: units of the last hidden layer.
+        extractor: All layers but the last: (B, channels, H, W) -> (B, feature_dim).
+        head: The last layer, which is linear: (B, feature_dim) -> (B, C) logits.
+        feature_dim: Units of the last hidden layer.
 
     Args:
         num_classes: C.
         input_shape: (channels, height, width); at least 16x16.
-        channels: of the two convolutions.
-        hidden: units of the hidden linear layers.
+        channels: Output channels of the two convolutions.
+        hidden: Units of the hidden linear layers.
 
     Raises:
-        UserError: the samples are not images.
+        UserError: The samples are not images.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -53,22 +53,29 @@ class LeNet(nn.Module):
         hidden: Sequence[int] = (384, 192),
     ) -> None:
         super().__init__()
-        planes, *pixels = image_shape(input_shape)
+        image_channels, height, width = image_shape(input_shape)
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise([planes, *channels]):
+        for inputs, outputs in pairwise([image_channels, *channels]):
+            layers.append(nn.Conv2d(inputs, outputs, 5))
             # Pooling first: the same values and gradients, a quarter of the work for the ReLU.
-            layers += [nn.Conv2d(inputs, outputs, 5), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
-            pixels = [(size - 4) // 2 for size in pixels]
+            layers.append(nn.MaxPool2d(2))
+            layers.append(nn.ReLU(inplace=True))
+            height = (height - 4) // 2
+            width = (width - 4) // 2
+
         layers.append(nn.Flatten())
-        for inputs, outputs in pairwise([channels[-1] * pixels[0] * pixels[1], *hidden]):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
+        flat = channels[-1] * height * width
+        for inputs, outputs in pairwise([flat, *hidden]):
+            layers.append(nn.Linear(inputs, outputs))
+            layers.append(nn.ReLU(inplace=True))
+
         self.extractor = nn.Sequential(*layers)
         self.feature_dim = hidden[-1]
         self.head = nn.Linear(self.feature_dim, num_classes)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
+        """Map images (B, channels, H, W) to logits (B, C)."""
         return self.head(self.extractor(x))
 
 
@@ -81,8 +88,8 @@ class MoECNN(LeNet):
     Args:
         num_classes: C.
         input_shape: (channels, height, width); at least 16x16.
-        variant: 1 has the most parameters, 5 the least.
-        width: factor of all channels, units and features, rounded up.
+        variant: Which of the five; 1 has the most parameters, 5 the fewest.
+        width: Factor of all channels, units and features, rounded up.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -95,10 +102,10 @@ class MoECNN(LeNet):
         variant: Variant,
         width: float = 1.0,
     ) -> None:
-        first, second, units = _WIDTHS[variant]
+        first_channels, second_channels, units = _WIDTHS[variant]
         super().__init__(
             num_classes,
             input_shape,
-            channels=scaled((first, second), width),
+            channels=scaled((first_channels, second_channels), width),
             hidden=scaled((units, 500), width),
         )

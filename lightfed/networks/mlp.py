@@ -7,7 +7,7 @@ from math import prod
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.utils.counts import rounded_up
+from lightfed.networks.layers import scaled
 
 
 class MLP(nn.Module):
@@ -15,10 +15,10 @@ class MLP(nn.Module):
 
     Args:
         num_classes: C.
-        input_shape: of one sample.
-        hidden: widths of the hidden layers at rate 1.
-        dropout: after every hidden layer.
-        rate: width ratio; hidden layers have ceil(rate * width) units.
+        input_shape: Shape of one sample.
+        hidden: Units of the hidden layers at rate 1.
+        dropout: Probability of dropout, after every hidden layer.
+        rate: Width ratio; a hidden layer has ceil(rate * units) units.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -33,15 +33,17 @@ class MLP(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        widths = [prod(input_shape), *(rounded_up(width * rate) for width in hidden)]
+        widths = [prod(input_shape), *scaled(hidden, rate)]
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            layers.append(nn.Linear(inputs, outputs))
+            layers.append(nn.ReLU())
             if dropout:
                 layers.append(nn.Dropout(dropout))
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+        layers.append(nn.Linear(widths[-1], num_classes))
+        self.layers = nn.Sequential(*layers)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, C) logits."""
+        """Map samples (B, *input_shape) to logits (B, C)."""
         return self.layers(x)

@@ -1,15 +1,18 @@
 """HeteroFL's pre-activation residual network."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.networks.cnn import Norm, make_norm
-from lightfed.networks.layers import Scaler
-from lightfed.utils.counts import rounded_up
+from lightfed.networks.layers import Scaler, scaled
+
+MakeActivation: TypeAlias = "Callable[[int], Activation]"
+"""Makes the activation for a number of channels."""
 
 
 class PreActResNet(nn.Module):
@@ -23,15 +26,15 @@ class PreActResNet(nn.Module):
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        hidden: channels of the stages at rate 1.
-        blocks: number of blocks of the stages.
-        norm: batch, instance, layer or group normalisation (of 4 groups), or none.
-        scaler: divide by the rate in training.
-        rate: width ratio; a stage has ceil(rate * channels) channels.
+        hidden: Channels of the stages at rate 1.
+        blocks: Number of blocks of each stage.
+        norm: Batch, instance, layer or group normalization (of 4 groups), or none.
+        scaler: Divide by the rate in training.
+        rate: Width ratio; a stage has ceil(rate * channels) channels.
 
     Raises:
-        ValueError: hidden and blocks do not describe the same stages; or group norm, and a layer
-            without 4 whole groups.
+        ValueError: `hidden` and `blocks` do not describe the same stages; or group norm, and a
+            layer without 4 whole groups.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -48,31 +51,40 @@ class PreActResNet(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        activation = partial(Activation, norm=norm, scale=rate if scaler else 1.0)
-        channels = [rounded_up(width * rate) for width in hidden]
+        make_activation = partial(Activation, norm=norm, scale=rate if scaler else 1.0)
+        channels = scaled(hidden, rate)
         self.stem = nn.Conv2d(input_shape[0], channels[0], 3, 1, 1, bias=False)
+
         self.stages = nn.Sequential()
         inputs = channels[0]
-        for stage, (width, count) in enumerate(zip(channels, blocks, strict=True)):
-            parts = nn.Sequential()
-            for index in range(count):
-                stride = 2 if stage > 0 and index == 0 else 1
-                parts.append(PreActBlock(inputs, width, stride, activation))
-                inputs = width
-            self.stages.append(parts)
-        self.activate = activation(inputs)
+        for stage, (outputs, count) in enumerate(zip(channels, blocks, strict=True)):
+            blocks_of_stage = nn.Sequential()
+            for block in range(count):
+                halves = stage > 0 and block == 0
+                stride = 2 if halves else 1
+                blocks_of_stage.append(PreActBlock(inputs, outputs, stride, make_activation))
+                inputs = outputs
+            self.stages.append(blocks_of_stage)
+
+        self.activate = make_activation(inputs)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.linear = nn.Linear(inputs, num_classes)
         nn.init.zeros_(self.linear.bias)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
+        """Map images (B, channels, H, W) to logits (B, C)."""
         return self.linear(self.pool(self.activate(self.stages(self.stem(x)))))
 
 
 class Activation(nn.Module):
-    """Scaler (none for a divisor of 1), norm, ReLU."""
+    """Scaler, norm, ReLU.
+
+    Args:
+        channels: Channels of its input.
+        norm: See PreActResNet.
+        scale: What the Scaler divides by in training.
+    """
 
     packs = True  # see lightfed.packs.packing
 
@@ -84,6 +96,7 @@ class Activation(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (B, channels, H, W)."""
         return F.relu(self.norm(self.scaler(x)))
 
 
@@ -91,26 +104,37 @@ class PreActBlock(nn.Module):
     """Two conv3x3, each after an activation, and a shortcut around them.
 
     Where the shape changes, the shortcut is a conv1x1 of the first activation's output. Elsewhere
-    it is the input itself, unscaled. `stride` is that of the first convolution. `activation` makes
-    the activation for a number of channels.
+    it is the input itself, unscaled.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: Stride of the first convolution.
+        make_activation: Makes the activation for a number of channels.
     """
 
     packs = True  # see lightfed.packs.packing
 
     def __init__(
-        self, inputs: int, outputs: int, stride: int, activation: partial[Activation]
+        self, inputs: int, outputs: int, stride: int, make_activation: MakeActivation
     ) -> None:
         super().__init__()
-        self.activate = activation(inputs)
+        self.activate = make_activation(inputs)
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            activation(outputs),
+            make_activation(outputs),
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
         )
-        changes = stride != 1 or inputs != outputs
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
+        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         activated = self.activate(x)
-        return self.body(activated) + (x if self.shortcut is None else self.shortcut(activated))
+        # The body first: modules are called in the order in which they are registered.
+        y = self.body(activated)
+        if self.shortcut is None:
+            return y + x
+        return y + self.shortcut(activated)

@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightfed.data.batches import sent
 from lightfed.networks.layers import Scaler
 from lightfed.utils.counts import rounded_up
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 
 class Transformer(nn.Module):
@@ -25,22 +25,23 @@ class Transformer(nn.Module):
     A narrow model has as many heads as the full one, each with fewer channels.
 
     Args:
-        num_classes: V, tokens of the vocabulary.
-        input_shape: (T,), the longest window.
-        embedding: D, channels of a token at rate 1.
-        heads: of the attention.
-        hidden: units of the feed-forward layers at rate 1.
-        layers: number of encoder layers.
-        dropout: after the embedding, the attention, and both feed-forward layers.
-        mask_rate: probability that a position is masked.
-        rate: width ratio; also what the Scalers divide by in training.
+        num_classes: V, the number of tokens of the vocabulary.
+        input_shape: (T,), the length of the longest window.
+        embedding: D, the channels of a token at rate 1.
+        heads: Number of heads of the attention.
+        hidden: Units of the feed-forward layers at rate 1.
+        layers: Number of encoder layers.
+        dropout: Probability of dropout, after the embedding, the attention, and both feed-forward
+            layers.
+        mask_rate: Probability that a position is masked.
+        rate: Width ratio, and what the Scalers divide by in training.
 
     Attributes:
         masked: (B, T) bool, the positions that the last forward pass in evaluation masked.
-        label_rows: parameters whose rows are tokens, besides the last layer's.
+        label_rows: Names of the parameters whose rows are tokens, besides the last layer's.
 
     Raises:
-        UserError: the samples are not windows of tokens, or the rate does not give whole heads.
+        UserError: The samples are not windows of tokens, or the rate does not give whole heads.
     """
 
     def __init__(
@@ -57,23 +58,35 @@ class Transformer(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        found, fix = f"samples of shape {tuple(input_shape)}", "use data with windows of tokens"
-        require(len(input_shape) == 1, "input_shape", found, fix)
+        if len(input_shape) != 1:
+            raise UserError(
+                key="input_shape",
+                found=f"samples of shape {tuple(input_shape)}",
+                fix="use data with windows of tokens",
+            )
         width = rounded_up(embedding * rate)
-        found = f"{heads}, which do not divide {width} channels (rate {rate:g})"
-        require(width % heads == 0, "heads", found, "use a divisor, or another embedding")
+        if width % heads != 0:
+            raise UserError(
+                key="heads",
+                found=f"{heads}, which do not divide {width} channels (rate {rate:g})",
+                fix="use a divisor, or another embedding",
+            )
+
         self.mask_token = num_classes  # row V of the embedding
         self.mask_rate = mask_rate
         self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
         self.label_rows = ("token.weight",)
+
         self.position = nn.Embedding(input_shape[0], width)
         self.token = nn.Embedding(num_classes + 1, width)
         self.scaler = Scaler(rate)
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
+
         units = rounded_up(hidden * rate)
-        encoders = (EncoderLayer(width, heads, units, dropout, rate) for _ in range(layers))
-        self.layers = nn.Sequential(*encoders)
+        self.layers = nn.Sequential()
+        for _ in range(layers):
+            self.layers.append(EncoderLayer(width, heads, units, dropout, rate))
         self.decoder = nn.Sequential(
             nn.Linear(width, width),
             Scaler(rate),
@@ -87,24 +100,30 @@ class Transformer(nn.Module):
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) int64 tokens -> (B, T, V) logits."""
+        """Map int64 tokens (B, T) to logits (B, T, V)."""
         # Drawn on the CPU, so that every device masks the same positions. The CPU's default
         # generator is seeded for every session and every evaluated batch.
         drawn = torch.rand_like(tokens, dtype=torch.float32, device="cpu")
         masked = sent(drawn < self.mask_rate, tokens.device)
         if not self.training:
             self.masked = masked
-        kept = tokens.masked_fill(masked, self.mask_token)
+        visible = tokens.masked_fill(masked, self.mask_token)
+
         # The Scaler of the sum is the sum of both embeddings' Scalers.
-        embedded = self.scaler(self.token(kept) + self.position.weight[: kept.shape[1]])
+        length = visible.shape[1]
+        embedded = self.scaler(self.token(visible) + self.position.weight[:length])
         return self.decoder(self.layers(self.dropout(self.norm(embedded))))
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then two linear layers with GELU; each added to its input and normalised.
+    """Attention, then two linear layers with GELU; each is added to its input and normalized.
 
-    `width` is the local D, `hidden` the units between the linear layers. `dropout` is that of the
-    attention's output, the hidden units and the output. The Scalers divide by `rate`.
+    Args:
+        width: D of the narrow model.
+        heads: Number of heads of the attention.
+        hidden: Units between the two linear layers.
+        dropout: Probability of dropout, after the attention, the hidden units and the output.
+        rate: What the Scalers divide by in training.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float, rate: float) -> None:
@@ -121,7 +140,7 @@ class EncoderLayer(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         x = self.norm1(x + self.dropout(self.attention(x)))
         hidden = self.dropout(F.gelu(self.scaler(self.linear1(x))))
         return self.norm2(x + self.dropout(self.scaler(self.linear2(hidden))))
@@ -131,11 +150,15 @@ class Attention(nn.Module):
     """Self-attention over all positions, with a Scaler after each linear layer.
 
     The linear layers are separate, because a narrow client owns the leading channels of every head.
-    `width`, the local D, is a multiple of the H heads. The Scaler divides by `rate`.
+
+    Args:
+        width: D of the narrow model, a multiple of the heads.
+        heads: H, the number of heads.
+        rate: What the Scaler divides by in training.
 
     Attributes:
-        slice_groups: by parameter, the number of groups in each dimension; narrow models take the
-            leading part of every group.
+        slice_groups: By the name of a parameter, the number of groups in each dimension. Narrow
+            models take the leading part of every group.
     """
 
     def __init__(self, width: int, heads: int, rate: float) -> None:
@@ -146,21 +169,28 @@ class Attention(nn.Module):
         self.v = nn.Linear(width, width)
         self.o = nn.Linear(width, width)
         self.scaler = Scaler(rate)
+        # Outputs of q, k and v are grouped by heads, and so are the inputs of o.
         self.slice_groups: Mapping[str, tuple[int, ...]] = {
-            **{f"{name}.weight": (heads, 1) for name in "qkv"},
-            **{f"{name}.bias": (heads,) for name in "qkv"},
+            "q.weight": (heads, 1),
+            "k.weight": (heads, 1),
+            "v.weight": (heads, 1),
+            "q.bias": (heads,),
+            "k.bias": (heads,),
+            "v.bias": (heads,),
             "o.weight": (1, heads),
         }
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        # (B, H, T, D / H)
-        q, k, v = (
-            self.scaler(linear(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for linear in (self.q, self.k, self.v)
-        )
+        """Map (B, T, D) to (B, T, D)."""
+        q = self._by_head(self.scaler(self.q(x)))
+        k = self._by_head(self.scaler(self.k(x)))
+        v = self._by_head(self.scaler(self.v(x)))
         # The temperature is that of the client's own heads, which are narrower than the full ones.
         scale = 1 / sqrt(q.shape[-1])
         mixed = F.scaled_dot_product_attention(q, k, v, scale=scale)
         return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Cut channels into heads: (B, T, D) -> (B, H, T, D / H)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -9,10 +9,12 @@ from typing_extensions import override
 from lightfed.networks.charcnn import LETTERS
 from lightfed.networks.layers import scaled
 
-# Number of blocks in each stage after its first one.
-_MORE = {9: (0, 0, 0, 0), 17: (1, 1, 1, 1), 29: (4, 4, 1, 1), 49: (7, 7, 4, 2)}
+# Number of blocks in each of the four stages, by depth.
+_BLOCKS = {9: (1, 1, 1, 1), 17: (2, 2, 2, 2), 29: (5, 5, 2, 2), 49: (8, 8, 5, 3)}
 _SECTIONS = 8
-_SECOND_HYPHEN, _NEWLINE = 60, 70
+# Letters of CharCNN's alphabet that this one lacks.
+_SECOND_HYPHEN = 60
+_NEWLINE = 70
 
 
 class VDCNN(nn.Module):
@@ -29,10 +31,10 @@ class VDCNN(nn.Module):
     without the second hyphen and the newline.
 
     Args:
-        layers: depth, as in the name.
+        layers: The depth, as in the name.
         num_classes: C.
-        width: factor of the stages' channels, rounded up.
-        hidden: units of both hidden linear layers.
+        width: Factor of the stages' channels, rounded up.
+        hidden: Units of both hidden linear layers.
     """
 
     def __init__(
@@ -47,18 +49,25 @@ class VDCNN(nn.Module):
         channels = scaled([64, 128, 256, 512], width)
         self.embedding = nn.Embedding(LETTERS - 1, 16, padding_idx=0)
         self.stem = nn.Conv1d(16, channels[0], 3, padding=1)
+
         self.stages = nn.Sequential()
         inputs = channels[0]
-        for stage, (outputs, more) in enumerate(zip(channels, _MORE[layers], strict=True)):
-            blocks = [ConvBlock(inputs, outputs, widens=stage > 0)]
-            blocks += [ConvBlock(outputs, outputs, widens=False) for _ in range(more)]
-            self.stages.append(nn.Sequential(*blocks, nn.MaxPool1d(3, 2, padding=1)))
-            inputs = outputs
+        for stage, (outputs, count) in enumerate(zip(channels, _BLOCKS[layers], strict=True)):
+            blocks = nn.Sequential()
+            for block in range(count):
+                widens = stage > 0 and block == 0
+                blocks.append(ConvBlock(inputs, outputs, widens=widens))
+                inputs = outputs
+            blocks.append(nn.MaxPool1d(3, 2, padding=1))
+            self.stages.append(blocks)
+
         self.classifier = nn.Sequential(
             nn.AdaptiveMaxPool1d(_SECTIONS),
             nn.Flatten(),
-            *(nn.Linear(_SECTIONS * inputs, hidden), nn.ReLU(inplace=True)),
-            *(nn.Linear(hidden, hidden), nn.ReLU(inplace=True)),
+            nn.Linear(_SECTIONS * inputs, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
             nn.Linear(hidden, num_classes),
         )
         for module in self.modules():
@@ -67,15 +76,23 @@ class VDCNN(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, characters) of any type, 0..70 -> (B, C) logits."""
-        # CharCNN's letters, 0..70, in this alphabet, 0..68. A hyphen is read as the first one.
-        letters = torch.where(x == _NEWLINE, 0, x - (x > _SECOND_HYPHEN).to(x)).long()
-        embedded = self.embedding(letters).transpose(1, 2)
+        """Map characters (B, characters) of any type, 0..70, to logits (B, C)."""
+        # CharCNN's letters, 0..70, become those of this alphabet, 0..68. Both hyphens are read as
+        # the first one, and a newline as no letter.
+        without_hyphen = x - (x > _SECOND_HYPHEN).to(x)
+        letters = torch.where(x == _NEWLINE, 0, without_hyphen).long()
+        embedded = self.embedding(letters).transpose(1, 2)  # (B, 16, characters)
         return self.classifier(self.stages(self.stem(embedded)))
 
 
 class ConvBlock(nn.Module):
-    """conv3-BN-ReLU-conv3-BN, a shortcut around them, with conv1-BN if it `widens`, then ReLU."""
+    """conv3-BN-ReLU-conv3-BN, a shortcut around them, then ReLU.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        widens: Whether the shortcut is conv1-BN. Otherwise it is the input itself.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, widens: bool) -> None:
         super().__init__()
@@ -86,10 +103,20 @@ class ConvBlock(nn.Module):
             nn.Conv1d(outputs, outputs, 3, padding=1),
             nn.BatchNorm1d(outputs),
         )
-        shortcut = (nn.Conv1d(inputs, outputs, 1, bias=False), nn.BatchNorm1d(outputs))
-        self.shortcut = nn.Sequential(*shortcut) if widens else None
+        # Made even where it is not needed: otherwise layers that are made later would draw other
+        # initial values than in earlier versions.
+        widening = nn.Sequential(
+            nn.Conv1d(inputs, outputs, 1, bias=False),
+            nn.BatchNorm1d(outputs),
+        )
+        self.shortcut = widening if widens else None
         self.relu = nn.ReLU(inplace=True)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.body(x) + (x if self.shortcut is None else self.shortcut(x)))
+        """Map (B, inputs, characters) to (B, outputs, characters)."""
+        # The body first: modules are called in the order in which they are registered.
+        y = self.body(x)
+        if self.shortcut is None:
+            return self.relu(y + x)
+        return self.relu(y + self.shortcut(x))

@@ -16,12 +16,12 @@ from lightfed.networks.layers import he_normal_, image_shape, scaled
 Depth = Literal[11, 13, 16, 19]
 
 _LETTERS: dict[Depth, str] = {11: "A", 13: "B", 16: "D", 19: "E"}
-_SHRINKS = 32  # five poolings, each by 2
-_MOST = 512  # channels of the last convolution at width 1
+_SHRINKS_BY = 32  # five poolings, each by 2
+_LAST_CHANNELS = 512  # channels of the last convolution at width 1
 
 
 class VGG(nn.Module):
-    """FlexiFed's VGG-11, -13, -16 and -19 with batch normalisation.
+    """FlexiFed's VGG-11, -13, -16 and -19 with batch normalization.
 
     The head is dropout, linear, ReLU, dropout, linear, ReLU, linear. On CIFAR-10 they have
     28,149,514, 28,334,410, 33,646,666 and 38,958,922 parameters (released code). Modules are
@@ -30,13 +30,13 @@ class VGG(nn.Module):
     Args:
         num_classes: C.
         input_shape: (channels, height, width); at least 32x32.
-        depth: number of convolutions and linear layers.
-        width: factor of the channels, rounded up.
-        hidden: units of the two hidden linear layers.
-        dropout: probability, in front of both hidden layers.
+        depth: Number of convolutions and linear layers.
+        width: Factor of the channels, rounded up.
+        hidden: Units of the two hidden linear layers.
+        dropout: Probability of dropout, in front of both hidden layers.
 
     Raises:
-        UserError: the samples are not images.
+        UserError: The samples are not images.
     """
 
     packs = True  # see lightfed.packs.packing
@@ -52,12 +52,13 @@ class VGG(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        channels, height, across = image_shape(input_shape)
-        self.features = _features(depth, channels, width)
-        pixels = (height // _SHRINKS) * (across // _SHRINKS)
+        image_channels, image_height, image_width = image_shape(input_shape)
+        self.features = _features(depth, image_channels, width)
+        pixels = (image_height // _SHRINKS_BY) * (image_width // _SHRINKS_BY)
+        (channels,) = scaled([_LAST_CHANNELS], width)
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(scaled([_MOST], width)[0] * pixels, hidden),
+            nn.Linear(channels * pixels, hidden),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
             nn.Linear(hidden, hidden),
@@ -67,25 +68,27 @@ class VGG(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, C) logits."""
+        """Map images (B, channels, H, W) to logits (B, C)."""
         return self.classifier(self.features(x).flatten(1))
 
 
-def _features(depth: Depth, channels: int, width: float) -> nn.Sequential:
-    """Blocks of conv3x3, norm, ReLU, and five poolings: (B, channels, H, W) -> (B, C, H/32, W/32).
+def _features(depth: Depth, image_channels: int, width: float) -> nn.Sequential:
+    """Return the blocks of conv3x3, norm and ReLU, with five poolings between them.
 
-    C is 512 times the width, rounded up. torchvision's `make_layers` has one width.
+    They map (B, image_channels, H, W) to (B, channels, H / 32, W / 32). torchvision's `make_layers`
+    cannot change the width.
     """
-    from torchvision.models.vgg import cfgs
+    from torchvision.models.vgg import cfgs  # slow to import
 
     layers: list[nn.Module] = []
-    inputs = channels
+    inputs = image_channels
     for item in cfgs[_LETTERS[depth]]:
         if item == "M":
             layers.append(nn.MaxPool2d(2))
             continue
         (outputs,) = scaled([item], width)
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs)]
+        layers.append(nn.Conv2d(inputs, outputs, 3, padding=1))
+        layers.append(nn.BatchNorm2d(outputs))
         layers.append(nn.ReLU(inplace=True))
         inputs = outputs
     features = nn.Sequential(*layers)

@@ -1,6 +1,8 @@
-"""Tests of several clients at once: one row on the samples of all, or K rows side by side.
+"""Tests of several clients at once.
 
-What is tested at once follows from the configuration, so that results do not depend on the ranks.
+If all clients are tested with one row, their samples go through the model together. If each client
+has its own row, K rows are tested side by side. What is tested at once follows from the
+configuration, so that results do not depend on the ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,39 +19,54 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.session import Autocast, Report
 from lightfed.models.client_module import ClientModule
 from lightfed.packs import stacked
-from lightfed.packs.packing import strange
+from lightfed.packs.known_layers import unknown_layer
 from lightfed.state.rows import Rows
 from lightfed.utils.torch_private import _BatchNorm
 
-_AT_ONCE = 4096  # samples, of a network that needs as little memory as that
-_FEW = 8  # clients; fewer at once take longer than one after the other
-_ALONE = 128  # clients that are read at once, and tested one after the other
-_FLOPS = 1 << 27  # forward FLOPs of so many samples at most, or `eval_batch_size`
+# A pack of fewer clients takes longer than its clients one after the other.
+SMALLEST_PACK = 8
 
+# The largest batch of a network that is cheap enough: its forward FLOPs stay below _CHEAP_FLOPS.
+_MOST_SAMPLES = 4096
+_CHEAP_FLOPS = 1 << 27
 
-# Places of samples for the one row of all, or clients and whether they are tested side by side.
+# The number of rows that are read together, to be tested one after the other.
+_ROWS_READ_AT_ONCE = 128
+
+# A part of the tests that one rank runs. A slice of the samples, if all clients have one row. Else
+# some clients, and whether they are tested side by side.
 Piece = slice | tuple[Sequence[int], bool]
 
 
-def at_once(module: nn.Module) -> bool:
-    """Whether all layers are known, mix no samples, and the metrics are those of `ClientModule`."""
-    if type(module) is not ClientModule or hasattr(module.net, "figures") or strange(module.net):
+def can_test_at_once(module: nn.Module) -> bool:
+    """Return whether several clients of a module can be tested in one forward pass.
+
+    All layers have to be known and must not mix samples, and the metrics must be those of
+    `ClientModule`.
+    """
+    if type(module) is not ClientModule or hasattr(module.net, "figures"):
         return False
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    return all(norm.running_mean is not None for norm in norms)
+    if unknown_layer(module.net):
+        return False
+
+    # Batch normalization without running statistics mixes samples also in evaluation.
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+            return False
+    return True
 
 
 class RowTests:
     """Tests of some clients of one group.
 
     Args:
-        rows: of the group; those of later evaluations are of the same kind.
-        clients: ascending; a single GLOBAL stands for the global test set.
-        data: their test splits.
-        packs: clients that are tested side by side, if their rows differ.
-        flops: forward FLOPs of a sample, 0 if unknown.
-        context: of the Trainer's precision.
-        device: of the rank.
+        rows: The models of the group. Later evaluations bring rows of the same kind.
+        clients: Ascending; a single GLOBAL stands for the global test set.
+        data: Has the clients' test splits.
+        packs: Clients that are tested side by side, if their rows differ.
+        flops: Forward FLOPs of a sample; 0 if unknown.
+        context: Autocast of the Trainer's precision; None in full precision.
+        device: Of the rank.
     """
 
     __test__ = False  # pytest takes the name for a test
@@ -65,126 +82,199 @@ class RowTests:
         context: Autocast | None,
         device: torch.device,
     ) -> None:
-        self._clients, self._data, self._packs = clients, data, packs
+        self._clients = clients
+        self._data = data
+        self._packs = packs
         self._context: Autocast = context or nullcontext
-        parts = [data.test_index(client) for client in clients]
-        counts = np.array([len(part) for part in parts])
-        self._owner = np.repeat(np.arange(len(parts)), counts)
-        samples, self._places = np.concatenate(parts), np.arange(len(self._owner))
-        self._one = rows.shared and rows.buffers is None
-        if self._one:
-            # Clients share samples, and one model gives a sample the same loss for each of them.
-            samples, self._places = np.unique(samples, return_inverse=True)
-        self._samples = torch.from_numpy(samples)
+
+        # The test samples of all clients, one client after the other.
+        indices = [data.test_index(client) for client in clients]
+        counts = np.array([len(index) for index in indices])
+        samples = np.concatenate(indices)
+        self._owners = np.repeat(np.arange(len(clients)), counts)  # position of a sample's client
         ends = np.cumsum(counts)
-        self._spans = dict(zip(clients, zip(ends - counts, ends, strict=True), strict=True))
-        self._found = torch.zeros(2, len(samples), device=device)  # see _results; 0: not tested
-        cheap = int(_FLOPS // flops) if flops else 0
-        self._most = max(data.eval_batch_size, min(_AT_ONCE, cheap))
+        starts = ends - counts
+        self._spans: dict[int, tuple[int, int]] = {}
+        for client, start, end in zip(clients, starts, ends, strict=True):
+            self._spans[client] = (start, end)
+
+        # Clients may share samples. One model gives a sample the same loss for each of them, so it
+        # is tested once: `_tested_as` says where each client's sample lies among those tested.
+        self._one_row = rows.shared and rows.buffers is None
+        if self._one_row:
+            samples, self._tested_as = np.unique(samples, return_inverse=True)
+        else:
+            self._tested_as = np.arange(len(samples))
+        self._samples = torch.from_numpy(samples)
+
+        # As `_sample_results`; 0 for samples that are not tested.
+        self._results = torch.zeros(2, len(samples), device=device)
+
+        affordable = int(_CHEAP_FLOPS // flops) if flops else 0
+        self._batch_size = max(data.eval_batch_size, min(_MOST_SAMPLES, affordable))
 
     def pieces(self, rank: int, world: int, home: Callable[[int], int] | None) -> Sequence[Piece]:
-        """What a rank runs; `home` gives the rank of a client, None if any rank can test any."""
-        if self._one:
-            starts = range(0, len(self._samples), self._most)[rank::world]
-            return [slice(start, start + self._most) for start in starts]
-        packs = [pack for pack in self._packs if len(pack) >= _FEW]
-        alone = [k for pack in self._packs if len(pack) < _FEW for k in pack]
+        """Return the parts of the tests that a rank runs.
+
+        Args:
+            rank: Number of the rank.
+            world: Number of ranks.
+            home: Gives the rank of a client; None if any rank can test any client.
+        """
+        size = self._batch_size
+        if self._one_row:
+            starts = range(0, len(self._samples), size)
+            return [slice(start, start + size) for start in starts[rank::world]]
+
+        packs: list[Sequence[int]] = []
+        single_clients: list[int] = []
+        for pack in self._packs:
+            if len(pack) >= SMALLEST_PACK:
+                packs.append(pack)
+            else:
+                single_clients.extend(pack)
+
         if home is None:
-            packs, alone = packs[rank::world], alone[rank::world]
+            packs = packs[rank::world]
+            single_clients = single_clients[rank::world]
         else:
             packs = [pack for pack in packs if home(pack[0]) == rank]
-            alone = [client for client in alone if home(client) == rank]
-        parts = [alone[i : i + _ALONE] for i in range(0, len(alone), _ALONE)]
-        return [(pack, True) for pack in packs] + [(part, False) for part in parts]
+            single_clients = [client for client in single_clients if home(client) == rank]
+
+        pieces: list[Piece] = [(pack, True) for pack in packs]
+        for start in range(0, len(single_clients), _ROWS_READ_AT_ONCE):
+            pieces.append((single_clients[start : start + _ROWS_READ_AT_ONCE], False))
+        return pieces
 
     def start(self) -> None:
         """Forget the last evaluation."""
-        self._found.zero_()
+        self._results.zero_()
 
     @torch.no_grad()
     def run(self, piece: Piece, rows: Rows) -> None:
         """Run one of `pieces`."""
         if isinstance(piece, slice):
             with rows.bound(rows.clients[0]) as module:
-                self._run_one(module, piece)
+                self._test_samples(module, piece)
             return
+
         clients, side_by_side = piece
         if side_by_side:
-            self._run_many(clients, rows)
-            return
-        for client, module in zip(clients, rows.each(clients), strict=True):
-            first, end = self._spans[client]
-            for start in range(first, end, self._most):
-                self._run_one(module, slice(start, min(start + self._most, end)))
-        rows.live.forget_views()  # of copies of rows
+            self._test_pack(clients, rows)
+        else:
+            self._test_one_by_one(clients, rows)
 
-    def _run_one(self, module: nn.Module, part: slice) -> None:
-        """Test a model on some samples."""
+    def _test_samples(self, module: nn.Module, part: slice) -> None:
+        """Test a model on some of the samples."""
         x, y = self._data.test_samples(self._clients[0], self._samples[part])
         with self._context():
-            self._found[:, part] = _results(module(x), y)
+            self._results[:, part] = _sample_results(module(x), y)
 
-    def _run_many(self, pack: Sequence[int], rows: Rows) -> None:
-        """Test K models, each on its client's samples."""
+    def _test_one_by_one(self, clients: Sequence[int], rows: Rows) -> None:
+        """Test clients one after the other, each on its own samples."""
+        for client, module in zip(clients, rows.each(clients), strict=True):
+            first, end = self._spans[client]
+            for start in range(first, end, self._batch_size):
+                self._test_samples(module, slice(start, min(start + self._batch_size, end)))
+
+        # `each` has bound the module to copies of rows, which would stay in memory.
+        rows.live.forget_views()
+
+    def _test_pack(self, pack: Sequence[int], rows: Rows) -> None:
+        """Test K models side by side, each on its client's samples."""
         pack = sorted(pack, key=lambda client: -self._count(client))
-        module, layout, block = rows.live.module, rows.live.layout, rows.read(pack)
+        module = rows.live.module
+        tensors = stacked.gather(rows.live.layout, rows.read(pack), module)
         if module.training:
             module.eval()
-        own, shared = {} if rows.buffers is None else rows.buffers(pack), {}
-        values = stacked.gather(layout, block, module)
+
+        own: stacked.Views = {}
+        shared: stacked.Views = {}
+        if rows.buffers is not None:
+            own = rows.buffers(pack)
         if rows.shared:
-            shared = {name: value[0] for name, value in values.items() if name not in own}
+            for name, value in tensors.items():
+                if name not in own:
+                    shared[name] = value[0]
         else:
-            own = values | own
-        for active, places, kept in self._batches(pack):
-            x, y = self._data.test_samples(pack[0], self._samples[places.flatten()])
-            mine = {name: value[:active] for name, value in own.items()}
+            own = tensors | own
+
+        for active, positions, is_real in self._batches(pack):
+            x, y = self._data.test_samples(pack[0], self._samples[positions.flatten()])
+            inputs = x.unflatten(0, positions.shape)
+            active_own = {name: value[:active] for name, value in own.items()}
             with self._context():
-                logits = stacked.forward(module, mine, x.unflatten(0, places.shape), shared=shared)
-                found = _results(logits.flatten(0, 1), y)
-            # Positions and no bools, whose number a device would have to tell.
-            index = sent(kept.flatten().nonzero().squeeze(1), found.device)
-            self._found[:, sent(places[kept], found.device)] = found.index_select(1, index)
+                logits = stacked.forward(module, active_own, inputs, shared=shared)
+                results = _sample_results(logits.flatten(0, 1), y)
+
+            # Index with positions: a boolean mask would make the host wait for the GPU to count
+            # its entries.
+            real = sent(is_real.flatten().nonzero().squeeze(1), results.device)
+            targets = sent(positions[is_real], results.device)
+            self._results[:, targets] = results.index_select(1, real)
 
     def _batches(self, pack: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of a pack by falling numbers of samples: clients in a batch, (K, B) places, which count.
+        """Yield the batches of a pack whose clients are sorted by size, largest first.
 
-        A batch ends with the samples of its median client. Those of others are filled up.
+        A batch ends with the samples of its median client. Clients with fewer samples repeat their
+        last one.
+
+        Yields:
+            The number of active clients; the positions of their samples, (active, B); and which of
+            these are real, (active, B).
         """
         counts = torch.tensor([self._count(client) for client in pack])
-        begins = torch.tensor([self._spans[client][0] for client in pack])[:, None]
+        first = torch.tensor([self._spans[client][0] for client in pack])[:, None]
         done = 0
-        while active := int((counts > done).sum()):
-            size = min(int(counts[active // 2]) - done, max(1, self._most // active))
-            steps, last = torch.arange(done, done + size), counts[:active, None] - 1
-            yield active, begins[:active] + steps.minimum(last), steps <= last
+        while True:
+            active = int((counts > done).sum())
+            if active == 0:
+                return
+
+            median = int(counts[active // 2])
+            size = min(median - done, max(1, self._batch_size // active))
+            steps = torch.arange(done, done + size)
+            last = counts[:active, None] - 1
+            yield active, first[:active] + steps.minimum(last), steps <= last
             done += size
 
     def _count(self, client: int) -> int:
+        """Return the number of a client's test samples."""
         first, end = self._spans[client]
         return end - first
 
     def finish(self, ranks: Ranks) -> list[Report]:
-        """The report of each client, the same on every rank; called by all.
+        """Return the report of each client, the same on every rank; all ranks must call this.
 
-        It is of the samples in pieces that were run: a limit may leave some out.
+        Reports are about the samples in the pieces that were run: a limit may skip some.
         """
-        found = ranks.sum_(self._found).cpu().numpy()[:, self._places].astype(np.float64)
-        rows, clients = (*found, found[1] > 0), len(self._clients)
-        losses, marks, tested = (np.bincount(self._owner, row, minlength=clients) for row in rows)
-        count = np.maximum(tested, 1)
-        # The division of the metric object, which is in float32.
-        accuracies = (marks - tested).astype(np.float32) / count.astype(np.float32)
-        columns = (tested.astype(np.int64), losses / count, accuracies)
-        return [
-            Report(client, samples, metrics={"loss": loss, "accuracy": accuracy})
-            for client, samples, loss, accuracy in zip(
-                self._clients, *(column.tolist() for column in columns), strict=True
-            )
-        ]
+        results = ranks.sum_(self._results).cpu().numpy()
+        results = results[:, self._tested_as].astype(np.float64)
+        losses, marks = results
+
+        clients = len(self._clients)
+        loss_sums = np.bincount(self._owners, losses, minlength=clients)
+        mark_sums = np.bincount(self._owners, marks, minlength=clients)
+        tested = np.bincount(self._owners, marks > 0, minlength=clients)
+        divisors = np.maximum(tested, 1)
+        mean_losses = loss_sums / divisors
+
+        # Divided in float32, as the metric object does when clients are tested one at a time.
+        accuracies = (mark_sums - tested).astype(np.float32) / divisors.astype(np.float32)
+
+        reports = []
+        columns = (tested.astype(np.int64).tolist(), mean_losses.tolist(), accuracies.tolist())
+        for client, samples, loss, accuracy in zip(self._clients, *columns, strict=True):
+            metrics = {"loss": loss, "accuracy": accuracy}
+            reports.append(Report(client, samples, metrics=metrics))
+        return reports
 
 
-def _results(logits: Tensor, labels: Tensor) -> Tensor:
-    """(2, N) the loss of each sample, and 2 where it is classified correctly, or else 1."""
+def _sample_results(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss and the mark of each sample, of shape (2, N).
+
+    The mark is 2 if the sample is classified correctly, else 1: so it says that it was tested.
+    """
     losses = F.cross_entropy(logits, labels, reduction="none")
-    return torch.stack((losses.float(), (logits.argmax(1) == labels).float() + 1))
+    marks = (logits.argmax(1) == labels).float() + 1
+    return torch.stack((losses.float(), marks))

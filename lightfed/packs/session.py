@@ -1,52 +1,47 @@
 """The local training of K clients of one group at once: a pack.
 
-Which clients form a pack follows from the configuration and the round alone, so all operators see
-the same shapes on any number of ranks.
+Which clients form a pack follows from the configuration and the round alone. So all operators see
+the same shapes on any number of ranks, and give the same bits.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import dataclass
 
 import lightning.pytorch as L
-import numpy as np
 import torch
-import torch.nn.functional as F
 from lightfed_kernels import apply_mask_, unpack_mask
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import Tensor
 
 from lightfed.data.batches import PackBatches, sent
-from lightfed.local.logbook import check_mean, on_this_rank, reset_metrics
-from lightfed.local.optimizer import Clipping, Proximal
-from lightfed.local.session import Autocast, Report, Work
-from lightfed.models.client_module import ClientModule
+from lightfed.local.logbook import on_this_rank, reset_metrics
+from lightfed.local.optimizer import Clipping, GradientHook, Proximal
+from lightfed.local.session import Autocast, Work
 from lightfed.packs import stacked
+from lightfed.packs.forward import PackForward
+from lightfed.packs.report import BatchSizes, PackResult
 from lightfed.packs.stacked import Views
 from lightfed.packs.stacked_optimizer import StackedOptimizer, clipped
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.utils.reading import Pending
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch, Timings
 
 
 @dataclass(frozen=True)
 class PackWork:
-    """The work of K sessions; those with the most batches come first.
+    """The work of K sessions, those with the most batches first.
 
     Attributes:
-        clients: their numbers.
-        batches: of the sessions.
-        works: hooks, masks and pulls of each; none if nothing looks at single sessions.
-        seed: of dropout and other draws.
-        lr: learning rate of the round; None keeps the optimiser's own.
-        own: (K, ...) the clients' values of buffers that are not in a row, by name.
-        shared: such buffers that are the same for all.
-        phases: the parameters trained from a batch on, by its index.
-        timings: of this rank.
-        epoch_batches: of a local epoch, where a step is told the number of its batch.
+        clients: Numbers of the clients.
+        batches: The batches of all sessions.
+        works: The hooks, mask and pull of each session; empty if nothing looks at single sessions.
+        seed: Names the pack's draws, such as dropout.
+        lr: Learning rate of the round; None keeps the optimizer's own.
+        own_buffers: The clients' values of buffers that lie in no row, of shape (K, *shape), by
+            name.
+        shared_buffers: Such buffers that are the same for all clients, by name.
+        phases: The parameters that are trained from a batch on, by the number of that batch.
+        timings: Of this rank.
+        epoch_batches: Number of batches in a local epoch; see `PackForward`.
     """
 
     clients: Sequence[int]
@@ -54,103 +49,32 @@ class PackWork:
     works: Sequence[Work]
     seed: int
     lr: float | None
-    own: Views
-    shared: Views
+    own_buffers: Views
+    shared_buffers: Views
     phases: Mapping[int, Sequence[Tensor]]
     timings: Timings
     epoch_batches: int
 
 
-class PackForward:
-    """Losses of K clients on a batch of each, and their gradients.
-
-    Args:
-        module: a classifier with a loss of its own (`ClientModule`), or any other.
-        layout: of its rows.
-        context: of the Trainer's precision.
-        known: all layers are known by their types.
-
-    Attributes:
-        epoch_batches: of a local epoch, in which a step's batches are counted; 0 to count them in
-            the session.
-    """
-
-    epoch_batches = 0
-
-    def __init__(
-        self,
-        module: L.LightningModule,
-        layout: ModelLayout,
-        context: Autocast | None,
-        *,
-        known: bool = False,
-    ) -> None:
-        self._known = known
-        self._module, self._step = module, _TrainingStep(module)
-        self._classifies = has_known_loss(module)
-        self._context: Autocast = context or nullcontext
-        self._ones = torch.empty(0)  # (K,) the gradient of the losses
-        trained = {name for name, p in module.named_parameters() if p.requires_grad}
-        self.trained = [e.name for e in layout.floats if e.name in trained]
-        self.buffers = [name for name, _ in module.named_buffers()]
-
-    def __call__(
-        self,
-        values: Views,
-        shared: Views,
-        leaves: Sequence[Tensor],
-        batch: tuple[Tensor, Tensor],
-        index: int,
-        sizes: Tensor | None = None,
-        randomness: str = "different",
-    ) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
-        """(K,) losses, what the module logged, and the gradients of the leaves among the values.
-
-        Args:
-            values: (K, *shape) by name; buffers are updated.
-            shared: buffers that are the same for all.
-            leaves: those to differentiate.
-            batch: (K, B, ...) inputs and labels.
-            index: of the batch in its session.
-            sizes: (K,) samples of each client, if they differ: the others have no weight. Only for
-                modules with a known loss.
-            randomness: as of `torch.func.vmap`.
-        """
-        runs = self._module if self._classifies else self._step
-        if index == 0:  # a callback may have changed layers since the last session
-            prefix = "" if self._classifies else "module."
-            names = [*values, *shared]
-            self._places = stacked.Places(runs, names, prefix, known=self._known)
-        forward = partial(
-            stacked.forward, runs, values, shared=shared, places=self._places, randomness=randomness
-        )
-        with self._context():
-            if self._classifies:
-                logits = forward(batch[0])
-                losses, logged = _cross_entropies(logits, batch[1], sizes), {}
-            else:
-                self._step.index = index % self.epoch_batches if self.epoch_batches else index
-                losses, logged = forward(batch)
-        if self._ones.shape != losses.shape or self._ones.dtype != losses.dtype:
-            self._ones = torch.ones_like(losses)
-        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
-        return losses.detach(), logged, list(grads)
-
-
 class PackSession:
-    """Trains K clients in one module, which keeps its own values.
+    """Trains K clients in the one module of their group, which keeps its own values.
+
+    Clients are sorted by the number of their batches, longest first. So the clients that still
+    train are the first ones at every step: the tensors of a step are leading slices.
 
     Args:
-        module: of the group.
-        layout: of its rows.
-        optimizer: of K clients.
-        clipping: of each client's gradients.
-        context: of the Trainer's precision.
-        known: all layers are known by their types.
+        module: The module of the group.
+        layout: The layout of its rows.
+        optimizer: Steps the parameters of K clients.
+        clipping: Clips the gradients of each client; None for no clipping.
+        context: Autocast of the Trainer's precision; None in full precision.
+        known: Whether all layers are known by their types.
 
     Attributes:
-        optimizer: as given.
-        rates: learning rates that the sessions log by name; a pack's do not change in a session.
+        optimizer: As given.
+        rates: Learning rates that the sessions log, by name. They do not change in a session.
+        trained: Names of the trained parameters, in the order of the layout.
+        parameter_size: Number of elements of a row that are parameters.
     """
 
     def __init__(
@@ -163,370 +87,309 @@ class PackSession:
         context: Autocast | None,
         known: bool,
     ) -> None:
-        self._module, self._layout = module, layout
-        self.rates: Mapping[str, float] = {}
-        self.optimizer, self._clipping = optimizer, clipping
+        self._module = module
+        self._layout = layout
+        self._clipping = clipping
         self._forward = PackForward(module, layout, context, known=known)
-        self._span = layout.parameter_size
-        self._where = {e.name: e for e in layout.floats}
+        self._entries = {entry.name: entry for entry in layout.floats}
+        self.optimizer = optimizer
+        self.rates: Mapping[str, float] = {}
+        self.trained = self._forward.trained
+        self.parameter_size = layout.parameter_size
 
     @on_this_rank
-    def train(self, rows: Row, work: PackWork) -> "PackResult":
-        """Train K rows, (K, P) and (K, Q), in place, in the order of the clients."""
+    def train(self, rows: Row, work: PackWork) -> PackResult:
+        """Train K clients on their rows, (K, P) and (K, Q), in place.
+
+        Args:
+            rows: The clients' models, in the order of `work.clients`.
+            work: What the sessions do.
+
+        Returns:
+            What the sessions report. Its numbers may still be on the device.
+        """
         device = rows.floats.device
         stopwatch = Stopwatch(device)
         self._module.train()
         reset_metrics(self._module)
         seed_default_generators(work.seed, device)
-        sizes, optimizer, names = work.batches.sizes, self.optimizer, self._forward.trained
-        whole = stacked.gather(self._layout, rows, self._module) | work.own
-        self._forward.epoch_batches = work.epoch_batches
+
+        # The optimizer trains these tensors in place. They go back into the rows at the end.
+        tensors = stacked.gather(self._layout, rows, self._module) | work.own_buffers
+        optimizer = self.optimizer
         pulls = _Pulls(self, rows, work)
-        optimizer.start([whole[n] for n in names], lr=work.lr, momenta=pulls.momenta)
-        masks = self._masks(work, rows)
-        hooks = _Hooks(self, rows, work)
-        result = PackResult(work.clients, sizes, stopwatch, _Sizes(sizes, device), self.rates)
+        optimizer.start([tensors[name] for name in self.trained], lr=work.lr, momenta=pulls.momenta)
+        uncovered = self._uncovered(work, rows)
+        hooks = _GradientHooks(self, rows, work)
+
+        sizes = work.batches.sizes
+        sizes_on_device = BatchSizes(sizes, device)
+        result = PackResult(work.clients, sizes, stopwatch, sizes_on_device, self.rates)
+
+        # What the forward pass reads: parameters from the optimizer, and buffers.
+        values = dict(tensors)
+        values |= dict(zip(self.trained, optimizer.leaves, strict=True))
+        others = tensors.keys() - set(self.trained)
+
+        self._forward.epoch_batches = work.epoch_batches
         batches = iter(work.batches)
-        counts, values = (sizes > 0).sum(0).tolist(), dict(whole)
-        values |= dict(zip(names, optimizer.leaves, strict=True))
-        chosen: Sequence[int] = range(len(names))
-        for step, active in enumerate(counts):
+        selected: Sequence[int] = range(len(self.trained))
+        active_clients: list[int] = (sizes > 0).sum(0).tolist()
+        for step, active in enumerate(active_clients):
             if step in work.phases:
-                chosen = self._chosen(work.phases[step])
+                selected = self._positions_of(work.phases[step])
+
             if active < len(optimizer.leaves[0]):
                 optimizer.narrow(active)
-                values |= {name: whole[name][:active] for name in whole.keys() - {*names}}
+                for name in others:
+                    values[name] = tensors[name][:active]
+
             with work.timings.part("data"):
                 batch = next(batches)
-            before = {name: values[name] for name in self._forward.buffers if name in values}
-            leaves = [optimizer.leaves[i] for i in chosen]
-            losses, logged, found = self._forward(
-                values, work.shared, leaves, batch, step, result.on_device.unequal(step, active)
+
+            buffers = {name: values[name] for name in self._forward.buffers if name in values}
+            losses, logged, gradients = self._forward(
+                values,
+                work.shared_buffers,
+                [optimizer.leaves[i] for i in selected],
+                batch,
+                step,
+                sizes_on_device.unequal_at(step, active),
             )
-            for name, held in before.items():  # what the module has put in its place
-                if values[name] is not held:
-                    values[name] = held.copy_(values[name])
-            grads: list[Tensor | None] = [None] * len(names)
+
+            # Some modules put a new tensor in the place of a buffer. Its values have to get into
+            # the tensor that goes back into the rows.
+            for name, buffer in buffers.items():
+                if values[name] is not buffer:
+                    values[name] = buffer.copy_(values[name])
+
             with torch.no_grad():
-                used = [i for i, grad in zip(chosen, found, strict=True) if grad is not None]
-                given = hooks.changed([g for g in found if g is not None], used, whole)
-                given = pulls.added(given, used, optimizer.leaves)
-                if self._clipping is not None:
-                    given = clipped(self._clipping, given, used)
-                given = pulls.decayed(given, used, optimizer.leaves)
-                for i, grad in zip(used, given, strict=True):
-                    grads[i] = grad
-                optimizer.step(grads)
-                for i, mask in enumerate(masks):
-                    optimizer.leaves[i].masked_fill_(mask[:active], 0)
+                self._update(selected, gradients, hooks, pulls, tensors)
+                for leaf, mask in zip(optimizer.leaves, uncovered, strict=False):
+                    leaf.masked_fill_(mask[:active], 0)
+
             result.note(losses, logged, step)
+
         optimizer.finish()
-        pulls.keep()
-        stacked.scatter(self._layout, whole, rows)
-        for row, own in zip(rows.floats, work.works, strict=False):
-            if own.mask is not None:  # ASPG has put its iterates into the rows
-                apply_mask_(row, own.mask)
+        pulls.keep_momenta()
+        stacked.scatter(self._layout, tensors, rows)
+
+        # Once more on the rows: ASPG has put its iterates there, which no step has masked.
+        for row, session_work in zip(rows.floats, work.works, strict=False):
+            if session_work.mask is not None:
+                apply_mask_(row, session_work.mask)
+
         stopwatch.stop()
         result.norms = torch.linalg.vector_norm(rows.floats, dim=1)
         return result
 
+    def _update(
+        self,
+        selected: Sequence[int],
+        gradients: Sequence[Tensor | None],
+        hooks: "_GradientHooks",
+        pulls: "_Pulls",
+        tensors: Views,
+    ) -> None:
+        """Take an optimizer step from the gradients of the selected parameters.
+
+        The order is that of a client alone: the algorithm's hook, the pull, clipping, the decay.
+        """
+        used = []
+        changed = []
+        for position, gradient in zip(selected, gradients, strict=True):
+            if gradient is not None:
+                used.append(position)
+                changed.append(gradient)
+
+        leaves = self.optimizer.leaves
+        changed = hooks.apply(changed, used, tensors)
+        changed = pulls.add_pull(changed, used, leaves)
+        if self._clipping is not None:
+            changed = clipped(self._clipping, changed, used)
+        changed = pulls.add_decay(changed, used, leaves)
+
+        all_gradients: list[Tensor | None] = [None] * len(leaves)
+        for position, gradient in zip(used, changed, strict=True):
+            all_gradients[position] = gradient
+        self.optimizer.step(all_gradients)
+
     def parts(self, matrix: Tensor) -> list[Tensor]:
-        """The trained parameters in a (K, P) matrix, as (K, *shape) views."""
-        found = [self._where[name] for name in self._forward.trained]
-        return [matrix[:, e.offset : e.offset + e.numel].view(len(matrix), *e.shape) for e in found]
+        """Return the trained parameters in a (K, P) matrix, as views of shape (K, *shape)."""
+        views = []
+        for name in self.trained:
+            entry = self._entries[name]
+            columns = matrix[:, entry.offset : entry.offset + entry.numel]
+            views.append(columns.view(len(matrix), *entry.shape))
+        return views
 
-    def _chosen(self, parameters: Sequence[Tensor]) -> Sequence[int]:
-        """The positions of some parameters of the module."""
-        chosen, named = {id(p) for p in parameters}, dict(self._module.named_parameters())
-        return [i for i, n in enumerate(self._forward.trained) if id(named[n]) in chosen]
+    def _positions_of(self, parameters: Sequence[Tensor]) -> list[int]:
+        """Return the positions of some of the module's parameters among the trained ones."""
+        wanted = {id(parameter) for parameter in parameters}
+        by_name = dict(self._module.named_parameters())
+        return [i for i, name in enumerate(self.trained) if id(by_name[name]) in wanted]
 
-    def _masks(self, work: PackWork, rows: Row) -> list[Tensor]:
-        """What the clients' masks do not cover, (K, *shape) of each parameter; none without."""
-        if all(own.mask is None for own in work.works):
+    def _uncovered(self, work: PackWork, rows: Row) -> list[Tensor]:
+        """Return what the clients' masks leave out, of shape (K, *shape) for each parameter.
+
+        The list is empty if no client has a mask.
+        """
+        if all(session_work.mask is None for session_work in work.works):
             return []
+
         uncovered = torch.zeros_like(rows.floats, dtype=torch.bool)
-        for row, own in zip(uncovered, work.works, strict=True):
-            if own.mask is not None:
-                row.copy_(unpack_mask(own.mask)).logical_not_()
+        for row, session_work in zip(uncovered, work.works, strict=True):
+            if session_work.mask is not None:
+                row.copy_(unpack_mask(session_work.mask)).logical_not_()
         return [part.contiguous() for part in self.parts(uncovered)]
 
 
-class _Hooks:
-    """The algorithm's changes to gradients, each in a row of its client's own (P,)."""
+class _GradientHooks:
+    """The algorithm's changes to gradients, each in a row of its client's own, of shape (P,).
+
+    Args:
+        session: Whose gradients are changed.
+        rows: The clients' models. Before a hook is called, their parameters are those at which the
+            gradient was taken.
+        work: Has the hooks, of all clients or of none.
+    """
 
     def __init__(self, session: PackSession, rows: Row, work: PackWork) -> None:
-        self._hooks = [own.hook for own in work.works if own.hook is not None]  # of all, or none
-        if self._hooks:
-            span = session._span
-            self._flat = torch.zeros_like(rows.floats[:, :span])
-            self._parts = session.parts(self._flat)
-            self._names, self._rows = session._forward.trained, session.parts(rows.floats)
+        self._hooks: list[GradientHook] = []
+        for session_work in work.works:
+            if session_work.hook is not None:
+                self._hooks.append(session_work.hook)
 
-    def changed(self, grads: list[Tensor], used: Sequence[int], whole: Views) -> list[Tensor]:
+        if self._hooks:
+            self._gradients = torch.zeros_like(rows.floats[:, : session.parameter_size])  # (K, P)
+            self._gradient_parts = session.parts(self._gradients)
+            self._row_parts = session.parts(rows.floats)
+            self._names = session.trained
+
+    def apply(self, gradients: list[Tensor], used: Sequence[int], tensors: Views) -> list[Tensor]:
+        """Return the gradients after the hooks.
+
+        Args:
+            gradients: (active, *shape) each, of the parameters `used`.
+            used: Positions of these parameters.
+            tensors: The models that are trained, (K, *shape) by name.
+        """
         if not self._hooks:
-            return grads
-        for row, name in zip(self._rows, self._names, strict=True):
-            row.copy_(whole[name])  # hooks read where the gradient was taken
-        if len(used) < len(self._parts):
-            self._flat.zero_()
-        active = len(grads[0])
-        parts = [self._parts[i][:active] for i in used]
-        for part, grad in zip(parts, grads, strict=True):
-            part.copy_(grad)
-        for hook, flat in zip(self._hooks[:active], self._flat, strict=False):
-            hook(flat)
+            return gradients
+
+        # Hooks read the model at which the gradient was taken.
+        for row_part, name in zip(self._row_parts, self._names, strict=True):
+            row_part.copy_(tensors[name])
+
+        # Parameters without a gradient have a gradient of 0 in the row, not the last one.
+        if len(used) < len(self._gradient_parts):
+            self._gradients.zero_()
+
+        active = len(gradients[0])
+        parts = [self._gradient_parts[i][:active] for i in used]
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.copy_(gradient)
+
+        for hook, row in zip(self._hooks[:active], self._gradients, strict=False):
+            hook(row)
+
+        # Copies: later steps of this update must not write into the row.
         return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
 class _Pulls:
-    """The clients' pulls towards other models, and the momenta that they carry."""
+    """The clients' pulls towards other models, their decays, and the momenta that they carry.
+
+    Attributes:
+        momenta: (K, *shape) for each trained parameter, with which the optimizer starts; None if
+            no client brings any.
+    """
 
     def __init__(self, session: PackSession, rows: Row, work: PackWork) -> None:
-        self._session, self._parameters = session, rows.floats[:, : session._span]
+        self._session = session
+        self._parameters = rows.floats[:, : session.parameter_size]  # (K, P)
+        self._pulls: list[Proximal] = []
         self._anchors: list[Tensor] = []
         self._decays: list[Tensor] = []
-        self._pulls: list[Proximal] = []
         self.momenta: list[Tensor] | None = None
-        if all(own.proximal is None for own in work.works):
+        if all(session_work.proximal is None for session_work in work.works):
             return
-        pairs = zip(work.works, self._parameters, strict=True)
-        self._pulls = [own.proximal or Proximal(row, 0.0) for own, row in pairs]
+
+        for session_work, row in zip(work.works, self._parameters, strict=True):
+            self._pulls.append(session_work.proximal or Proximal(row, 0.0))
+
         if any(pull.gamma for pull in self._pulls):
             anchors = torch.stack([pull.anchor for pull in self._pulls])
             self._anchors = [part.contiguous() for part in session.parts(anchors)]
             gammas = torch.tensor([pull.gamma for pull in self._pulls])
             self._gammas = sent(gammas, anchors.device)
-        if any(pull.decay is not None for pull in self._pulls):
-            decays = torch.zeros_like(self._parameters)
-            for pull, decay in zip(self._pulls, decays, strict=True):
-                if pull.decay is not None:
-                    decay.copy_(pull.decay)
-            self._decays = [part.contiguous() for part in session.parts(decays)]
-        if any(pull.momentum is not None for pull in self._pulls):
-            momenta = torch.zeros_like(self._parameters)
-            for pull, momentum in zip(self._pulls, momenta, strict=True):
-                if pull.momentum is not None:
-                    momentum.copy_(pull.momentum)
-            self.momenta = [part.contiguous() for part in session.parts(momenta)]
 
-    def added(
-        self, grads: list[Tensor], used: Sequence[int], leaves: Sequence[Tensor]
+        decays = [pull.decay for pull in self._pulls]
+        if any(decay is not None for decay in decays):
+            self._decays = self._stacked(decays)
+
+        momenta = [pull.momentum for pull in self._pulls]
+        if any(momentum is not None for momentum in momenta):
+            self.momenta = self._stacked(momenta)
+
+    def _stacked(self, vectors: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return K vectors of shape (P,) as (K, *shape) for each parameter; 0 for None."""
+        matrix = torch.zeros_like(self._parameters)
+        for row, vector in zip(matrix, vectors, strict=True):
+            if vector is not None:
+                row.copy_(vector)
+        return [part.contiguous() for part in self._session.parts(matrix)]
+
+    def add_pull(
+        self, gradients: list[Tensor], used: Sequence[int], leaves: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The gradients with gamma (w - anchor)."""
+        """Return the gradients plus gamma (w - anchor).
+
+        Args:
+            gradients: (active, *shape) each, of the parameters `used`.
+            used: Positions of these parameters.
+            leaves: All trained parameters.
+        """
         if not self._anchors:
-            return grads
-        active = len(grads[0])
-        values = [leaves[i] for i in used]
-        away = torch._foreach_sub(values, [self._anchors[i][:active] for i in used])
-        gammas = [self._gammas[:active].view(-1, *[1] * (x.dim() - 1)) for x in away]
-        torch._foreach_mul_(away, gammas)
-        return list(torch._foreach_add(grads, list(away)))
+            return gradients
 
-    def decayed(
-        self, grads: list[Tensor], used: Sequence[int], leaves: Sequence[Tensor]
+        active = len(gradients[0])
+        values = [leaves[i] for i in used]
+        anchors = [self._anchors[i][:active] for i in used]
+        pulls = torch._foreach_sub(values, anchors)
+
+        # (active, 1, ..., 1), so that each client has its own gamma.
+        gammas = [self._gammas[:active].view(-1, *[1] * (pull.dim() - 1)) for pull in pulls]
+        torch._foreach_mul_(pulls, gammas)
+        return list(torch._foreach_add(gradients, list(pulls)))
+
+    def add_decay(
+        self, gradients: list[Tensor], used: Sequence[int], leaves: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The gradients with the decay of the parameters."""
+        """Return the gradients plus the decay of the parameters; arguments as for `add_pull`."""
         if not self._decays:
-            return grads
-        active = len(grads[0])
-        values = [leaves[i] for i in used]
-        return list(torch._foreach_addcmul(grads, values, [self._decays[i][:active] for i in used]))
+            return gradients
 
-    def keep(self) -> None:
-        """Keep what the optimiser carries to the clients' next sessions."""
+        active = len(gradients[0])
+        values = [leaves[i] for i in used]
+        decays = [self._decays[i][:active] for i in used]
+        return list(torch._foreach_addcmul(gradients, values, decays))
+
+    def keep_momenta(self) -> None:
+        """Store the optimizer's momenta where the clients' next sessions find them."""
         if not any(pull.carries for pull in self._pulls):
             return
+
         carried = self._session.optimizer.carried()
+        if all(momentum is None for momentum in carried):
+            return
+
         momenta = torch.zeros_like(self._parameters)
         for part, momentum in zip(self._session.parts(momenta), carried, strict=True):
+            # A parameter that got its first gradient late has momenta of fewer clients.
             if momentum is not None:
                 part[: len(momentum)].copy_(momentum)
-        if any(momentum is not None for momentum in carried):
-            for pull, row in zip(self._pulls, momenta, strict=True):
-                if pull.carries:
-                    pull.momentum = row.clone()
 
-
-def has_known_loss(module: L.LightningModule) -> bool:
-    """Whether its loss is the cross-entropy of what it returns."""
-    return type(module) is ClientModule and not hasattr(module.net, "losses")
-
-
-class _Sizes:
-    """The samples of every batch of a pack, (K, steps), on its device: sent once, if at all."""
-
-    def __init__(self, sizes: np.ndarray, device: torch.device) -> None:
-        self._sizes, self._device = sizes, device
-
-    @cached_property
-    def _rows(self) -> Tensor:
-        """(steps, K)."""
-        return sent(torch.from_numpy(np.ascontiguousarray(self._sizes.T)), self._device)
-
-    def of(self, step: int, active: int) -> Tensor:
-        """(k,) the samples of the first clients' batches."""
-        return self._rows[step, :active]
-
-    def unequal(self, step: int, active: int) -> Tensor | None:
-        """As `of`, or None if all of them have as many."""
-        sizes = self._sizes[:active, step]
-        return None if (sizes == sizes[0]).all() else self.of(step, active)
-
-
-def _cross_entropies(logits: Tensor, labels: Tensor, sizes: Tensor | None) -> Tensor:
-    """(K,) mean losses of (K, B, C) logits, of the first `sizes` samples of each client."""
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    losses = losses.view(labels.shape)
-    if sizes is None:
-        return losses.mean(1)
-    weights = torch.arange(labels.shape[1], device=labels.device) < sizes[:, None]
-    return (losses * weights).sum(1) / sizes
-
-
-class _TrainingStep(nn.Module):
-    """`training_step` as a forward pass; returns the loss and what the step logged."""
-
-    def __init__(self, module: L.LightningModule) -> None:
-        super().__init__()
-        self.module = module
-        self.index = 0
-
-    @override
-    def forward(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        logged: dict[str, Tensor] = {}
-        own = self.module.log, self.module.log_dict
-        self.module.log = partial(_note, logged)  # type: ignore[method-assign]
-        self.module.log_dict = partial(_note_all, logged)  # type: ignore[method-assign]
-        try:
-            output = self.module.training_step(batch, self.index)
-        finally:
-            self.module.log, self.module.log_dict = own  # type: ignore[method-assign]
-        loss: Any = output["loss"] if isinstance(output, dict) else output
-        if loss is None:
-            raise NotImplementedError("a training_step that skips batches")
-        return loss.reshape(()), logged
-
-
-def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: Any) -> None:
-    """`self.log` of a step of K clients: plain numbers only."""
-    check_mean(name, options)
-    if options.get("batch_size") is not None or name in logged:
-        raise NotImplementedError(f"self.log of {name} twice, or with a batch_size")
-    if not isinstance(value, Tensor | int | float):
-        raise NotImplementedError(f"self.log of a {type(value).__name__}")
-    logged[name] = torch.as_tensor(value).detach().reshape(())
-
-
-def _note_all(
-    logged: dict[str, Tensor], values: Mapping[str, Any], *_: Any, **options: Any
-) -> None:
-    for name, value in values.items():
-        _note(logged, name, value, **options)
-
-
-@dataclass
-class PackResult:
-    """What K sessions report; the numbers may still be on the device.
-
-    Attributes:
-        clients: in the order of their rows.
-        sizes: (K, steps) samples of the batches; 0 after a client's last one.
-        stopwatch: of the pack.
-        on_device: the sizes, where the losses are.
-        rates: learning rates of every client, by name.
-        losses: of each step, (k,) of the clients that had a batch.
-        logged: what the modules logged, by name: (K,) sums over samples.
-        counts: (K,) numbers of these samples, by name.
-        norms: (K,) of the trained rows.
-    """
-
-    clients: Sequence[int]
-    sizes: np.ndarray
-    stopwatch: Stopwatch
-    on_device: _Sizes
-    rates: Mapping[str, float]
-    losses: list[Tensor] = field(default_factory=list)
-    logged: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, np.ndarray] = field(default_factory=dict)
-    norms: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def note(self, losses: Tensor, logged: Mapping[str, Tensor], step: int) -> None:
-        """Add the numbers of a step."""
-        active = len(losses)
-        self.losses.append(losses)
-        for name, values in logged.items():
-            if name not in self.logged:
-                # In float64: float32 stops counting samples at 2^24.
-                self.logged[name] = values.new_zeros(len(self.clients), dtype=torch.float64)
-                self.counts[name] = np.zeros(len(self.clients), np.int64)
-            self.logged[name][:active] += values.double() * self.on_device.of(step, active)
-            self.counts[name][:active] += self.sizes[:active, step]
-
-    def pending(self) -> list[Tensor]:
-        """The tensors whose values `reports` reads."""
-        return [*self.losses, self.norms, *self.logged.values()]
-
-    def receive(self, values: Sequence[Tensor]) -> None:
-        """Take the values of `pending` on the host."""
-        arrived = iter(values)
-        self.losses = [next(arrived) for _ in self.losses]
-        self.norms = next(arrived)
-        self.logged = {name: next(arrived) for name in self.logged}
-
-    @cached_property
-    def reports(self) -> list[Report]:
-        """Of each client."""
-        samples, steps = self.sizes.sum(1), (self.sizes > 0).sum(1)
-        losses = np.zeros(self.sizes.shape)
-        for step, values in enumerate(self.losses):
-            losses[: len(values), step] = values.float().numpy()
-        means = (losses * self.sizes).sum(1) / samples
-        seconds = self.stopwatch.seconds() / len(samples)
-        columns = zip(
-            self.clients, samples.tolist(), steps.tolist(), self.norms.tolist(), means.tolist(),
-            strict=True,
-        )  # fmt: skip
-        found = [
-            Report(client, count, n, {"train_loss": loss}, norm, updates=n, seconds=seconds)
-            for client, count, n, norm, loss in columns
-        ]
-        for name, sums in self.logged.items():
-            counts = self.counts[name].tolist()
-            for report, value, count in zip(found, sums.tolist(), counts, strict=True):
-                if count:
-                    report.metrics[name] = value / count
-        for report in found:
-            report.metrics |= self.rates
-        return found
-
-
-@dataclass
-class LaneReport:
-    """The report of one client of a pack; `utils/reading.py` has its values come to the host."""
-
-    result: PackResult
-    lane: int
-    flops: Tensor | float
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps."""
-        return int((self.result.sizes[self.lane] > 0).sum())
-
-    def sources(self) -> list[Pending]:
-        """What has to be read from the device before `resolve` is called."""
-        return [self, self.result]
-
-    def pending(self) -> list[Tensor]:
-        """The tensors that `resolve` reads besides those of the pack."""
-        return [self.flops] if isinstance(self.flops, Tensor) else []
-
-    def receive(self, values: Sequence[Tensor]) -> None:
-        """Take the values of `pending` on the host."""
-        for value in values:
-            self.flops = value
-
-    def resolve(self) -> Report:
-        report = self.result.reports[self.lane]
-        report.flops = float(self.flops)
-        return report
+        for pull, row in zip(self._pulls, momenta, strict=True):
+            if pull.carries:
+                pull.momentum = row.clone()

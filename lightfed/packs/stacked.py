@@ -1,4 +1,8 @@
-"""Models of K clients at once: their tensors stacked as (K, *shape), one forward pass for all."""
+"""Models of K clients at once: their tensors stacked as (K, *shape), one forward pass for all.
+
+`vmap` runs a module for K clients. For some layers its rules launch more kernels than needed, or
+copy images between layers. These layers get a forward of their own for the time of a pass.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,101 +27,122 @@ from lightfed.utils.torch_private import (
 
 Views = dict[str, Tensor]
 
+# The dictionary of a module's parameters or buffers.
+_Home = dict[str, Any]
+
 
 def views(layout: ModelLayout, rows: Row) -> Views:
-    """The tensors of K rows, (K, P) and (K, Q), as (K, *shape) views by name."""
-    return {
-        e.name: row[:, e.offset : e.offset + e.numel].unflatten(1, e.shape)
-        if e.shape
-        else row[:, e.offset]
-        for row, entries in ((rows.floats, layout.floats), (rows.integers, layout.integers))
-        for e in entries
-    }
+    """Return the tensors of K rows, (K, P) and (K, Q), as views of shape (K, *shape) by name."""
+    found: Views = {}
+    for matrix, entries in ((rows.floats, layout.floats), (rows.integers, layout.integers)):
+        for entry in entries:
+            if entry.shape:
+                columns = matrix[:, entry.offset : entry.offset + entry.numel]
+                found[entry.name] = columns.unflatten(1, entry.shape)
+            else:
+                found[entry.name] = matrix[:, entry.offset]
+    return found
 
 
 def gather(layout: ModelLayout, rows: Row, module: nn.Module) -> Views:
-    """The tensors of K rows as contiguous (K, *shape) copies by name, in the module's types.
+    """Return the tensors of K rows as contiguous copies of shape (K, *shape), by name.
 
-    Batch normalisation under `vmap` updates only statistics that are contiguous, and convolutions
-    would copy weights that are not.
+    They have the types that the module's tensors have. Batch normalization under `vmap` updates
+    only statistics that are contiguous, and convolutions would copy weights that are not.
     """
-    types = {name: b.dtype for name, b in module.named_buffers()}
-    return {
-        name: view.clone(memory_format=torch.contiguous_format).to(types.get(name, view.dtype))
-        for name, view in views(layout, rows).items()
-    }
+    types = {name: buffer.dtype for name, buffer in module.named_buffers()}
+    copies: Views = {}
+    for name, view in views(layout, rows).items():
+        copy = view.clone(memory_format=torch.contiguous_format)
+        copies[name] = copy.to(types.get(name, view.dtype))
+    return copies
 
 
 def scatter(layout: ModelLayout, values: Mapping[str, Tensor], rows: Row) -> None:
-    """Write stacked tensors back into K rows."""
+    """Write stacked tensors, (K, *shape) by name, back into K rows."""
     for name, view in views(layout, rows).items():
         view.copy_(values[name])
 
 
-# Activations whose result does not depend on whether it takes the place of their input.
+# Activations whose result is the same whether or not it overwrites their input.
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU)
 
 
 class Places:
-    """Where a module has some tensors, and the layers that need not go through the rules of `vmap`.
+    """Where a module has some tensors, and which of its layers get a forward of their own.
+
+    Looking this up walks through the whole module, so a session does it once.
 
     Args:
-        module: the module.
-        names: of parameters and buffers, without `prefix`.
-        prefix: of their names in the module.
-        known: nothing but its next layer reads what a layer of the module returns, or what is read
+        module: The module.
+        names: Names of parameters and buffers, without the prefix.
+        prefix: What their names in the module begin with.
+        known: Whether only the next layer reads what a layer of the module returns, or what is read
             is not changed afterwards.
 
     Attributes:
-        linear: linear layers, with the names of their tensors.
-        norms: static batch normalisation, with the names of its tensors.
-        pools: max-pooling of images.
-        in_place: activations that take the place of their input, which `known` modules can do
-            without. Autograd would copy the input four times for each: to `vmap` it is a view.
+        homes: For each tensor its name, the dictionary that holds it, and its key there.
+        linear: Linear layers, with the names of their weights and biases.
+        norms: Batch normalization without running statistics, with the same names.
+        pools: Max-pooling of images.
+        in_place: Activations that overwrite their input, which `known` modules can do without. To
+            `vmap` the input is a view, for which autograd would make four copies in each.
     """
 
     def __init__(
         self, module: nn.Module, names: Iterable[str], prefix: str = "", *, known: bool = False
     ) -> None:
-        self.homes: list[tuple[str, dict[str, Any], str]] = []
-        for name in names:
-            path, _, last = (prefix + name).rpartition(".")
-            part = module.get_submodule(path)
-            self.homes.append(
-                (name, part._buffers if last in part._buffers else part._parameters, last)
-            )
-        given = {*names}
+        self.homes: list[tuple[str, _Home, str]] = []
         self.linear: list[tuple[nn.Linear, str, str]] = []
         self.norms: list[tuple[_BatchNorm, str, str]] = []
         self.pools: list[nn.MaxPool2d] = []
         self.in_place: list[Any] = []
         self._constants: dict[Any, tuple[Tensor, Tensor]] = {}
-        for full, part in module.named_modules():
-            if "forward" in vars(part):
-                continue
-            path = full.removeprefix(prefix)
-            weight, bias = f"{path}.weight".lstrip("."), f"{path}.bias".lstrip(".")
-            if isinstance(part, nn.Linear) and type(part) is nn.Linear and weight in given:
-                self.linear.append((part, weight, bias))
-            elif isinstance(part, _BatchNorm) and _is_static(part) and {weight, bias} <= given:
-                self.norms.append((part, weight, bias))
-            elif type(part) is nn.MaxPool2d and not part.return_indices:
-                self.pools.append(part)
-            elif known and type(part) in _ACTIVATIONS and part.inplace:
-                self.in_place.append(part)
 
-    def constants(self, channels: Tensor) -> tuple[Tensor, Tensor]:
-        """Ones and zeros of the channels, (C,) each, which batch normalisation takes as weights."""
-        key = channels.shape[1], channels.dtype, channels.device
+        stacked_names = set()
+        for name in names:
+            path, _, key = (prefix + name).rpartition(".")
+            owner = module.get_submodule(path)
+            home: _Home = owner._buffers if key in owner._buffers else owner._parameters
+            self.homes.append((name, home, key))
+            stacked_names.add(name)
+
+        for full_path, layer in module.named_modules():
+            if "forward" in vars(layer):
+                continue  # someone else has replaced it
+
+            path = full_path.removeprefix(prefix)
+            weight = f"{path}.weight".lstrip(".")
+            bias = f"{path}.bias".lstrip(".")
+            if type(layer) is nn.Linear:
+                if weight in stacked_names:
+                    self.linear.append((layer, weight, bias))
+            elif isinstance(layer, _BatchNorm) and _has_no_statistics(layer):
+                if weight in stacked_names and bias in stacked_names:
+                    self.norms.append((layer, weight, bias))
+            elif type(layer) is nn.MaxPool2d and not layer.return_indices:
+                self.pools.append(layer)
+            elif known and type(layer) in _ACTIVATIONS and layer.inplace:
+                self.in_place.append(layer)
+
+    def constants(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ones and zeros, (C,) each, as weights of batch normalization; made once.
+
+        Args:
+            images: (B, C, H, W), which have the number of channels, type and device.
+        """
+        key = images.shape[1], images.dtype, images.device
         if key not in self._constants:
-            ones = torch.ones(key[0], dtype=channels.dtype, device=channels.device)
+            ones = torch.ones(images.shape[1], dtype=images.dtype, device=images.device)
             self._constants[key] = ones, torch.zeros_like(ones)
         return self._constants[key]
 
 
-def _is_static(part: _BatchNorm) -> bool:
-    """Whether a layer normalises by its batch alone, of images."""
-    return type(part) is nn.BatchNorm2d and part.running_mean is None and part.running_var is None
+def _has_no_statistics(layer: _BatchNorm) -> bool:
+    """Return whether a layer normalizes images by their batch alone, also in evaluation."""
+    if type(layer) is not nn.BatchNorm2d:
+        return False
+    return layer.running_mean is None and layer.running_var is None
 
 
 def forward(
@@ -128,98 +153,136 @@ def forward(
     places: Places | None = None,
     randomness: str = "different",
 ) -> Any:
-    """What `module(*inputs)` returns for each of K clients, in the module's mode.
+    """Return what `module(*inputs)` returns for each of K clients, in the module's mode.
+
+    This is `torch.func.functional_call` under `torch.func.vmap`, without what these two look up in
+    every call.
 
     Args:
-        module: left as it is; buffers that it writes are written in `values`.
-        values: (K, *shape) parameters and buffers by name. A buffer that the module replaces is
-            replaced here.
-        inputs: (K, ...) each.
-        shared: buffers that are the same for all clients, and are only read.
-        places: of all these tensors; by default they are looked up.
-        randomness: as of `torch.func.vmap`; draws are those of the default generator.
+        module: Left as it is. Buffers that it writes are written in `values`.
+        values: Parameters and buffers by name, each of shape (K, *shape). A buffer that the module
+            replaces is replaced here.
+        inputs: Each of shape (K, ...).
+        shared: Buffers that are the same for all clients, and are only read.
+        places: Where these tensors lie in the module; looked up if not given.
+        randomness: As in `torch.func.vmap`. Draws come from the default generator.
 
     Returns:
-        its outputs, (K, ...) each.
+        The outputs, each of shape (K, ...).
     """
     lazy_load_decompositions()
     tensors = values if shared is None else {**values, **shared}
-    places = places or Places(module, tensors)
+    if places is None:
+        places = Places(module, tensors)
+
     clients = len(next(iter(values.values())))
-    before = [home[last] for _, home, last in places.homes]
-    replaced: list[nn.Module] = []
+    originals = [home[key] for _, home, key in places.homes]
+    replaced_layers: list[nn.Module] = []
     with vmap_increment_nesting(clients, randomness) as level:
-        mine = {name: _add_batch_dim(value, 0, level) for name, value in values.items()}
+        batched = {name: _add_batch_dim(value, 0, level) for name, value in values.items()}
         try:
-            for name, home, last in places.homes:
-                home[last] = mine[name] if name in mine else tensors[name]
-            for layer, weight, bias in places.linear:
-                if weight in values and (layer.bias is None or bias in values):
-                    run = partial(_linear, values[weight], values.get(bias), level)
-                    layer.__dict__["forward"] = run
-                    replaced.append(layer)
-            for norm, weight, bias in places.norms:
-                if weight in values and bias in values:
-                    normalise = partial(_batch_norm, norm, values[weight], values[bias])
-                    norm.__dict__["forward"] = partial(normalise, places.constants, level)
-                    replaced.append(norm)
-            for pool in places.pools:
-                pool.__dict__["forward"] = partial(_max_pool, pool, level)
-                replaced.append(pool)
+            for name, home, key in places.homes:
+                home[key] = batched[name] if name in batched else tensors[name]
+            _replace_forwards(places, values, level, replaced_layers)
             for activation in places.in_place:
                 activation.inplace = False
-            given = tree_map_only(Tensor, lambda x: _add_batch_dim(x, 0, level), inputs)
-            found = module(*given)
-            for name, home, last in places.homes:
-                if name in mine and home[last] is not mine[name]:  # the module has put it there
-                    values[name] = _remove_batch_dim(home[last], level, clients, 0).detach()
+
+            batched_inputs = tree_map_only(Tensor, lambda x: _add_batch_dim(x, 0, level), inputs)
+            outputs = module(*batched_inputs)
+
+            for name, home, key in places.homes:
+                # The module has put another tensor in the place of its buffer.
+                if name in batched and home[key] is not batched[name]:
+                    values[name] = _remove_batch_dim(home[key], level, clients, 0).detach()
         finally:
-            for (_, home, last), tensor in zip(places.homes, before, strict=True):
-                home[last] = tensor
-            for part in replaced:
-                del part.__dict__["forward"]
+            for (_, home, key), original in zip(places.homes, originals, strict=True):
+                home[key] = original
+            for layer in replaced_layers:
+                del layer.__dict__["forward"]
             for activation in places.in_place:
                 activation.inplace = True
-        return tree_map_only(Tensor, lambda x: _remove_batch_dim(x, level, clients, 0), found)
+
+        return tree_map_only(Tensor, lambda x: _remove_batch_dim(x, level, clients, 0), outputs)
+
+
+def _replace_forwards(
+    places: Places, values: Views, level: int, replaced_layers: list[nn.Module]
+) -> None:
+    """Give layers a forward for K clients, and note each in `replaced_layers`.
+
+    It is noted at once, so that the caller can undo what was done before an error.
+    """
+    for linear, weight, bias in places.linear:
+        if weight in values and (linear.bias is None or bias in values):
+            run_linear = partial(_linear, values[weight], values.get(bias), level)
+            linear.__dict__["forward"] = run_linear
+            replaced_layers.append(linear)
+
+    for norm, weight, bias in places.norms:
+        if weight in values and bias in values:
+            run_norm = partial(
+                _batch_norm, norm, values[weight], values[bias], places.constants, level
+            )
+            norm.__dict__["forward"] = run_norm
+            replaced_layers.append(norm)
+
+    for pool in places.pools:
+        pool.__dict__["forward"] = partial(_max_pool, pool, level)
+        replaced_layers.append(pool)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tensor:
-    """What a linear layer returns for every client, of a batched input, by one product.
+    """Return what a linear layer returns for every client, by one product.
 
     The rule of `vmap` takes twice the time for small layers; the bits are the same.
+
+    Args:
+        weight: (K, out, in).
+        bias: (K, out), or None.
+        level: Of `vmap`.
+        x: The layer's input, which `vmap` shows without its axis of clients.
     """
     if maybe_get_level(x) != level or x.dim() != 2:
-        own = None if bias is None else _add_batch_dim(bias, 0, level)
-        return F.linear(x, _add_batch_dim(weight, 0, level), own)
-    inner = get_unwrapped(x).movedim(maybe_get_bdim(x), 0)
+        batched_bias = None if bias is None else _add_batch_dim(bias, 0, level)
+        return F.linear(x, _add_batch_dim(weight, 0, level), batched_bias)
+
+    stacked_x = get_unwrapped(x).movedim(maybe_get_bdim(x), 0)  # (K, B, in)
     transposed = weight.transpose(1, 2)
     if bias is None:
-        found = torch.bmm(inner, transposed)
+        y = torch.bmm(stacked_x, transposed)
     else:
-        found = torch.baddbmm(bias[:, None], inner, transposed)
-    return _add_batch_dim(found, 0, level)
+        y = torch.baddbmm(bias[:, None], stacked_x, transposed)
+    return _add_batch_dim(y, 0, level)
 
 
-def _channels(level: int, x: Tensor) -> Tensor | None:
-    """(B, K C, H, W) images of K clients as a view, such as convolutions give; None without one."""
+def _merged_channels(level: int, x: Tensor) -> Tensor | None:
+    """Return the images of K clients as a view of shape (B, K C, H, W), as convolutions give them.
+
+    None if there is no such view.
+    """
     if maybe_get_level(x) != level or x.dim() != 4:
         return None
-    inner = get_unwrapped(x).movedim(maybe_get_bdim(x), 1)
-    clients, channels = inner.shape[1:3]
-    adjacent = inner.stride(1) == channels * inner.stride(2)
-    return inner.flatten(1, 2) if adjacent or 1 in (clients, channels) else None
+
+    stacked_x = get_unwrapped(x).movedim(maybe_get_bdim(x), 1)  # (B, K, C, H, W)
+    clients, channels = stacked_x.shape[1:3]
+    is_adjacent = stacked_x.stride(1) == channels * stacked_x.stride(2)
+    if is_adjacent or clients == 1 or channels == 1:
+        return stacked_x.flatten(1, 2)
+    return None
 
 
 def _max_pool(layer: nn.MaxPool2d, level: int, x: Tensor) -> Tensor:
-    """What max-pooling returns for every client; `vmap` would copy the images into another order.
+    """Return what max-pooling returns for every client; arguments as for `_linear`.
 
-    The next convolution would copy them back. Maxima are the same in any order.
+    `vmap` would copy the images into another order, and the next convolution would copy them back.
+    Maxima are the same in any order.
     """
-    images = _channels(level, x)
+    images = _merged_channels(level, x)
     if images is None:
         return nn.MaxPool2d.forward(layer, x)
-    found = nn.MaxPool2d.forward(layer, images)
-    return _add_batch_dim(found.unflatten(1, (-1, x.shape[1])), 1, level)
+
+    pooled = nn.MaxPool2d.forward(layer, images)
+    return _add_batch_dim(pooled.unflatten(1, (-1, x.shape[1])), 1, level)
 
 
 def _batch_norm(
@@ -230,17 +293,28 @@ def _batch_norm(
     level: int,
     x: Tensor,
 ) -> Tensor:
-    """What batch normalisation by the batch alone returns for every client.
+    """Return what batch normalization by the batch alone returns for every client.
 
     The operators are those of the rule of `vmap`, which would make ones and zeros for every batch.
+
+    Args:
+        layer: The layer.
+        weight: (K, C).
+        bias: (K, C).
+        constants: See `Places.constants`.
+        level: Of `vmap`.
+        x: The layer's input, which `vmap` shows without its axis of clients.
     """
-    images = _channels(level, x)
+    images = _merged_channels(level, x)
     if images is None:
         return type(layer).forward(layer, x)
+
     ones, zeros = constants(images)
     momentum = 0.0 if layer.momentum is None else layer.momentum
-    found = F.batch_norm(images, None, None, ones, zeros, True, momentum, layer.eps)
-    each = found.transpose(0, 1).unflatten(0, weight.shape)  # (K, C, B, H, W)
-    factor, offset = (part.view(*part.shape, 1, 1, 1) for part in (weight, bias))
-    each = each * factor + offset
-    return _add_batch_dim(each.transpose(1, 2), 0, level)
+    normalized = F.batch_norm(images, None, None, ones, zeros, True, momentum, layer.eps)
+
+    by_client = normalized.transpose(0, 1).unflatten(0, weight.shape)  # (K, C, B, H, W)
+    factor = weight.view(*weight.shape, 1, 1, 1)
+    offset = bias.view(*bias.shape, 1, 1, 1)
+    by_client = by_client * factor + offset
+    return _add_batch_dim(by_client.transpose(1, 2), 0, level)

@@ -1,4 +1,4 @@
-"""Optimiser steps of K clients at once, on stacked (K, *shape) parameters."""
+"""Optimizer steps of K clients at once, on stacked (K, *shape) parameters."""
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from lightfed.local.optimizer import Clipping, rate_of
 
-# Their step of an element depends on the gradients of that element alone.
+# The step of an element depends on the gradients of that element alone. So it makes no difference
+# to these optimizers that a parameter has an axis of clients.
 ELEMENTWISE = (
     optim.SGD,
     optim.Adam,
@@ -25,103 +26,132 @@ ELEMENTWISE = (
 
 
 class StackedOptimizer:
-    """An optimiser of torch whose step acts element by element, on the parameters of K clients.
+    """An optimizer of torch that acts element by element, on the parameters of K clients.
 
-    Clients that have finished are the last ones: `narrow` leaves them out.
+    The clients that finish first are the last ones: `narrow` drops them.
 
     Args:
-        optimizer: of one client; its class and settings are used, and it never steps.
-        parameters: of the module that are trained, in the order of `leaves`.
-        rate: the configured one, to which groups keep their ratio.
+        optimizer: The optimizer of one client. Its class and settings are used; it never steps.
+        parameters: The trained parameters of the module, in the order of `leaves`.
+        rate: The configured learning rate, to which parameter groups keep their ratio.
 
     Attributes:
-        leaves: (k, *shape) parameters of the clients that still train.
-        scheduled: as of `Stepper`.
+        leaves: The parameters of the clients that still train, (active, *shape) each.
+        scheduled: Settings of every group in this round besides the learning rate, as in `Stepper`.
     """
 
     scheduled: Mapping[str, Any] = {}
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> None:
         self._kind: Any = type(optimizer)
-        known = signature(self._kind.__init__).parameters
-        self._defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
-        places = {id(p): i for i, p in enumerate(parameters)}
-        self._groups = [
-            (group | {"params": []}, [places[id(p)] for p in group["params"]])
-            for group in optimizer.param_groups
-        ]
         self._rate = rate
         self.leaves: list[nn.Parameter] = []
         self._momenta: list[Tensor | None] = []
 
+        # An optimizer keeps more defaults than it takes as arguments.
+        arguments = signature(self._kind.__init__).parameters
+        self._defaults = {}
+        for name, value in optimizer.defaults.items():
+            if name in arguments:
+                self._defaults[name] = value
+
+        # The settings of every group, and the positions of its parameters among the leaves.
+        self._groups: list[tuple[dict[str, Any], list[int]]] = []
+        position_of = {id(parameter): i for i, parameter in enumerate(parameters)}
+        for group in optimizer.param_groups:
+            positions = [position_of[id(parameter)] for parameter in group["params"]]
+            self._groups.append((group | {"params": []}, positions))
+
     def start(
         self, values: Sequence[Tensor], *, lr: float | None, momenta: Sequence[Tensor] | None
     ) -> None:
-        """Begin sessions on (K, *shape) values, which are trained in place.
+        """Begin sessions on values of shape (K, *shape), which are trained in place.
 
-        `lr` is the round's, as of `Stepper.reset`; `momenta` (K, *shape) are carried from others.
+        Args:
+            values: The trained parameters.
+            lr: Learning rate of the round; None keeps the optimizer's own.
+            momenta: (K, *shape) each, carried from earlier sessions; None for none.
         """
         self.leaves = [nn.Parameter(value) for value in values]
         self._momenta = [None] * len(values)
-        self._optimizer: Optimizer = self._kind(
-            [
-                {
-                    **options,
-                    **({} if lr is None else self.scheduled),
-                    "params": [self.leaves[i] for i in places],
-                    "lr": rate_of(options["lr"], self._rate, lr),
-                }
-                for options, places in self._groups
-            ],
-            **self._defaults,
-        )
+
+        groups = []
+        for settings, positions in self._groups:
+            group = dict(settings)
+            if lr is not None:
+                group |= self.scheduled
+            group["params"] = [self.leaves[i] for i in positions]
+            group["lr"] = rate_of(settings["lr"], self._rate, lr)
+            groups.append(group)
+        self._optimizer: Optimizer = self._kind(groups, **self._defaults)
+
         if momenta is not None and self._kind is optim.SGD:
             for leaf, momentum in zip(self.leaves, momenta, strict=True):
                 self._optimizer.state[leaf]["momentum_buffer"] = momentum
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
-        self._note()
+        self._note_momenta()
         for leaf in self.leaves:
             state = self._optimizer.state[leaf]
-            for name, kept in state.items():
-                if isinstance(kept, Tensor) and kept.shape == leaf.shape:
-                    state[name] = kept[:clients]
+            for name, value in state.items():
+                # Other state, such as a counter of steps, is one for all clients.
+                if isinstance(value, Tensor) and value.shape == leaf.shape:
+                    state[name] = value[:clients]
             leaf.data = leaf.data[:clients]
 
     def step(self, grads: Sequence[Tensor | None]) -> None:
-        """One step from (k, *shape) gradients."""
-        for leaf, grad in zip(self.leaves, grads, strict=True):
-            leaf.grad = grad
+        """Take one step from gradients of shape (active, *shape), one for each leaf."""
+        for leaf, gradient in zip(self.leaves, grads, strict=True):
+            leaf.grad = gradient
         self._optimizer.step()
 
     def finish(self) -> None:
-        """End the sessions: the values must then hold the models."""
+        """End the sessions: after this the values must hold the models."""
 
     def carried(self) -> list[Tensor | None]:
-        """(K, *shape) momenta after the sessions, SGD's; None where there is none."""
-        self._note()
+        """Return SGD's momenta after the sessions, (K, *shape) each; None where there is none."""
+        self._note_momenta()
         return self._momenta
 
-    def _note(self) -> None:
-        """Remember momenta of all clients, before they are narrowed."""
+    def _note_momenta(self) -> None:
+        """Remember the momenta of all clients, before they are narrowed.
+
+        SGD writes into them in place, so what is remembered has the last values of every client.
+        """
         for i, leaf in enumerate(self.leaves):
             if self._momenta[i] is None:
                 self._momenta[i] = self._optimizer.state[leaf].get("momentum_buffer")
 
 
 def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) -> list[Tensor]:
-    """The (K, *shape) gradients of the parameters `used`, clipped client by client."""
+    """Return gradients clipped client by client.
+
+    Args:
+        clipping: The Trainer's.
+        grads: (K, *shape) each.
+        used: The positions of their parameters among all that are trained.
+    """
     if clipping.algorithm == "value":
-        return [grad.clamp(-clipping.limit, clipping.limit) for grad in grads]
-    networks = [clipping.networks[i] if clipping.networks else 0 for i in used]
-    norms = [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
+        return [gradient.clamp(-clipping.limit, clipping.limit) for gradient in grads]
+
+    # The norm of all parameters together, or of each of several networks.
+    networks = [0] * len(used)
+    if clipping.networks:
+        networks = [clipping.networks[position] for position in used]
+
+    norms_of: dict[int, list[Tensor]] = {}
+    for gradient, network in zip(grads, networks, strict=True):
+        norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+        norms_of.setdefault(network, []).append(norm)
+
     scales = {}
-    for network in set(networks):
-        part = [s for s, n in zip(norms, networks, strict=True) if n == network]
-        norm = torch.linalg.vector_norm(torch.stack(part), dim=0)
-        scales[network] = torch.clamp(clipping.limit / (norm + 1e-6), max=1.0)
-    return [
-        grad * scales[network].view(-1, *[1] * (grad.dim() - 1))
-        for grad, network in zip(grads, networks, strict=True)
-    ]
+    for network, norms in norms_of.items():
+        total = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        scales[network] = torch.clamp(clipping.limit / (total + 1e-6), max=1.0)  # (K,)
+
+    scaled = []
+    for gradient, network in zip(grads, networks, strict=True):
+        ones = [1] * (gradient.dim() - 1)
+        scaled.append(gradient * scales[network].view(-1, *ones))
+    return scaled

@@ -15,23 +15,31 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import GroupState
+from lightfed.local.group_state import GroupState
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.own_network import own_network, plain, tensors_of
 from lightfed.models.trials import on_trial
 from lightfed.state.rows import Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import seeded
 
 Exported = Literal["server", "clients"]
-LIST = "models.json"
-_NOTE = "the run tests `network` as its method has made it, of these `parts` if there are any"
-_SAMPLES = 4  # of a batch on which a file's network must agree with the tested model
 
-# The types of a safetensors file.
-_STORED = frozenset(
+# The file that says what the other files are loaded into.
+LIST = "models.json"
+
+_BASE_FILE = "base.safetensors"
+_DEFAULT_NOTE = (
+    "the run tests `network` as its method has made it, of these `parts` if there are any"
+)
+
+# The number of samples on which the network of a file must agree with the tested model.
+_SAMPLES = 4
+
+# The types of tensors that a safetensors file can hold.
+_STORED_TYPES = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
         torch.float8_e4m3fn, torch.float8_e5m2, torch.bool, torch.uint8,
@@ -41,39 +49,60 @@ _STORED = frozenset(
 
 
 def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
-    """Reject an export that would only fail after the last round."""
-    for state in fleet.groups if kinds else ():
-        for name, p in state.live.frozen.items():
-            found = f"{name} is {p.dtype}, which a safetensors file cannot hold"
-            fix = "set it to [], or give the parameter another type"
-            require(p.dtype in _STORED, "model.export", found, fix)
+    """Refuse, before the first round, an export that would only fail after the last one.
+
+    Raises:
+        UserError: A frozen parameter has a type that a file cannot hold, or the algorithm has no
+            model for a client.
+    """
+    if not kinds:
+        return
+
+    for state in fleet.groups:
+        for name, parameter in state.live.frozen.items():
+            if parameter.dtype not in _STORED_TYPES:
+                raise UserError(
+                    key="model.export",
+                    found=f"{name} is {parameter.dtype}, which a safetensors file cannot hold",
+                    fix="set it to [], or give the parameter another type",
+                )
+
     if "clients" in kinds:
-        here = fleet.mine(range(fleet.clients)) if fleet.stateful else [0]
-        for client in here[:1]:
+        clients = fleet.mine(range(fleet.clients)) if fleet.stateful else [0]
+        for client in clients[:1]:
             fleet.deployed(client)
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
-    """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`.
+    """Write the models of a run; every rank calls it and writes its share.
 
-    Called on every rank. The server's files lack tensors that stay with clients. Frozen parameters
-    that all groups share are written once, as `base.safetensors`; others are in the clients' files.
-    A module with `export_adapter(folder)` also writes `client<k>/` in a form of its own.
+    `server.safetensors` is the server's model. If the server has several, there is a file for each.
+    They lack the tensors that stay with clients. `client<k>.safetensors` is the model of client k.
+    Frozen parameters that all groups share are written once, as `base.safetensors`, and others are
+    in the clients' files. A module with `export_adapter(folder)` also writes `client<k>/` in a form
+    of its own.
+
+    Args:
+        fleet: The federation after the last round.
+        folder: The folder for the files.
+        kinds: Which models to write.
     """
     if not kinds:
         return
+
     with torch.inference_mode(False), torch.no_grad():
-        # Statistics that only tests need, such as those of batch normalisation in HeteroFL, are
-        # those of the final models.
+        # Statistics that only tests need, such as those of batch normalization in HeteroFL, have
+        # to be those of the final models.
         fleet.algorithm.evaluation_start(fleet)
         entries = _Exporter(fleet, folder).write(kinds)
 
-    every: dict[str, Any] = {}
-    for part in fleet.ranks.gather([entries]):
-        every |= part
+    all_entries: dict[str, Any] = {}
+    for entries_of_rank in fleet.ranks.gather([entries]):
+        all_entries |= entries_of_rank
+
     # A method without a server's model may have no file to write.
-    if fleet.ranks.rank == 0 and every:
-        text = json.dumps(dict(sorted(every.items())), indent=1) + "\n"
+    if fleet.ranks.rank == 0 and all_entries:
+        text = json.dumps(dict(sorted(all_entries.items())), indent=1) + "\n"
         write_atomically(folder / LIST, lambda file: file.write(text.encode()))
 
 
@@ -81,198 +110,269 @@ class _Exporter:
     """Writes the files of one rank."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
-        self._fleet, self._folder = fleet, folder
-        self._shared = frozenset(fleet.base.shared)
-        self._networks: dict[int, nn.Module] = {}  # fresh ones of the user's class, by group
-        # What stays in memory as `base.safetensors`, by the user's names.
-        self._base = self._renamed(fleet.groups[0], self._frozen_in_all(fleet.groups[0]))
+        self._fleet = fleet
+        self._folder = folder
+        self._shared_names = frozenset(fleet.base.shared)
+
+        # Networks of the user's class that no method has changed, by the position of their group.
+        self._untouched_networks: dict[int, nn.Module] = {}
+
+        # The tensors of `base.safetensors`, by the names of the user's network.
+        first_group = fleet.groups[0]
+        frozen = {}
+        shared_ids = self._ids_of_shared(first_group.live.frozen)
+        for name, tensor in tensors_of(first_group.module).items():
+            if id(tensor) in shared_ids:
+                frozen[name] = tensor
+        self._base = first_group.own.rename(frozen)
 
     def write(self, kinds: Sequence[Exported]) -> dict[str, Any]:
-        """Write this rank's files; returns what each is, by its name."""
+        """Write this rank's files, and return what each of them is, by its name."""
         fleet = self._fleet
+        is_first = fleet.ranks.rank == 0
         entries: dict[str, Any] = {}
-        if fleet.ranks.rank == 0 and self._base:
+
+        if is_first and self._base:
             self._save("base", self._base)
-        if "server" in kinds and fleet.ranks.rank == 0:
-            entries |= dict(self._servers())
+
+        if is_first and "server" in kinds:
+            entries |= dict(self._write_servers())
+
         if "clients" in kinds:
-            rank, world = fleet.ranks.rank, fleet.ranks.world
-            share = range(rank, fleet.clients, world)
-            for client in fleet.mine(range(fleet.clients)) if fleet.stateful else share:
-                entries[f"client{client}"] = self._client(client)
+            if fleet.stateful:
+                clients = fleet.mine(range(fleet.clients))
+            else:
+                # Every rank has the models of all clients, so they share the work.
+                clients = list(range(fleet.ranks.rank, fleet.clients, fleet.ranks.world))
+            for client in clients:
+                entries[f"client{client}"] = self._write_client(client)
         return entries
 
-    def _servers(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The tested global model, and the server's other models as they are."""
+    def _write_servers(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Write the tested global model, and the server's other models as they are."""
         fleet = self._fleet
         rows = fleet.algorithm.models(fleet, "global", [])
         for path, model in fleet.algorithm.named_modules():
             if not isinstance(model, ServerModel):
                 continue
-            name = "server" if path == "model" else f"server-{path}"
-            if path == "model" and rows is not None and len(rows.clients) == 1:
-                yield name, self._tested(name, rows, rows.clients[0])
-            else:
-                yield name, self._part(name, model)
 
-    def _client(self, client: int) -> dict[str, Any]:
-        """A client's tested model."""
-        fleet, name = self._fleet, f"client{client}"
-        rows, state = fleet.deployed(client), fleet.groups[fleet.home_group(client)]
-        entry = self._tested(name, rows, client)
+            is_main = path == "model"
+            name = "server" if is_main else f"server-{path}"
+            if is_main and rows is not None and len(rows.clients) == 1:
+                yield name, self._write_tested(name, rows, rows.clients[0])
+            else:
+                yield name, self._write_server_model(name, model)
+
+    def _write_client(self, client: int) -> dict[str, Any]:
+        """Write the model that a client tests."""
+        fleet = self._fleet
+        name = f"client{client}"
+        rows = fleet.deployed(client)
+        state = fleet.groups[fleet.home_group(client)]
+
+        entry = self._write_tested(name, rows, client)
         if hasattr(state.module, "export_adapter"):
             with rows.bound(client) as module:
                 module.export_adapter(self._folder / name)
         return entry
 
-    def _tested(self, name: str, rows: Rows, client: int) -> dict[str, Any]:
-        """Write a model as it is tested, and whatever it is tested with besides."""
+    def _write_tested(self, name: str, rows: Rows, client: int) -> dict[str, Any]:
+        """Write a model as it is tested, and what it is tested with besides its tensors."""
         state = self._group_of(rows)
         with rows.bound(client) as module:
-            frozen = {id(p) for n, p in rows.live.frozen.items() if n in self._shared}
-            tensors = {n: t for n, t in tensors_of(module).items() if id(t) not in frozen}
-            own = self._renamed(state, tensors)
-            entry: dict[str, Any] = {"network": state.own.class_path, "tensors": len(own)}
-            if self._base:
-                entry["base"] = "base.safetensors"
+            shared_ids = self._ids_of_shared(rows.live.frozen)
+            tensors = {}
+            for tensor_name, tensor in tensors_of(module).items():
+                if id(tensor) not in shared_ids:
+                    tensors[tensor_name] = tensor
 
-            missing = state.own.expected - own.keys() - self._base.keys()
-            if self._agrees(state, own, module):
-                self._save(name, own)
+            own_tensors = state.own.rename(tensors)
+            entry: dict[str, Any] = {
+                "network": state.own.class_path,
+                "tensors": len(own_tensors),
+            }
+            if self._base:
+                entry["base"] = _BASE_FILE
+
+            # The usual case: the user's network with these tensors is the tested model.
+            missing = state.own.expected - own_tensors.keys() - self._base.keys()
+            if self._agrees(state, own_tensors, module):
+                self._save(name, own_tensors)
                 return entry
 
-            whole = {plain(n): t for n, t in tensors.items()}
-            if len(own) == len(whole):
+            all_tensors = {plain(tensor_name): tensor for tensor_name, tensor in tensors.items()}
+            if len(own_tensors) == len(all_tensors):
                 # The network itself, which is tested with something besides its tensors.
-                self._save(name, own)
+                self._save(name, own_tensors)
             else:
-                self._save(name, whole)
+                self._save(name, all_tensors)
                 network = own_network(module)
-                entry |= {"network": _path(network), "tensors": len(whole)}
-                entry["parts"] = {part: _path(inner) for part, inner in network.named_children()}
-            entry["note"] = self._fleet.algorithm.deployed_with or _NOTE
+                entry["network"] = _class_path(network)
+                entry["tensors"] = len(all_tensors)
+                entry["parts"] = {
+                    part: _class_path(inner) for part, inner in network.named_children()
+                }
+
+            entry["note"] = self._fleet.algorithm.deployed_with or _DEFAULT_NOTE
             if missing:
                 entry["missing"] = sorted(missing)
 
-            loose = {n: b for n, b in _loose(module).items() if n not in tensors}
-            if loose:
+            loose_buffers = {}
+            for buffer_name, buffer in _loose_buffers(module).items():
+                if buffer_name not in tensors:
+                    loose_buffers[buffer_name] = buffer
+            if loose_buffers:
                 entry["besides"] = f"besides/{name}.safetensors"
-                self._save(f"besides/{name}", loose)
+                self._save(f"besides/{name}", loose_buffers)
         return entry
 
-    def _part(self, name: str, model: ServerModel) -> dict[str, Any]:
+    def _write_server_model(self, name: str, model: ServerModel) -> dict[str, Any]:
         """Write a server's model that is not tested alone, without what stays with clients."""
-        fleet, state = self._fleet, self._fleet.groups[0]
+        state = self._fleet.groups[0]
         views = model.layout.floats.views(model.row.floats)
         views |= model.layout.integers.views(model.row.integers)
+
         # Rows are float32 and int64, whatever the types of the module's buffers.
-        types = {n: tensor.dtype for n, tensor in tensors_of(state.module).items()}
+        type_of = {
+            tensor_name: tensor.dtype for tensor_name, tensor in tensors_of(state.module).items()
+        }
         tensors = {}
-        for n, tensor in views.items():
-            if n not in fleet.personal:
-                tensors[n] = tensor.to(types.get(n, tensor.dtype))
+        for tensor_name, tensor in views.items():
+            if tensor_name not in self._fleet.personal:
+                tensors[tensor_name] = tensor.to(type_of.get(tensor_name, tensor.dtype))
 
-        within = _whole_part(state.module, tensors)
-        if within is not None and any(state.own.name_of(n) is None for n in tensors):
-            path, network = within
-            named = {plain(n.removeprefix(f"{path}.")): t for n, t in tensors.items()}
-            self._save(name, named)
-            return {"network": _path(network), "tensors": len(named)}
+        # Some models are a part of the client's module that the method has added, and not of the
+        # user's network.
+        part = _part_with(state.module, tensors)
+        is_added = any(state.own.name_of(tensor_name) is None for tensor_name in tensors)
+        if part is not None and is_added:
+            path, network = part
+            tensors_of_part = {
+                plain(tensor_name.removeprefix(f"{path}.")): tensor
+                for tensor_name, tensor in tensors.items()
+            }
+            self._save(name, tensors_of_part)
+            return {"network": _class_path(network), "tensors": len(tensors_of_part)}
 
-        own = self._renamed(state, _with_ties(tensors, state.module))
-        self._save(name, own)
-        entry: dict[str, Any] = {"network": state.own.class_path, "tensors": len(own)}
-        if missing := sorted(state.own.expected - own.keys() - self._base.keys()):
-            entry |= {"missing": missing, "note": "these tensors stay with the clients"}
+        own_tensors = state.own.rename(_with_ties(tensors, state.module))
+        self._save(name, own_tensors)
+        entry: dict[str, Any] = {"network": state.own.class_path, "tensors": len(own_tensors)}
+        missing = sorted(state.own.expected - own_tensors.keys() - self._base.keys())
+        if missing:
+            entry["missing"] = missing
+            entry["note"] = "these tensors stay with the clients"
         if self._base:
-            entry["base"] = "base.safetensors"
+            entry["base"] = _BASE_FILE
         return entry
 
     def _group_of(self, rows: Rows) -> GroupState:
-        """The group whose module, or one like it, tests these rows."""
+        """Return the group whose module, or one like it, tests these rows."""
         groups = self._fleet.groups
-        same = [state for state in groups if state.live is rows.live]
-        alike = [state for state in groups if state.layout == rows.live.layout]
-        return [*same, *alike, groups[0]][0]
+        for state in groups:
+            if state.live is rows.live:
+                return state
+        for state in groups:
+            if state.layout == rows.live.layout:
+                return state
+        return groups[0]
 
-    def _frozen_in_all(self, state: GroupState) -> dict[str, Tensor]:
-        frozen = {id(p) for name, p in state.live.frozen.items() if name in self._shared}
-        return {n: t for n, t in tensors_of(state.module).items() if id(t) in frozen}
+    def _ids_of_shared(self, frozen: Mapping[str, Tensor]) -> set[int]:
+        """Return the ids of the frozen parameters that all groups share.
 
-    def _renamed(self, state: GroupState, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return state.own.rename(tensors)
+        The same tensor can have another name in a module, so it is known by its id.
+        """
+        return {id(tensor) for name, tensor in frozen.items() if name in self._shared_names}
 
-    def _agrees(self, state: GroupState, own: Mapping[str, Tensor], module: nn.Module) -> bool:
-        """Whether the user's network with these tensors gives the outputs of the tested module.
+    def _agrees(
+        self, state: GroupState, own_tensors: Mapping[str, Tensor], module: nn.Module
+    ) -> bool:
+        """Return whether the user's network gives the outputs of the tested module.
 
         Samples of named columns are not compared: no method changes networks that take them.
+
+        Args:
+            state: The group of the network.
+            own_tensors: The tensors for the network, by its names.
+            module: The tested module.
         """
-        fleet, position = self._fleet, self._fleet.groups.index(state)
+        fleet = self._fleet
+        position = fleet.groups.index(state)
         if fleet.data.task == "columns":
-            return own.keys() | self._base.keys() >= state.own.expected
-        if position not in self._networks:
-            built = state.group.build(fleet.data, position=position, seed=fleet.seed)
-            self._networks[position] = built.to(fleet.device).eval()
-        fresh = self._networks[position]
+            return own_tensors.keys() | self._base.keys() >= state.own.expected
+
+        if position not in self._untouched_networks:
+            network = state.group.build(fleet.data, position=position, seed=fleet.seed)
+            self._untouched_networks[position] = network.to(fleet.device).eval()
+        untouched = self._untouched_networks[position]
         try:
-            own_network(fresh).load_state_dict({**self._base, **own})
+            own_network(untouched).load_state_dict({**self._base, **own_tensors})
         except RuntimeError:
             return False
 
         batch: Any = fleet.data.global_test_batch(0)
-        x = batch[0][:_SAMPLES].contiguous()
+        inputs = batch[0][:_SAMPLES].contiguous()
         try:
-            # A language model draws the masks of its evaluation.
+            # A language model draws the masks of its evaluation: both have to draw the same.
             with seeded(0, fleet.device), on_trial(module, fleet.device) as trial:
-                expected = trial(x)
+                expected = trial(inputs)
             with seeded(0, fleet.device):
-                found = fresh(x)
-        except NotImplementedError:  # a user's module may have no forward
+                outputs = untouched(inputs)
+        except NotImplementedError:
+            # A user's module may have no forward.
             return True
-        return not isinstance(found, Tensor) or torch.allclose(found, expected, atol=1e-5)
+
+        if not isinstance(outputs, Tensor):
+            return True
+        return torch.allclose(outputs, expected, atol=1e-5)
 
     def _save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        # Clones, because files of safetensors hold no two tensors in one memory.
-        whole = {n: tensor.detach().cpu().contiguous().clone() for n, tensor in tensors.items()}
-        _save(whole, self._folder / f"{name}.safetensors")
+        # Clones, because a safetensors file cannot hold two tensors that share memory.
+        clones = {}
+        for tensor_name, tensor in tensors.items():
+            clones[tensor_name] = tensor.detach().cpu().contiguous().clone()
+        _write_file(clones, self._folder / f"{name}.safetensors")
 
 
-def _path(network: nn.Module) -> str:
+def _class_path(network: nn.Module) -> str:
     return f"{type(network).__module__}.{type(network).__qualname__}"
 
 
-def _loose(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that no state dict has, without those of metrics."""
+def _loose_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are in no state dict, without those of metrics."""
     network = module.net if isinstance(module, NetworkClient) else module
-    own = {plain(name): buffer for name, buffer in network.named_buffers()}
-    direct = {name: b for name, b in module._buffers.items() if b is not None}
-    kept = {plain(name) for name in tensors_of(module)}
-    return {name: b for name, b in (direct | own).items() if name not in kept}
+
+    # Metrics are modules beside the network, so of the outer module only its own buffers count.
+    buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+    for name, buffer in network.named_buffers():
+        buffers[plain(name)] = buffer
+
+    in_state_dict = {plain(name) for name in tensors_of(module)}
+    return {name: buffer for name, buffer in buffers.items() if name not in in_state_dict}
 
 
-def _whole_part(module: nn.Module, names: Mapping[str, Tensor]) -> tuple[str, nn.Module] | None:
-    """The part of a module that has exactly these tensors; None without one."""
+def _part_with(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, nn.Module] | None:
+    """Return the path and the part of a module that has exactly these tensors, by their names."""
     for path, part in module.named_modules():
-        if path and {f"{path}.{name}" for name in part.state_dict()} == names.keys():
+        if path and {f"{path}.{name}" for name in part.state_dict()} == tensors.keys():
             return path, part
     return None
 
 
 def _with_ties(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """The tensors by all names that the module gives them; a row has each of them once."""
-    tied: dict[int, list[str]] = {}
+    """Return tensors by all names that the module gives them; a row has each of them once."""
+    names_of_id: dict[int, list[str]] = {}
     for name, tensor in tensors_of(module).items():
-        tied.setdefault(id(tensor), []).append(name)
+        names_of_id.setdefault(id(tensor), []).append(name)
 
-    found = dict(tensors)
-    for names in tied.values():
-        held = next((tensors[name] for name in names if name in tensors), None)
-        if held is not None:
-            found |= dict.fromkeys(names, held)
-    return found
+    complete = dict(tensors)
+    for names in names_of_id.values():
+        names_in_row = [name for name in names if name in tensors]
+        if names_in_row:
+            complete |= dict.fromkeys(names, tensors[names_in_row[0]])
+    return complete
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(save(tensors)))
 
@@ -287,4 +387,4 @@ def export_masks(fleet: Fleet, folder: Path) -> None:
     for client in fleet.mine(range(fleet.clients)):
         mask = fleet.kept.mask(client)
         if mask is not None:
-            _save({"mask": mask.cpu()}, folder / f"client{client}.safetensors")
+            _write_file({"mask": mask.cpu()}, folder / f"client{client}.safetensors")

@@ -16,19 +16,24 @@ from lightfed.local.local_work import RoundPlan
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError, of_users_code, reason, require, tracebacks
+from lightfed.utils.errors import UserError, of_users_code, reason, tracebacks
 from lightfed.utils.keys import digest
 
 FINGERPRINT = "lightfed_fingerprint"
-METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
+
+# The metrics of a round that has been trained and perhaps not been validated.
+METRICS = "lightfed_round_metrics"
+
+_BYTES = "lightfed_bytes"
 _CLOCK = "lightfed_clock"
-_BYTES, _FLOPS = "lightfed_bytes", "lightfed_flops"
+_FLOPS = "lightfed_flops"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _OPTIMIZERS = "lightfed_server_optimizers"
-_UPDATES = "lightfed_updates"  # steps of each client's optimizers
 _TESTS = "lightfed_round_tests"  # of the last round
+_UPDATES = "lightfed_updates"  # the number of steps of each client's optimizers
 _VERSION = "pytorch-lightning_version"
-# What every checkpoint of a run holds, and of which type; None may stand for what a run lacks.
+
+# The types of what every checkpoint of a run holds. None is there for what a run does not have.
 _PARTS: dict[str, tuple[type, ...]] = {
     "state_dict": (dict,),
     "epoch": (int,),
@@ -45,59 +50,77 @@ _PARTS: dict[str, tuple[type, ...]] = {
     _TESTS: (dict,),
     CLIENTS: (list,),
 }
+
 _ANOTHER = "give another checkpoint"
 
 
 def check_parts(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Reject a checkpoint that lacks a part of a run's, or has another thing in its place.
+    """Check that a checkpoint has all parts of a run's, and of their types.
+
+    Args:
+        checkpoint: The content of the checkpoint.
+        path: Its main file, for the error.
 
     Raises:
         UserError: Names the file and the part.
     """
-    for name, kinds in _PARTS.items():
-        require(name in checkpoint, "ckpt_path", f"{path} lacks {name}", _ANOTHER)
+    for name, types in _PARTS.items():
+        if name not in checkpoint:
+            raise UserError("ckpt_path", f"{path} lacks {name}", _ANOTHER)
         value = checkpoint[name]
-        found = f"{path} has a {type(value).__name__} as {name}"
-        require(isinstance(value, kinds), "ckpt_path", found, _ANOTHER)
+        if not isinstance(value, types):
+            raise UserError("ckpt_path", f"{path} has a {type(value).__name__} as {name}", _ANOTHER)
+
     version = checkpoint[_VERSION]
-    found = f"{path} has {version!r} as {_VERSION}"
-    require(re.match(r"\d+\.\d+", version) is not None, "ckpt_path", found, _ANOTHER)
+    if re.match(r"\d+\.\d+", version) is None:
+        raise UserError("ckpt_path", f"{path} has {version!r} as {_VERSION}", _ANOTHER)
 
 
 def check_values(
     theirs: Mapping[str, Any], ours: Mapping[str, torch.Tensor], models: Collection[str], path: Any
 ) -> None:
-    """Reject server state of other names, shapes or types, and models that are not numbers.
+    """Check that the server's state in a checkpoint fits a run, and that its models are finite.
 
     Args:
         theirs: The state dict of a checkpoint.
-        ours: That of the run that resumes from it.
+        ours: The state dict of the run that resumes from it.
         models: The names of the rows of the server's models.
-        path: Of the checkpoint.
+        path: The main file of the checkpoint, for the error.
 
     Raises:
-        UserError: Names the file and the tensor.
+        UserError: Names the file and the tensor that is missing, unknown, of another shape or type,
+            or of a model with values that are not numbers.
     """
-    unlike = sorted(theirs.keys() ^ ours.keys())
-    found = f"{path}: its state_dict and this run's differ in {', '.join(unlike[:3])}"
-    require(not unlike, "ckpt_path", found, _ANOTHER)
-    for name, own in ours.items():
-        value = theirs[name]
-        tensor = isinstance(value, torch.Tensor)
-        found = f"{path} has a {type(value).__name__} as {name}"
-        require(tensor, "ckpt_path", found, _ANOTHER)
-        alike = value.shape == own.shape and value.dtype == own.dtype
-        found = f"{path} has {name} as {list(value.shape)} {value.dtype}"
-        fits = f"this run's is {list(own.shape)} {own.dtype}"
-        require(alike, "ckpt_path", f"{found}, {fits}", _ANOTHER)
-        broken = name in models and bool(value.isnan().any())
-        found = f"{path}: {name}, the server's model, has values that are no numbers"
-        require(not broken, "ckpt_path", found, "give an earlier checkpoint")
+    different_names = sorted(theirs.keys() ^ ours.keys())
+    if different_names:
+        names = ", ".join(different_names[:3])
+        found = f"{path}: its state_dict and this run's differ in {names}"
+        raise UserError("ckpt_path", found, _ANOTHER)
+
+    for name, our_tensor in ours.items():
+        tensor = theirs[name]
+        if not isinstance(tensor, torch.Tensor):
+            found = f"{path} has a {type(tensor).__name__} as {name}"
+            raise UserError("ckpt_path", found, _ANOTHER)
+
+        if tensor.shape != our_tensor.shape or tensor.dtype != our_tensor.dtype:
+            found = (
+                f"{path} has {name} as {list(tensor.shape)} {tensor.dtype}, "
+                f"this run's is {list(our_tensor.shape)} {our_tensor.dtype}"
+            )
+            raise UserError("ckpt_path", found, _ANOTHER)
+
+        if name in models and bool(tensor.isnan().any()):
+            found = f"{path}: {name}, the server's model, has values that are not numbers"
+            raise UserError("ckpt_path", found, fix="give an earlier checkpoint")
 
 
 @contextmanager
 def restoring(path: Any) -> Iterator[None]:
-    """Report in one line what cannot be restored; a user's code says it itself.
+    """Report in one line what cannot be restored in a block; a user's code reports itself.
+
+    Args:
+        path: The main file of the checkpoint, for the error.
 
     Raises:
         UserError: Names the file, and what has failed.
@@ -106,27 +129,39 @@ def restoring(path: Any) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as e:
-        if of_users_code(e) is not None:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        if of_users_code(error) is not None:
             raise
-        tracebacks.debug("a checkpoint cannot be restored", exc_info=e)
-        raise UserError("ckpt_path", f"{path} cannot be restored ({reason(e)})", _ANOTHER) from e
+        tracebacks.debug("a checkpoint cannot be restored", exc_info=error)
+        found = f"{path} cannot be restored ({reason(error)})"
+        raise UserError("ckpt_path", found, _ANOTHER) from error
 
 
 def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
-    """Properties that a checkpoint and the run that resumes from it must share.
+    """Return the properties that a checkpoint and the run that resumes from it must share.
 
-    `partition` is the digest of the split of the data, `server` the server's state dict.
+    Args:
+        fleet: The federation.
+        partition: The digest of the split of the data.
+        server: The server's state dict.
     """
+    frozen_digests = {}
+    for state, digests in zip(fleet.groups, fleet.base.digests, strict=True):
+        for name, text in digests.items():
+            frozen_digests[f"frozen {name} of {state.name}"] = text
+
     return {
         "algorithm": type(fleet.algorithm).__name__,
-        "groups": [[s.name, s.group.count] for s in fleet.groups],
-        "architectures": [digest(s.layout.signature()) for s in fleet.groups],
-        **{
-            f"frozen {name} of {state.name}": text
-            for state, own in zip(fleet.groups, fleet.base.digests, strict=True)
-            for name, text in own.items()
-        },
+        "groups": [[state.name, state.group.count] for state in fleet.groups],
+        "architectures": [digest(state.layout.signature()) for state in fleet.groups],
+        **frozen_digests,
         "seed": fleet.seed,
         "model.side_by_side": [state.packing.most for state in fleet.groups],
         "model.server_optimizer": fleet.server_step.rule,
@@ -139,53 +174,90 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
 
 
 def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Reject a checkpoint with another fingerprint; a UserError names the first difference."""
+    """Check that a checkpoint and a run have the same fingerprint.
+
+    Args:
+        theirs: The fingerprint of the checkpoint.
+        ours: The fingerprint of the run that resumes from it.
+
+    Raises:
+        UserError: Names the first difference.
+    """
     for name, value in ours.items():
-        other = theirs.get(name)
-        found = f"a checkpoint of another federation: its {name} is {other}, this run's is {value}"
+        other_value = theirs.get(name)
+        if other_value == value:
+            continue
+
         fix = "resume with the configuration it was made with, config.yaml in its run folder"
-        fix += ", and the same data and version of numpy" * (name == "partition")
-        require(other == value, "ckpt_path", found, fix)
+        if name == "partition":
+            fix += ", and the same data and version of numpy"
+        raise UserError(
+            key="ckpt_path",
+            found=f"a checkpoint of another federation: its {name} is {other_value}, "
+            f"this run's is {value}",
+            fix=fix,
+        )
 
 
 def save(fleet: Fleet) -> dict[str, Any]:
-    """The entries of a checkpoint: tensors and primitives; rows only if clients keep theirs."""
-    entries = {
-        _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
+    """Return the entries of a checkpoint, which are tensors and primitives.
+
+    The rows of clients are among them if clients keep theirs.
+    """
+    tests = {}
+    for moment, reports in fleet.tests.items():
+        tests[moment] = [asdict(report) for report in reports]
+
+    optimizers = {}
+    for name, optimizer in fleet.server_step.optimizers.items():
+        optimizers[name] = optimizer.state_dict()
+
+    # Copies, because the checkpoint may be written while the next round counts on.
+    entries: dict[str, Any] = {
+        _TESTS: tests,
         _LR: fleet.plan.lr,
         _CLOCK: fleet.clock.state_dict(),
         _BYTES: torch.from_numpy(fleet.ledger.bytes.copy()),
         _FLOPS: torch.from_numpy(fleet.ledger.flops.copy()),
         _UPDATES: torch.from_numpy(fleet.updates.copy()),
-        _OPTIMIZERS: {name: own.state_dict() for name, own in fleet.server_step.optimizers.items()},
+        _OPTIMIZERS: optimizers,
     }
+
     states = fleet.states()
-    return entries if states is None else entries | {CLIENTS: states}
+    if states is not None:
+        entries[CLIENTS] = states
+    return entries
 
 
 def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
-    """Restore what `save` returned, from all shards of a checkpoint."""
-    tests = checkpoint[_TESTS]
-    fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
+    """Restore what `save` has returned, from all shards of a checkpoint."""
+    tests = {}
+    for moment, reports in checkpoint[_TESTS].items():
+        tests[moment] = [Report(**report) for report in reports]
+    fleet.tests = tests
+
     fleet.plan = RoundPlan(lr=checkpoint[_LR])
-    for name, own in (
-        (_BYTES, fleet.ledger.bytes),
-        (_FLOPS, fleet.ledger.flops),
-        (_UPDATES, fleet.updates),
-    ):
-        _restore(own, checkpoint[name], name)
+
+    _restore_counter(fleet.ledger.bytes, checkpoint[_BYTES], _BYTES)
+    _restore_counter(fleet.ledger.flops, checkpoint[_FLOPS], _FLOPS)
+    _restore_counter(fleet.updates, checkpoint[_UPDATES], _UPDATES)
     fleet.clock.load_state_dict(checkpoint[_CLOCK])
+
     models = dict(fleet.algorithm.named_modules())
     for name, state in checkpoint[_OPTIMIZERS].items():
         model = models[name]
         assert isinstance(model, ServerModel)
         fleet.server_step.of(model).load_state_dict(state)
+
     fleet.load_states(checkpoint[CLIENTS])
 
 
-def _restore(own: np.ndarray, saved: torch.Tensor, name: str) -> None:
-    """Copy a counter of all clients; an assignment alone would repeat a smaller one, or round."""
-    found = saved.numpy()
-    if found.shape != own.shape or found.dtype != own.dtype:
-        raise ValueError(f"{name} is of shape {list(found.shape)} and type {found.dtype}")
-    own[:] = found
+def _restore_counter(counter: np.ndarray, saved: torch.Tensor, name: str) -> None:
+    """Copy a saved counter of all clients into the one of this run.
+
+    An assignment alone would repeat a smaller array, and round values of another type.
+    """
+    values = saved.numpy()
+    if values.shape != counter.shape or values.dtype != counter.dtype:
+        raise ValueError(f"{name} is of shape {list(values.shape)} and type {values.dtype}")
+    counter[:] = values

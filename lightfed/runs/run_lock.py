@@ -1,9 +1,9 @@
 """One writer per run folder: the last process to start owns it, and earlier ones end.
 
-A node that is considered dead may be alive and keep training while the job runs again elsewhere. A
-user may also resume a run twice. So every start writes a token to the folder, and checks that it is
-still there before writing anything else. A write between this check and the next start, a rename or
-a line, is harmless: that start would write the same bits.
+A node that is considered dead can be alive, and go on training while the job runs again elsewhere.
+A user can also resume a run twice. So every start writes a token to the folder, and checks that it
+is still there before writing anything else. A rename or a line that is written between this check
+and the next start does no harm: that start would write the same bits.
 """
 
 import json
@@ -19,8 +19,12 @@ from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 
 OWNER = ".owner"
-_OWNS = {"token": str, "host": str, "pid": int}  # what is in it
-_tokens: dict[Path, str] = {}  # tokens of this process, by folder
+
+# The tokens that this process has written, by folder.
+tokens_of_process: dict[Path, str] = {}
+
+# What the file of an owner holds in any case.
+_TYPE_OF_VALUE = {"token": str, "host": str, "pid": int}
 
 
 class TakenOver(UserError):
@@ -30,38 +34,49 @@ class TakenOver(UserError):
 
 
 def take(folder: Path, job: Job | None) -> None:
-    """Take ownership of a run folder; called only by rank 0.
+    """Become the owner of a run folder; only rank 0 calls it.
 
-    Raises TakenOver if the folder belongs to a later start of this job: this one should have ended.
-    An OSError if the token cannot be written.
+    Args:
+        folder: The run folder.
+        job: The SLURM job of this process, if any.
+
+    Raises:
+        TakenOver: The folder belongs to a later start of this job: this one should have ended.
+        OSError: The token cannot be written.
     """
-    owner = _owner(folder)
+    owner = _read_owner(folder)
     if job is not None and owner.get("job") == job.key and owner.get("restarts", 0) > job.restarts:
         raise _taken_over(folder, owner)
-    owner = {"token": uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+
+    token = uuid4().hex
+    owner = {"token": token, "host": socket.gethostname(), "pid": os.getpid()}
     if job is not None:
         owner |= {"job": job.key, "restarts": job.restarts, "step": job.step}
     write_atomically(folder / OWNER, lambda file: file.write(json.dumps(owner).encode()))
-    _tokens[folder.resolve()] = str(owner["token"])
+    tokens_of_process[folder.resolve()] = token
 
 
 def is_of_step(folder: Path, job: Job) -> bool:
-    """Whether a run folder was last written by the step of this number, in any start of a job."""
-    return _step_of(_owner(folder)) == job.step
+    """Return whether the step of this number, in any start of a job, last took a run folder."""
+    return _step_of(_read_owner(folder)) == job.step
 
 
 def is_in_use(folder: Path, job: Job) -> bool:
-    """Whether another process of this start of a job writes to a run folder now.
+    """Return whether another process of this start of a job is writing to a run folder.
 
     Two steps of a job run at the same time if its script starts them so. They have the same name
     and configuration if the script gives them the same words.
     """
-    owner = _owner(folder)
+    owner = _read_owner(folder)
     if owner.get("job") != job.key or owner.get("restarts", 0) != job.restarts:
         return False
+
     step = _step_of(owner)
-    if step == job.step != "":
-        return False  # an earlier command of this step, or its first rank
+    is_of_this_step = step != "" and step == job.step
+    if is_of_this_step:
+        # An earlier command of this step, or its first rank.
+        return False
+
     if owner["host"] == socket.gethostname():
         return owner["pid"] != os.getpid() and _is_alive(owner["pid"])
     return step != "" and is_running(job, step)
@@ -77,38 +92,54 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        pass  # it belongs to somebody else, or is no number of a process
+        # It belongs to another user, or the number is too large to be that of a process.
+        pass
     return True
 
 
 def check(path: Path) -> None:
-    """Check ownership before writing to `path`; does nothing outside folders taken by `take`.
+    """Check that this process owns the folder of a path that is to be written.
 
-    Raises TakenOver if another process has taken the folder, and an OSError if the token cannot be
-    read.
+    A path outside of folders that `take` has taken passes.
+
+    Raises:
+        TakenOver: Another process has taken the folder.
+        OSError: The token cannot be read.
     """
-    here = path.resolve()
-    for folder in (here, *here.parents):
-        if folder in _tokens:
-            owner = _owner(folder)
-            if owner and owner["token"] != _tokens[folder]:
-                raise _taken_over(folder, owner)
+    resolved = path.resolve()
+    for folder in (resolved, *resolved.parents):
+        if folder not in tokens_of_process:
+            continue
+        owner = _read_owner(folder)
+        if owner and owner["token"] != tokens_of_process[folder]:
+            raise _taken_over(folder, owner)
 
 
-def _owner(folder: Path) -> dict[str, Any]:
-    """The token of a folder's owner; empty if it was removed, or is not as `take` writes it."""
+def _read_owner(folder: Path) -> dict[str, Any]:
+    """Return what the owner of a folder has written.
+
+    Returns:
+        The values that `take` writes. Empty if the file was removed, or is not one of `take`.
+    """
     try:
         owner = json.loads((folder / OWNER).read_text())
     except (FileNotFoundError, NotADirectoryError, RecursionError, ValueError):
         return {}
     if not isinstance(owner, dict):
         return {}
-    known = [isinstance(owner.get(name), kind) for name, kind in _OWNS.items()]
-    of_job = isinstance(owner.get("job", ""), str) and isinstance(owner.get("restarts", 0), int)
-    return owner if all(known) and of_job else {}
+
+    for name, kind in _TYPE_OF_VALUE.items():
+        if not isinstance(owner.get(name), kind):
+            return {}
+    if not isinstance(owner.get("job", ""), str) or not isinstance(owner.get("restarts", 0), int):
+        return {}
+    return owner
 
 
 def _taken_over(folder: Path, owner: dict[str, Any]) -> TakenOver:
-    who = f"process {owner['pid']} on {owner['host']}"
-    found = f"{folder} now belongs to a later start of this run ({who})"
-    return TakenOver("ckpt_path", found, "let that process continue; this one stops writing")
+    process = f"process {owner['pid']} on {owner['host']}"
+    return TakenOver(
+        key="ckpt_path",
+        found=f"{folder} now belongs to a later start of this run ({process})",
+        fix="let that process continue; this one stops writing",
+    )

@@ -14,58 +14,90 @@ Row = dict[str, float | int | str]
 
 
 class RunTable:
-    """A csv file, not written yet, with a column `round`; later rows may add others.
+    """A csv file with a column `round`, to which later rows can add other columns.
 
-    Columns are in order of their first appearance; a row without one has an empty cell.
+    The columns are in the order of their first appearance. A row without a value for a column has
+    an empty cell.
+
+    Args:
+        path: The file, which is not written before there are rows.
+
+    Attributes:
+        columns: The columns of the rows so far.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns = ["round"]
-        self._written: list[str] = []  # columns of the file
+
+        # The columns that the file has; none before this object has written it.
+        self._columns_of_file: list[str] = []
 
     def add_columns(self, *rows: Row) -> None:
-        """Add the columns of rows that are new."""
+        """Add the columns of some rows that are new."""
+        # Many rows have the same keys, which are looked at once.
         for keys in dict.fromkeys(tuple(row) for row in rows):
             self.columns += [key for key in keys if key not in self.columns]
 
     def append(self, rows: Sequence[Row], before: Callable[[], Sequence[Row]]) -> None:
-        """Append rows; if there are new columns, write the whole file, with those `before`."""
+        """Append rows to the file, or write it anew if they have other columns.
+
+        Args:
+            rows: The new rows.
+            before: Returns the rows that are in the file, if it has to be written anew.
+        """
         self.add_columns(*rows)
-        if self._written != self.columns or not self.path.exists():
+        if self._columns_of_file != self.columns or not self.path.exists():
             self.write([*before(), *rows])
             return
+
         with self.path.open("a", newline="") as file:
             csv.writer(file).writerows(self._cells(rows))
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Replace the file."""
+        """Replace the file by one with these rows."""
         self.add_columns(*rows)
         text = io.StringIO()
-        csv.writer(text).writerows([self.columns, *self._cells(rows)])
-        self._written = list(self.columns)
+        writer = csv.writer(text)
+        writer.writerow(self.columns)
+        writer.writerows(self._cells(rows))
+
+        self._columns_of_file = list(self.columns)
         write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
 
     def _cells(self, rows: Sequence[Row]) -> list[list[float | int | str]]:
-        """The cells of rows; csv.DictWriter takes four times as long."""
+        """Return the cells of rows; csv.DictWriter would take four times as long."""
         return [[row.get(name, "") for name in self.columns] for row in rows]
 
     def rows(self) -> list[Row]:
-        """The rows that this object has written; empty if it has not written the file."""
-        return read_rows(self.path) if self._written else []
+        """Return the rows of the file; none if this object has not written it."""
+        return read_rows(self.path) if self._columns_of_file else []
 
 
 def read_rows(path: Path, rounds: int = sys.maxsize) -> list[Row]:
-    """Complete rows of the first `rounds` rounds; empty if there is no file.
+    """Read the complete rows of the first rounds from a table.
 
-    The truncated last line of a killed run is dropped. A UserError if the file is damaged.
+    A run that was killed can leave half of a line at the end, which is skipped.
+
+    Args:
+        path: The table. Without a file there are no rows.
+        rounds: The number of rounds; all by default.
+
+    Raises:
+        UserError: The file is damaged.
     """
     if not path.is_file():
         return []
+
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
+
+        # The cells that a line lacks are None.
         return [row for row in rows if None not in row.values() and int(row["round"]) <= rounds]
     except (csv.Error, LookupError, TypeError, ValueError) as error:
-        fix = "repair it, or move it away to continue without its rows"
-        raise UserError(str(path), f"it cannot be read ({reason(error)})", fix) from error
+        raise UserError(
+            key=str(path),
+            found=f"it cannot be read ({reason(error)})",
+            fix="repair it, or move it away to continue without its rows",
+        ) from error

@@ -13,54 +13,81 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.runs.checkpoint import LAST as NAME
 from lightfed.runs.checkpoint import Writing
 
-BACKGROUND = "background"  # storage option: training goes on while the checkpoint is written
+# Option of `save_checkpoint`: training goes on while the checkpoint is written.
+BACKGROUND = "background"
 
 
 class Checkpoints:
-    """Saves; every method is called by every rank. A thread may write while training goes on.
+    """Writes the checkpoints of a run, in a thread if training is to go on meanwhile.
+
+    Every rank calls every method.
 
     Attributes:
-        spares: The next last.ckpt replaces a damaged one, and the run goes on from the one before
-            it: that one stays, and the damaged one does not take its place.
+        spares: Whether the next last.ckpt replaces a damaged one. Then the run goes on from the
+            one before it, which must not be replaced by the damaged one.
     """
 
     def __init__(self) -> None:
-        self._job: Future[None] | None = None
         self.spares = False
+
+        # Done when the thread has written its checkpoint.
+        self._in_writing: Future[None] | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether `finish` raises already."""
-        return self._job is not None and self._job.done() and self._job.exception() is not None
+        """Whether a thread has failed, so that `finish` raises at once."""
+        future = self._in_writing
+        return future is not None and future.done() and future.exception() is not None
 
     def save(self, content: dict[str, Any], path: Path, ranks: Ranks, option: object) -> None:
-        """Write a checkpoint, after the one before it.
+        """Write a checkpoint, once the one before it is written.
 
-        `content` is as dumped by Lightning. With the option BACKGROUND it returns when all of it is
-        copied; `finish` waits for the rest, and has the same errors. The process does not wait for
-        it at its exit, where it would be in the way of an error.
+        Args:
+            content: The content, as dumped by Lightning.
+            path: The main file.
+            ranks: The ranks that write it.
+            option: With `BACKGROUND`, return as soon as all of it is copied. `finish` waits for the
+                rest, and raises its errors.
+
+        Raises:
+            DiskError: This checkpoint, or the one before it, cannot be written.
+            TakenOver: The run continues in another process.
         """
         self.finish()
-        keeps = path.name == NAME and not self.spares
-        writing = Writing(content, path, ranks, keeps=keeps)
-        if path.name == NAME:
+
+        is_last = path.name == NAME
+        writing = Writing(content, path, ranks, keeps=is_last and not self.spares)
+        if is_last:
             self.spares = False
-        if option != BACKGROUND or not writing.detach(ranks):
+
+        in_background = option == BACKGROUND and writing.detach(ranks)
+        if not in_background:
             writing.write(ranks)
             return
-        there, self._job = ranks.for_thread(), Future[None]()
-        job = (self._job, writing, there)
-        threading.Thread(target=_run, args=job, name="lightfed-checkpoint", daemon=True).start()
+
+        # Before the future is set: if this raises, there is no thread that could finish it.
+        ranks_of_thread = ranks.for_thread()
+        self._in_writing = Future[None]()
+
+        # A daemon: the end of the process must not wait for it, because that would delay an error.
+        threading.Thread(
+            target=_run,
+            args=(self._in_writing, writing, ranks_of_thread),
+            name="lightfed-checkpoint",
+            daemon=True,
+        ).start()
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is written while training goes on; raises once.
+        """Wait for the checkpoint that is written while training goes on; raise its error once.
 
-        A DiskError on every rank if it cannot be written, and TakenOver if the run continues in
-        another process.
+        Raises:
+            DiskError: It cannot be written; raised on every rank.
+            TakenOver: The run continues in another process.
         """
-        job, self._job = self._job, None
-        if job is not None:
-            job.result()
+        future = self._in_writing
+        self._in_writing = None
+        if future is not None:
+            future.result()
 
 
 def _run(future: Future[None], writing: Writing, ranks: Ranks) -> None:
@@ -74,17 +101,18 @@ def _run(future: Future[None], writing: Writing, ranks: Ranks) -> None:
 class LastCheckpoint(ModelCheckpoint):
     """Writes `last.ckpt` before the first round, between rounds, and after the last one.
 
-    A round that ends while the one before is written waits for it. So a crash loses the rounds
-    since the last checkpoint that was due, and if it was not complete, since the one before it.
+    If a round ends while the checkpoint before it is still written, it waits. So a crash loses the
+    rounds since the last checkpoint that was due, or if that was not complete, since the one
+    before it.
 
-    It is a separate type so that its state is not mixed up with that of a user's checkpoints.
+    It is a separate type, so that its state is not mixed up with that of a user's checkpoints.
 
     Args:
-        every: rounds between two checkpoints; 1 by default.
+        every: The number of rounds between two checkpoints; 1 by default.
 
     Attributes:
-        is_configured: whether an interval is given.
-        rounds: finished in the newest checkpoint, which may be in writing.
+        is_configured: Whether the user has given an interval.
+        rounds: The number of finished rounds in the newest checkpoint, which may still be written.
     """
 
     def __init__(self, every: int | None = None) -> None:
@@ -92,7 +120,7 @@ class LastCheckpoint(ModelCheckpoint):
             filename=Path(NAME).stem, save_on_train_epoch_end=True, enable_version_counter=False
         )
         self.is_configured = every is not None
-        self._every = every or 1
+        self._every = 1 if every is None else every
         self.rounds = 0
 
     @override
@@ -105,13 +133,13 @@ class LastCheckpoint(ModelCheckpoint):
 
     @property
     def path(self) -> Path:
-        """Path of the checkpoint, available once the run has its folder."""
+        """The path of the checkpoint, known once the run has its folder."""
         assert self.dirpath is not None, "setup chooses the folder"
         return Path(self.dirpath) / NAME
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the paths of checkpoints in this folder; those elsewhere are another run's."""
+        """Restore the paths of checkpoints in this folder; those elsewhere belong to other runs."""
         if state_dict.get("dirpath") == self.dirpath:
             super().load_state_dict(state_dict)
 
@@ -126,13 +154,19 @@ class LastCheckpoint(ModelCheckpoint):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the state after a round, if it is time."""
+        """Save the state after a round, if a checkpoint is due."""
         if trainer.global_step - self.rounds >= self._every:
             self.save(trainer, background=True)
 
     def save(self, trainer: L.Trainer, *, background: bool = False) -> None:
-        """Save the state; with `background`, while training goes on."""
-        trainer.save_checkpoint(self.path, storage_options=BACKGROUND if background else None)
+        """Save the state.
+
+        Args:
+            trainer: The trainer of the run.
+            background: Whether training goes on while the checkpoint is written.
+        """
+        option = BACKGROUND if background else None
+        trainer.save_checkpoint(self.path, storage_options=option)
         self.best_model_path = str(self.path)
         self.rounds = trainer.global_step
 

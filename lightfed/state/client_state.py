@@ -1,4 +1,4 @@
-"""Per-client state that an algorithm declares in addition to rows; the saved form of all of it."""
+"""What clients keep besides their rows, as an algorithm declares it, and how it is saved."""
 
 from collections import UserDict, defaultdict
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-# State of some clients, by name: matrices (K, ...) as "values", with the numbers (K,) of their
-# "clients".
+# The state of some clients, by name. Tensors of equal shape are saved together: the "clients" (K,)
+# and their "values" (K, ...).
 Saved = dict[str, list[dict[str, Tensor]]]
 
 
@@ -17,17 +17,17 @@ class Kept(UserDict[int, Tensor]):
 
     The federation manages it. It is saved in checkpoints and in the journal of an interrupted
     round, and counts towards the client's stored bytes. It is stored on the device of the rows and
-    read on the compute device. Resetting a client to its initial values deletes it, unless it is
-    `with_server`.
+    read on the compute device. When a client is reset to its initial values, it is deleted, unless
+    it is `with_server`.
 
     Args:
-        name: in checkpoints.
-        place: device of the rows.
-        device: on which it is read.
-        durable: it outlives the round. Other state survives a restart within the round, but is
-            neither checkpointed nor counted.
-        with_server: the server holds a sum of it over the clients. A reset leaves it as it is:
-            otherwise the server would keep the client's part for good.
+        name: Its name in checkpoints.
+        place: The device of the rows, where it is stored.
+        device: The compute device, where it is read.
+        durable: Whether it outlives the round. Other state survives a restart within the round, but
+            is neither in checkpoints nor counted.
+        with_server: Whether the server holds a sum of it over the clients. A reset then leaves it
+            as it is: otherwise the server would keep the client's part for good.
     """
 
     def __init__(
@@ -48,21 +48,22 @@ class Kept(UserDict[int, Tensor]):
 
     @override
     def __getitem__(self, client: int) -> Tensor:
-        """The client's tensor on the device; a copy if it is kept on the host."""
+        """Return the client's tensor on the compute device; a copy if it is stored elsewhere."""
         return self.data[client].to(self._device)
 
     @override
     def __setitem__(self, client: int, value: Tensor) -> None:
-        """Keep a copy of a tensor: a view of the client's row would train on."""
+        """Store a copy of a tensor: a view of the client's row would train on."""
         self.data[client] = value.detach().to(self._place, copy=True)
 
     def bytes(self, client: int) -> int:
-        """Bytes that the client stores."""
-        value = self.data.get(client)
-        return 0 if value is None or not self.durable else value.nbytes
+        """Return the bytes that the client stores; 0 for what does not outlive the round."""
+        if not self.durable or client not in self.data:
+            return 0
+        return self.data[client].nbytes
 
     def restore(self, client: int, value: Tensor | None) -> None:
-        """Restore a saved tensor."""
+        """Put a saved tensor back; None if the client had none."""
         if value is None:
             self.data.pop(client, None)
         else:
@@ -73,45 +74,59 @@ class KeptStates(UserDict[str, Kept]):
     """All that an algorithm's clients keep besides their rows, by name.
 
     Attributes:
-        masks: of the rows, one of these; None if rows are dense.
+        masks: Which of these holds the masks of the rows; None if rows are dense.
     """
 
     masks: Kept | None = None
 
     def mask(self, client: int) -> Tensor | None:
-        """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""
-        return self.masks.get(client) if self.masks is not None else None
+        """Return the mask of a client of this rank, on the compute device; None if it has none.
+
+        It is packed into words, (P / 32,).
+        """
+        if self.masks is None:
+            return None
+        return self.masks.get(client)
 
     def bytes(self, client: int) -> int:
-        """Bytes that a client of this rank stores."""
+        """Return the bytes that a client of this rank stores."""
         return sum(kept.bytes(client) for kept in self.values())
 
 
 def stacked(tensors: Iterable[tuple[int, Tensor]]) -> list[dict[str, Tensor]]:
-    """A matrix of the tensors of each shape."""
-    alike: dict[object, list[tuple[int, Tensor]]] = defaultdict(list)
+    """Return clients' tensors as they are saved: a block for each shape and type.
+
+    Args:
+        tensors: Clients and their tensors.
+    """
+    groups: dict[object, list[tuple[int, Tensor]]] = defaultdict(list)
     for client, tensor in tensors:
-        alike[tensor.shape, tensor.dtype].append((client, tensor))
-    return [
-        block([k for k, _ in those], torch.stack([tensor for _, tensor in those]))
-        for those in alike.values()
-    ]
+        groups[tensor.shape, tensor.dtype].append((client, tensor))
+
+    blocks = []
+    for group in groups.values():
+        clients = [client for client, _ in group]
+        values = torch.stack([tensor for _, tensor in group])
+        blocks.append(block(clients, values))
+    return blocks
 
 
 def block(clients: list[int], values: Tensor) -> dict[str, Tensor]:
-    """The entry of some clients' tensors (K, ...), in host memory, in what is saved."""
-    if values.is_cuda:  # into pinned memory at the speed of the bus
+    """Return what is saved of some clients' tensors (K, ...); it is in host memory."""
+    if values.is_cuda:
+        # Into pinned memory the copy has the speed of the bus.
         values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values)
-    if values.untyped_storage().nbytes() != values.nbytes:  # else all of the store would be saved
+    if values.untyped_storage().nbytes() != values.nbytes:
+        # torch saves the whole storage of a view, here that of all clients.
         values = values.clone()
     return {"clients": torch.tensor(clients), "values": values}
 
 
 def by_client(state: Saved) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each client, by name, as views; clients ascend."""
-    found: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    """Return the tensors of each client by name, as views of what was saved. Clients ascend."""
+    states: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, blocks in state.items():
         for block in blocks:
             for client, value in zip(block["clients"].tolist(), block["values"], strict=True):
-                found[client][name] = value
-    return dict(sorted(found.items()))
+                states[client][name] = value
+    return dict(sorted(states.items()))

@@ -1,7 +1,7 @@
-"""The base: frozen parameters, held once on a rank for all clients and groups that have them.
+"""The base: frozen parameters, which a rank holds once for all clients and groups that have them.
 
 A row holds what sessions train. All other parameters are the base. They are never sent, merged or
-saved with a client. A checkpoint has their digests only, unless a method changes them.
+saved with a client. A checkpoint has only their digests, unless a method changes them.
 """
 
 import hashlib
@@ -13,102 +13,147 @@ from torch import Tensor
 
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 
 def digest(tensor: Tensor) -> str:
-    """16 hexadecimal digits of a tensor's shape, type and bytes."""
-    state = hashlib.blake2b(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=8)
+    """Return 16 hexadecimal digits that stand for a tensor's shape, type and bytes."""
+    shape_and_type = f"{tuple(tensor.shape)} {tensor.dtype}"
+    state = hashlib.blake2b(shape_and_type.encode(), digest_size=8)
+
     values = tensor.detach().cpu().contiguous()
     state.update(values.flatten().view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Those of several tensors, by name."""
+    """Return the digests of several tensors, by name."""
     return {name: digest(tensor) for name, tensor in tensors.items()}
 
 
 class FrozenBase:
-    """The frozen parameters of a rank's groups.
+    """The frozen parameters of a rank's groups. Equal tensors of several groups are held once.
 
     Attributes:
-        digests: of each group's tensors by name, as they were built.
+        digests: For each group, the digests of its frozen parameters by name, as they were built.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, str], Tensor] = {}  # by name and digest
-        self._modules: list[LiveModule] = []
         self.digests: list[dict[str, str]] = []
+        self._modules: list[LiveModule] = []
+        self._held: dict[tuple[str, str], Tensor] = {}  # by name and digest
 
     def add_group(self, live: LiveModule) -> None:
-        """Give the next group's module the tensors that an earlier one has already."""
+        """Add the module of the next group, and give it the tensors that an earlier group has."""
         self.digests.append(digests(live.frozen))
         self.share(live, len(self.digests) - 1)
 
     def share(self, live: LiveModule, group: int) -> None:
-        """Give a module of a group, such as one for its tests, the group's tensors."""
+        """Give another module of a group, such as one for its tests, the group's tensors."""
         self._modules.append(live)
         for name, parameter in live.frozen.items():
-            key = name, self.digests[group][name]
+            key = (name, self.digests[group][name])
             parameter.data = self._held.setdefault(key, parameter.data)
 
     @property
     def bytes(self) -> int:
-        """Of the tensors, each counted once."""
+        """The bytes of all tensors that are held, each counted once."""
         return sum(tensor.nbytes for tensor in self._held.values())
 
     @property
     def shared(self) -> list[str]:
-        """Names of the tensors that are the same in all groups."""
-        every = self.digests[1:]
+        """The names of the tensors that are the same in all groups."""
+        first, *others = self.digests
         return [
-            n for n, text in self.digests[0].items() if all(own.get(n) == text for own in every)
+            name for name, text in first.items() if all(other.get(name) == text for other in others)
         ]
 
     def unlike(self, names: Sequence[str], *, sliced: bool = False) -> str:
-        """What differs in the bases of two groups, which are called `names`; empty if nothing.
+        """Return what differs between the bases of two groups, in words; empty if nothing does.
 
-        With `sliced` tensors may differ if their shapes do, as in models of other widths.
+        Args:
+            names: The names of the groups.
+            sliced: Whether tensors may differ if their shapes do, as in models of other widths.
         """
-        first = self._modules[0].frozen
-        for group, own in enumerate(self.digests[1:], 1):
-            shapes = {name: p.shape for name, p in self._modules[group].frozen.items()}
-            differ = [
-                name
-                for name, text in self.digests[0].items()
-                if own.get(name) != text and not (sliced and first[name].shape != shapes.get(name))
-            ]
-            differ += [name for name in own if name not in self.digests[0]]
-            if differ:
-                return f"groups {names[0]} and {names[group]} have other values of {differ[0]}"
+        for group in range(1, len(self.digests)):
+            differing = self._first_difference(group, sliced=sliced)
+            if differing is not None:
+                return f"groups {names[0]} and {names[group]} have other values of {differing}"
         return ""
+
+    def _first_difference(self, group: int, *, sliced: bool) -> str | None:
+        """Return the name of a tensor that differs between the first group and another one."""
+        first_digests = self.digests[0]
+        group_digests = self.digests[group]
+        first_tensors = self._modules[0].frozen
+        group_tensors = self._modules[group].frozen
+
+        for name, text in first_digests.items():
+            if group_digests.get(name) == text:
+                continue
+            if sliced:
+                group_shape = group_tensors[name].shape if name in group_tensors else None
+                if first_tensors[name].shape != group_shape:
+                    continue
+            return name
+
+        for name in group_digests:
+            if name not in first_digests:
+                return name
+        return None
 
     def server_model(
         self, names: Sequence[str], tensors: Collection[str] | None = None
     ) -> ServerModel:
-        """The base as a state of the server: a change of its row changes all clients' models.
+        """Return the base as a server model: a change of its row changes all clients' models.
 
-        A UserError if there is none, or it differs between the groups, which are called `names`.
-        `tensors` are those to change, by default all.
+        Args:
+            names: The names of the groups.
+            tensors: The names of the tensors that the method changes; None for all.
+
+        Raises:
+            UserError: If there is no base, if it differs between the groups, or if it is not
+                float32.
         """
-        unlike, fix = self.unlike(names), "freeze the same tensors of the same values in all groups"
-        require(not unlike, "model.clients", f"{unlike}, which the method changes", fix)
-        every = self._modules[0].frozen
-        frozen = {n: p for n, p in every.items() if tensors is None or n in tensors}
-        found, fix = "no frozen parameters, which the method changes", "freeze the base"
-        require(bool(frozen), "model.clients", found, fix)
-        for name, p in frozen.items():
-            kind = str(p.dtype).removeprefix("torch.")
-            fix = "load the base in float32, or choose a method that leaves it as it is"
-            found = f"{name} is {kind}, and the method changes it by float32 steps"
-            require(p.dtype == torch.float32, "model.clients", found, fix)
-        layout = Layout.build((name, tuple(p.shape)) for name, p in frozen.items())
-        whole = ModelLayout(layout, Layout.build([]), parameters=len(frozen))
-        row = Row.zeros(whole, next(iter(frozen.values())).device)
-        for name, place in layout.views(row.floats).items():
-            place.copy_(frozen[name].detach())
+        unlike = self.unlike(names)
+        if unlike:
+            raise UserError(
+                key="model.clients",
+                found=f"{unlike}, which the method changes",
+                fix="freeze the same tensors of the same values in all groups",
+            )
+
+        frozen = self._modules[0].frozen
+        if tensors is not None:
+            frozen = {name: tensor for name, tensor in frozen.items() if name in tensors}
+        if not frozen:
+            raise UserError(
+                key="model.clients",
+                found="no frozen parameters, which the method changes",
+                fix="freeze the base",
+            )
+        for name, tensor in frozen.items():
+            if tensor.dtype != torch.float32:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise UserError(
+                    key="model.clients",
+                    found=f"{name} is {kind}, and the method changes it by float32 steps",
+                    fix="load the base in float32, or choose a method that leaves it as it is",
+                )
+
+        layout = ModelLayout(
+            floats=Layout.build((name, tuple(tensor.shape)) for name, tensor in frozen.items()),
+            integers=Layout.build([]),
+            parameters=len(frozen),
+        )
+        device = next(iter(frozen.values())).device
+        row = Row.zeros(layout, device)
+
+        # From here on the tensors of all modules are views of the server's row.
+        for name, view in layout.floats.views(row.floats).items():
+            view.copy_(frozen[name].detach())
             for live in self._modules:
-                live.frozen[name].data = place
-        self._held |= {(name, self.digests[0][name]): p.data for name, p in frozen.items()}
-        return ServerModel(whole, row)
+                live.frozen[name].data = view
+            self._held[name, self.digests[0][name]] = view
+
+        return ServerModel(layout, row)

@@ -1,24 +1,26 @@
-"""Flat rows, their stores, and the live modules bound to them.
+"""Flat rows, the stores that hold them, and the live modules that are bound to them.
 
-A client's float state is one row: the parameters that sessions train, then float buffers. So the
-parameters are the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) have a
-separate int64 row. Frozen parameters are in no row (`lightfed.state.frozen_base`). There is one
-live module per group and rank. A session binds it to a client's row, which takes microseconds;
-building a module takes a hundred milliseconds.
+A client's float state is one row: first the parameters that sessions train, then float buffers. So
+the parameters are the leading part of a row. Integer buffers, such as BatchNorm's
+`num_batches_tracked`, have a separate int64 row. Frozen parameters are in no row: see
+`lightfed.state.frozen_base`.
+
+There is one live module for each group on a rank. A session binds it to a client's row, which takes
+microseconds; to build a module takes a hundred milliseconds.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from lightfed_kernels import Layout
+from lightfed_kernels import Entry, Layout
 from torch import Tensor, nn
 
 from lightfed.data.batches import sent
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 # When a client's model is tested: after the last aggregation or after its last session.
 Moment = Literal["aggregated", "trained"]
@@ -26,19 +28,22 @@ ModelKind = Literal["global", "local"] | Moment
 
 Views = dict[str, Tensor]
 
+# Views of this many rows are kept at most. All are dropped when there is one more.
+_MOST_CACHED_ROWS = 256
+
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Layout of one architecture's state in a float row and an integer row.
+    """The layout of one architecture's state in a float row and an integer row.
 
     Attributes:
-        floats: parameters, then float buffers.
-        integers: integer and bool buffers, as int64.
-        parameters: how many leading entries of `floats` are parameters.
-        groups: number of groups per dimension, for tensors with grouped dimensions (attention
-            heads); modules declare them as `slice_groups`.
-        label_rows: tensors whose first dimension is a label, as declared by modules; without the
-            output layer.
+        floats: The parameters, then the float buffers.
+        integers: The integer and bool buffers, all as int64.
+        parameters: How many leading entries of `floats` are parameters.
+        groups: For tensors with grouped dimensions, such as attention heads, the number of groups
+            of each dimension. Modules declare them as `slice_groups`.
+        label_rows: The tensors whose first dimension is a label, as modules declare them. The
+            output layer is not among them.
     """
 
     floats: Layout
@@ -49,79 +54,103 @@ class ModelLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModelLayout":
-        """The layout of a module's trained parameters and persistent buffers.
+        """Return the layout of a module's trained parameters and persistent buffers.
 
-        A module may declare how narrower models slice it: `slice_groups` (parameter name -> groups
-        of every dimension) and `label_rows` (names of parameters). Its `written` names frozen
-        parameters, or parts, that its steps write themselves: clients have their own.
+        Any submodule may declare how narrower models slice it: `slice_groups` maps the name of a
+        parameter to the number of groups of each of its dimensions, and `label_rows` names
+        parameters whose rows are labels. `written` names frozen parameters, or submodules, that
+        its training steps write themselves. Each client has its own values of these, so they are
+        in the row like trained ones.
         """
-        written = tuple(
-            f"{path}.{name}.".lstrip(".")
-            for path, part in module.named_modules()
-            for name in getattr(part, "written", ())
-        )
-        parameters = [
-            (name, p)
-            for name, p in module.named_parameters()
-            if p.requires_grad or f"{name}.".startswith(written)
-        ]
+        parameters = []
+        written = _declared_names(module, "written")
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad or _is_named(name, written):
+                parameters.append((name, tuple(parameter.shape)))
+
+        float_buffers = []
+        integer_buffers = []
         persistent = set(module.state_dict(keep_vars=True))
-        buffers = [(n, b) for n, b in module.named_buffers() if n in persistent]
-        floating = [(n, b) for n, b in buffers if b.is_floating_point() or b.is_complex()]
+        for name, buffer in module.named_buffers():
+            if name not in persistent:
+                continue
+            if buffer.is_floating_point() or buffer.is_complex():
+                float_buffers.append((name, tuple(buffer.shape)))
+            else:
+                integer_buffers.append((name, tuple(buffer.shape)))
+
+        groups = []
+        for path, submodule in module.named_modules():
+            for name, counts in getattr(submodule, "slice_groups", {}).items():
+                groups.append((_joined(path, name), tuple(counts)))
+
         return cls(
-            floats=Layout.build((n, tuple(t.shape)) for n, t in [*parameters, *floating]),
-            integers=Layout.build(
-                (n, tuple(b.shape))
-                for n, b in buffers
-                if not (b.is_floating_point() or b.is_complex())
-            ),
+            floats=Layout.build([*parameters, *float_buffers]),
+            integers=Layout.build(integer_buffers),
             parameters=len(parameters),
-            groups=tuple(
-                (f"{path}.{name}".lstrip("."), tuple(counts))
-                for path, part in module.named_modules()
-                for name, counts in getattr(part, "slice_groups", {}).items()
-            ),
-            label_rows=tuple(
-                f"{path}.{name}".lstrip(".")
-                for path, part in module.named_modules()
-                for name in getattr(part, "label_rows", ())
-            ),
+            groups=tuple(groups),
+            label_rows=tuple(_declared_names(module, "label_rows")),
         )
 
     @property
     def size(self) -> int:
-        """Length of a float row, P."""
+        """The length P of a float row, with padding."""
         return self.floats.size
 
     @cached_property
     def parameter_size(self) -> int:
-        """Length of the leading part of a float row that holds the parameters."""
+        """The length of the leading part of a float row that holds the parameters."""
         return self.floats.span(self.parameters)
 
     @property
     def parameter_numel(self) -> int:
-        return sum(entry.numel for entry in self.floats.entries[: self.parameters])
+        """The number of parameters, without padding."""
+        return sum(entry.numel for entry in self._parameter_entries())
 
     def positions(self, names: Collection[str]) -> Tensor:
-        """(N,) where the elements of these tensors lie in (P,) parameters."""
-        entries = [e for e in self.floats.entries[: self.parameters] if e.name in names]
-        spans = [torch.arange(e.offset, e.offset + e.numel) for e in entries]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *spans])
+        """Return where in a float row the elements of some parameters lie, as an int64 (N,)."""
+        spans = [torch.empty(0, dtype=torch.int64)]
+        for entry in self._parameter_entries():
+            if entry.name in names:
+                spans.append(torch.arange(entry.offset, entry.offset + entry.numel))
+        return torch.cat(spans)
 
     def signature(self) -> list[list[object]]:
-        """Names and shapes, comparable across processes and JSON."""
-        return [[e.name, list(e.shape)] for e in [*self.floats, *self.integers]]
+        """Return the names and shapes of all tensors, comparable across processes and in JSON."""
+        return [[entry.name, list(entry.shape)] for entry in [*self.floats, *self.integers]]
+
+    def _parameter_entries(self) -> tuple[Entry, ...]:
+        return self.floats.entries[: self.parameters]
+
+
+def _declared_names(module: nn.Module, attribute: str) -> list[str]:
+    """Return the names that submodules list in an attribute, as names within the module."""
+    names = []
+    for path, submodule in module.named_modules():
+        for name in getattr(submodule, attribute, ()):
+            names.append(_joined(path, name))
+    return names
+
+
+def _joined(path: str, name: str) -> str:
+    """Return the name within a module of what its submodule at `path` calls `name`."""
+    return f"{path}.{name}".lstrip(".")
+
+
+def _is_named(parameter: str, names: Collection[str]) -> bool:
+    """Whether a parameter, or a submodule that it belongs to, is among some names."""
+    return any(f"{parameter}.".startswith(f"{name}.") for name in names)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One client's (or the server's) state: a view of a store, or tensors of its own.
+    """The state of one client, or of the server: views of a store, or tensors of its own.
 
-    A block of K rows has a leading dimension K in both.
+    The rows of K clients may form a block, which is a Row whose tensors have a leading dimension K.
 
     Attributes:
-        floats: (P,) parameters and float buffers.
-        integers: (Q,) int64 integer buffers.
+        floats: The parameters and float buffers, (P,).
+        integers: The integer buffers as int64, (Q,).
     """
 
     floats: Tensor
@@ -129,192 +158,296 @@ class Row:
 
     @classmethod
     def zeros(cls, layout: ModelLayout, device: torch.device | str = "cpu") -> "Row":
-        """A new row of a layout."""
-        integers = torch.zeros(layout.integers.size, dtype=torch.int64, device=device)
-        return cls(layout.floats.new_row(device=device), integers)
+        """Return a new row of a layout."""
+        return cls(
+            floats=layout.floats.new_row(device=device),
+            integers=torch.zeros(layout.integers.size, dtype=torch.int64, device=device),
+        )
 
     def clone(self) -> "Row":
+        """Return a copy on the same device."""
         return Row(self.floats.clone(), self.integers.clone())
 
     def repeated(self, count: int) -> "Row":
-        """A block of equal rows, all of them views of this one."""
+        """Return a block of `count` equal rows, all of them views of this one."""
         return Row(self.floats.expand(count, -1), self.integers.expand(count, -1))
 
     def each(self) -> list["Row"]:
-        """The rows of a block of K rows."""
-        return [Row(f, i) for f, i in zip(self.floats, self.integers, strict=True)]
+        """Return the K rows of a block, as views."""
+        pairs = zip(self.floats, self.integers, strict=True)
+        return [Row(floats, integers) for floats, integers in pairs]
 
     def to(self, device: torch.device) -> "Row":
-        """A copy on a device."""
-        copies = (part.to(device, copy=True) for part in (self.floats, self.integers))
-        return Row(*copies)
+        """Return a copy on a device, even if the row is on that device already."""
+        return Row(self.floats.to(device, copy=True), self.integers.to(device, copy=True))
 
     def copy_(self, source: "Row") -> "Row":
-        """Copy values; those that come to the host have arrived, for it reads them next."""
-        ahead = not self.floats.is_cpu
-        self.floats.copy_(source.floats, non_blocking=ahead)
-        self.integers.copy_(source.integers, non_blocking=ahead)
+        """Copy the values of another row into this one, and return this one.
+
+        Values that go to a device may still be on their way when this returns. Values that come to
+        the host have arrived, because the host reads them next.
+        """
+        need_not_wait = not self.floats.is_cpu
+        self.floats.copy_(source.floats, non_blocking=need_not_wait)
+        self.integers.copy_(source.integers, non_blocking=need_not_wait)
         return self
 
 
-class LiveModule:
-    """The one module of a group on this rank; `bind` points it at a row.
-
-    Trained parameters and float buffers become views of the row. Views of recently bound rows are
-    cached: a rank has few rows and they live long. `bind` copies integer buffers in, and float
-    buffers of 16 bits, and `unbind` copies them out. A step may assign others in their place,
-    `self.mean = ...` or `weight.data = ...`: their values are copied into the row, and its views
-    take their place again.
+class _Home(NamedTuple):
+    """Where in a module a parameter or buffer is registered.
 
     Attributes:
-        frozen: parameters that are in no row, by name.
-        row: to which the module is bound; None after `unbind`.
-        trainable: parameters that sessions train.
+        path: The tensor's name in the whole module.
+        register: `_parameters` or `_buffers` of the submodule that owns it.
+        name: The tensor's name in `register`.
+        tensor: The tensor that was there when the module was made live.
+    """
+
+    path: str
+    register: dict[str, Any]
+    name: str
+    tensor: Tensor
+
+
+class LiveModule:
+    """The one module of a group on this rank. `bind` points it at a client's row.
+
+    While it is bound, trained parameters and float32 buffers are views of the row. A view of a row
+    is float32, so integer buffers, and float buffers of 16 bits, are copied: `bind` copies them in
+    and `unbind` copies them out.
+
+    A training step may assign another tensor, as `self.mean = ...` or `weight.data = ...` do,
+    instead of writing into the one that is there. The values of that tensor are then copied into
+    the row, and the view of the row takes its place again.
+
+    Attributes:
+        module: The module.
+        layout: The layout of the rows.
+        frozen: The parameters that are in no row, by name.
+        row: The row to which the module is bound; None after `unbind`.
+        trainable: The parameters that sessions train.
     """
 
     def __init__(self, module: nn.Module, layout: ModelLayout) -> None:
         self.module = module
         self.layout = layout
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        # A view of a row is float32. Buffers of other types are copied, as integers are.
-        whole = [e for e in layout.floats if tensors[e.name].dtype == torch.float32]
-        self._tensors = [tensors[entry.name] for entry in whole]
-        self._halves = [
-            (tensors[e.name], e) for e in layout.floats if tensors[e.name].dtype != torch.float32
-        ]
-        self._integers = [(tensors[entry.name], entry) for entry in layout.integers]
-        self._split = [(e.offset, e.numel, e.shape) for e in whole]
         self.row: Row | None = None
-        kept = {entry.name: tensors.pop(entry.name) for entry in [*layout.floats, *layout.integers]}
-        self._homes = [(name, *self._home(name), tensor) for name, tensor in kept.items()]
-        named = dict(module.named_parameters())
-        self.frozen = {name: named[name] for name in tensors if name in named}
-        self._frozen_homes = [(*self._home(name), p) for name, p in self.frozen.items()]
-        buffers = {name: b for name, b in tensors.items() if name not in named}
-        self._loose = [(*self._home(name), b, b.clone()) for name, b in buffers.items()]
-        self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self.trainable = [p for p in module.parameters() if p.requires_grad]
 
-    def _home(self, path: str) -> tuple[dict[str, Any], str]:
-        """The dict of its module that a parameter or buffer is in, and its name there."""
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        tensors = parameters | buffers
+
+        # The tensors that become views of a row, where their views lie, and those that are copied.
+        self._viewed: list[Tensor] = []
+        self._spans: list[tuple[int, int, tuple[int, ...]]] = []
+        self._copied_floats: list[tuple[Tensor, Entry]] = []
+        for entry in layout.floats:
+            tensor = tensors[entry.name]
+            if tensor.dtype == torch.float32:
+                self._viewed.append(tensor)
+                self._spans.append((entry.offset, entry.offset + entry.numel, entry.shape))
+            else:
+                self._copied_floats.append((tensor, entry))
+        self._copied_integers = [(tensors[entry.name], entry) for entry in layout.integers]
+
+        # Where each tensor belongs. A step may put another one there, which `unbind` finds.
+        in_row = [entry.name for entry in [*layout.floats, *layout.integers]]
+        self._homes = [self._home(name, tensors[name]) for name in in_row]
+
+        in_no_row = tensors.keys() - set(in_row)
+        self.frozen = {name: p for name, p in parameters.items() if name in in_no_row}
+        self._frozen_homes = [self._home(name, p) for name, p in self.frozen.items()]
+
+        # Buffers with `persistent=False`, and copies of their initial values. No row holds them, so
+        # they would carry what one client leaves there to the next.
+        self._loose = [
+            (self._home(name, buffer), buffer.clone())
+            for name, buffer in buffers.items()
+            if name in in_no_row
+        ]
+
+        # The views of recently bound rows, by the row's address. A rank has few rows, and they
+        # live long.
+        self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
+
+    def _home(self, path: str, tensor: Tensor) -> _Home:
         owner, _, name = path.rpartition(".")
-        part = self.module.get_submodule(owner)
-        return part._buffers if name in part._buffers else part._parameters, name
+        submodule = self.module.get_submodule(owner)
+        is_buffer = name in submodule._buffers
+        register = submodule._buffers if is_buffer else submodule._parameters
+        return _Home(path, register, name, tensor)
 
     def row_of_module(self) -> Row:
-        """A copy of the module's current values as a new row."""
+        """Return a copy of the module's current values as a new row."""
         row = Row.zeros(self.layout)
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         for entry in self.layout.floats:
             self.layout.floats.view(row.floats, entry).copy_(tensors[entry.name].detach())
-        for tensor, entry in self._integers:
+        for tensor, entry in self._copied_integers:
             self.layout.integers.view(row.integers, entry).copy_(tensor)
         return row
 
     def views(self, floats: Tensor) -> list[Tensor]:
-        """The tensors of a float row in layout order, without those of other types.
+        """Return the float32 tensors of a float row (P,) as views, in the order of the layout.
 
-        Cached, because making views is most of the cost of binding.
+        They are cached, because making views is most of the cost of binding.
         """
-        key = floats.data_ptr()
-        kept = self._views.get(key)
-        if kept is None or kept[0].shape != floats.shape or kept[0].dtype != floats.dtype:
-            if len(self._views) >= 256:
-                self._views.clear()
-            views = [floats[o : o + n].view(shape) for o, n, shape in self._split]
-            # The row itself is held too: while the entry lives, its address cannot be reused.
-            kept = self._views[key] = (floats, views)
-        return kept[1]
+        address = floats.data_ptr()
+        cached = self._views.get(address)
+        if cached is not None:
+            row, views = cached
+            if row.shape == floats.shape and row.dtype == floats.dtype:
+                return views
+
+        if len(self._views) >= _MOST_CACHED_ROWS:
+            self._views.clear()
+        views = [floats[start:end].view(shape) for start, end, shape in self._spans]
+        # The row itself is held too: while the entry lives, its address cannot be reused.
+        self._views[address] = (floats, views)
+        return views
 
     def forget_views(self) -> None:
         """Release rows that are no longer used."""
         self._views.clear()
 
     def bind(self, row: Row) -> nn.Module:
-        """Point the module at `row`: training writes into it.
+        """Point the module at a row, so that training writes into it, and return the module.
 
-        A UserError if a frozen parameter, which is in no row, is to be trained now.
+        Raises:
+            UserError: If a frozen parameter, which is in no row, is now to be trained.
         """
-        for path, parameter in self.frozen.items():
-            if parameter.requires_grad:
-                found, fix = (
-                    f"{path} was frozen when the run began",
-                    "freeze it later, by a callback",
-                )
-                raise UserError("model.clients", f"{found}, and is to be trained now", fix)
-        for _, home, name, tensor in self._homes:
-            if home[name] is not tensor:
-                home[name] = tensor
+        self._check_frozen()
+
+        for _, register, name, tensor in self._homes:
+            if register[name] is not tensor:
+                register[name] = tensor
         # A layer may put another tensor in the place of a frozen one: peft's attention adds its
         # update to the weight and subtracts it again, which leaves other bits each time.
-        for home, name, frozen in self._frozen_homes:
-            if home.get(name) is not frozen:
-                home[name] = frozen
-        for tensor, view in zip(self._tensors, self.views(row.floats), strict=True):
+        for _, register, name, frozen in self._frozen_homes:
+            if register.get(name) is not frozen:
+                register[name] = frozen
+
+        for tensor, view in zip(self._viewed, self.views(row.floats), strict=True):
             tensor.data = view
-        for tensor, entry in self._halves:
+        for tensor, entry in self._copied_floats:
             tensor.copy_(self.layout.floats.view(row.floats, entry))
-        for tensor, entry in self._integers:
+        for tensor, entry in self._copied_integers:
             tensor.copy_(self.layout.integers.view(row.integers, entry))
+
         self.row = row
         return self.module
 
+    def _check_frozen(self) -> None:
+        """Refuse to train a parameter that was frozen when the rows were laid out."""
+        for path, parameter in self.frozen.items():
+            if parameter.requires_grad:
+                raise UserError(
+                    key="model.clients",
+                    found=f"{path} was frozen when the run began, and is to be trained now",
+                    fix="freeze it later, by a callback",
+                )
+
     def unbind(self) -> None:
-        """Write integers and what a step has assigned back; other state is in the row already."""
+        """Write to the row what is not in it yet: copied buffers, and what a step has assigned.
+
+        Raises:
+            UserError: If a step has assigned a tensor that the row cannot hold.
+        """
         assert self.row is not None, "unbind without bind"
-        row, self.row = self.row, None
-        for path, home, name, tensor in self._homes:
-            placed = home[name]
-            if placed is not tensor:
-                home[name] = tensor
-                tensor.data.copy_(_fitting(path, placed, tensor))
-        put_back(self._tensors, self.views(row.floats))
-        for tensor, entry in self._halves:
+        row = self.row
+        self.row = None
+
+        for path, register, name, tensor in self._homes:
+            present = register[name]
+            if present is not tensor:
+                register[name] = tensor
+                tensor.data.copy_(_values_for(path, tensor, present))
+        put_back(self._viewed, self.views(row.floats))
+
+        for tensor, entry in self._copied_floats:
             self.layout.floats.view(row.floats, entry).copy_(tensor)
-        for tensor, entry in self._integers:
+        for tensor, entry in self._copied_integers:
             self.layout.integers.view(row.integers, entry).copy_(tensor)
 
     def restore(self) -> None:
-        """Give the buffers that belong to no row, `persistent=False`, their initial values."""
-        for home, name, tensor, initial in self._loose:
-            home[name] = tensor.copy_(initial)
+        """Give the buffers that belong to no row (`persistent=False`) their initial values."""
+        for home, initial in self._loose:
+            home.register[home.name] = home.tensor.copy_(initial)
 
 
 def put_back(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
-    """Copy what a step has assigned, by `weight.data = ...`, into the views it has replaced."""
-    places = [view.data_ptr() for view in views]
-    found = [tensor.data_ptr() for tensor in tensors]
-    if found == places:
+    """Undo `weight.data = ...` of a training step: its values go into the row's view instead.
+
+    Args:
+        tensors: The parameters.
+        views: The view of a row that the data of each of them should be.
+
+    Raises:
+        UserError: If two parameters share memory now, or one has another type.
+    """
+    view_addresses = [view.data_ptr() for view in views]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    # This is called after every step, which rarely assigns anything.
+    if addresses == view_addresses:
         return
-    for tensor, view, old, new in zip(tensors, views, places, found, strict=True):
-        if new != old:
-            shares = "a step's p.data = q.data, by which two tensors share memory"
-            require(new not in places, "model.clients", shares, "assign q.data.clone()")
-            other = f"a step assigns {tensor.dtype} to the data of a parameter, {view.dtype}"
-            require(tensor.dtype == view.dtype, "model.clients", other, "keep its type")
-            tensor.data = view.copy_(tensor.data)
+
+    for tensor, view, address, view_address in zip(
+        tensors, views, addresses, view_addresses, strict=True
+    ):
+        if address == view_address:
+            continue
+
+        if address in view_addresses:
+            raise UserError(
+                key="model.clients",
+                found="a step's p.data = q.data, by which two tensors share memory",
+                fix="assign q.data.clone()",
+            )
+        if tensor.dtype != view.dtype:
+            raise UserError(
+                key="model.clients",
+                found=f"a step assigns {tensor.dtype} to the data of a parameter, {view.dtype}",
+                fix="keep its type",
+            )
+        tensor.data = view.copy_(tensor.data)
 
 
-def _fitting(path: str, placed: Tensor | None, tensor: Tensor) -> Tensor:
-    """The values of what a step has assigned to `tensor`; a UserError if a row has no place."""
-    kind, given = ("None" if t is None else f"{t.dtype} {tuple(t.shape)}" for t in (tensor, placed))
-    if placed is None or placed.shape != tensor.shape or placed.dtype != tensor.dtype:
-        found = f"a step assigns {given} to {path}, {kind}"
-        raise UserError("model.clients", found, "keep its kind, or use persistent=False")
-    return placed.detach()
+def _values_for(path: str, tensor: Tensor, assigned: Tensor | None) -> Tensor:
+    """Return the values that a step has assigned in the place of a tensor.
+
+    Raises:
+        UserError: If they do not have the tensor's shape and type, which the row has room for.
+    """
+    if assigned is None or assigned.shape != tensor.shape or assigned.dtype != tensor.dtype:
+        raise UserError(
+            key="model.clients",
+            found=f"a step assigns {_kind(assigned)} to {path}, {_kind(tensor)}",
+            fix="keep its kind, or use persistent=False",
+        )
+    return assigned.detach()
+
+
+def _kind(tensor: Tensor | None) -> str:
+    """Return a tensor's type and shape, in words."""
+    if tensor is None:
+        return "None"
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Models of clients of one group. They are read when they are used, a few at a time.
+    """Models of one group that are to be tested. They are read when they are used, a few at a time.
 
     Attributes:
-        live: the module of all of them.
-        clients: whose they are; the numbers of the models, if they are global ones.
-        read: some of `clients`, on this rank -> their rows on the device, (K, P) and (K, Q).
-        shared: all clients have the same row; `read` gives it as (1, P) and (1, Q).
-        buffers: some of `clients` -> what the module gets besides, (K, *shape) by name, such as
-            statistics or the labels that a client holds. What a test writes into them stays.
+        live: The module that takes their values.
+        clients: The clients whose models they are. For global models, the numbers of the models.
+        read: Given some of `clients` that are on this rank, returns their rows on the device as a
+            block, (K, P) and (K, Q).
+        shared: Whether all clients have the same row. `read` then returns it as (1, P) and (1, Q).
+        buffers: Given some of `clients`, returns what the module gets in the place of buffers, by
+            name and as (K, *shape): for example statistics, or the labels that a client holds. What
+            a test writes into them stays. None for nothing.
     """
 
     live: LiveModule
@@ -324,60 +457,70 @@ class Rows:
     buffers: Callable[[Sequence[int]], Views] | None = None
 
     def row(self, client: int) -> Row:
-        """(P,) and (Q,) of a client on this rank, on the device; valid until the next call."""
+        """Return the row of a client on this rank, on the device; valid until the next call."""
         return self.read([client]).each()[0]
 
     @contextmanager
     def bound(self, client: int) -> Iterator[Any]:
-        """The module with a client's row and buffers, in evaluation mode."""
+        """Give the module a client's row and buffers, in evaluation mode, within a context."""
         yield from self.each([client])
 
     def each(self, clients: Sequence[int]) -> Iterator[Any]:
-        """The module with the row and buffers of each of some clients in turn, as `bound`."""
-        own = {} if self.buffers is None else self.buffers(clients)
+        """Yield the module once for each client, with its row and buffers, in evaluation mode."""
+        buffers = {} if self.buffers is None else self.buffers(clients)
         rows = self.read(clients)
-        for place in range(len(clients)):
-            row = 0 if self.shared else place
-            module = self.live.bind(Row(rows.floats[row], rows.integers[row]))
+
+        for index in range(len(clients)):
+            row_index = 0 if self.shared else index
+            module = self.live.bind(Row(rows.floats[row_index], rows.integers[row_index]))
             if module.training:
                 module.eval()
-            before = _place(module, {name: values[place] for name, values in own.items()})
+
+            client_buffers = {name: values[index] for name, values in buffers.items()}
+            before = _exchange_buffers(module, client_buffers)
             try:
                 yield module
             finally:
-                _place(module, before)
+                _exchange_buffers(module, before)
 
 
-def _place(module: nn.Module, values: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Put values in the place of buffers; returns those that were there."""
+def _exchange_buffers(
+    module: nn.Module, values: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """Put values in the place of a module's buffers, and return those that were there."""
     before = {}
-    for name, value in values.items():
-        path, _, last = name.rpartition(".")
-        buffers = module.get_submodule(path)._buffers
-        before[name], buffers[last] = buffers[last], value
+    for path, value in values.items():
+        owner, _, name = path.rpartition(".")
+        buffers = module.get_submodule(owner)._buffers
+        before[path] = buffers[name]
+        buffers[name] = value
     return before
 
 
 class RowStore:
-    """Rows of one group's clients on this rank, as one (slots, P) matrix.
+    """The rows of one group's clients on this rank, as one matrix of a row per slot.
 
-    Stateless algorithms open a slot for each participant of a round and reuse all slots in the next
-    one. Stateful ones (`keep`) assign a client's slot until it leaves this rank. Memory is
-    proportional to the clients of this rank, not to the registered ones.
+    A stateless algorithm opens a slot for each participant of a round, and uses all slots again in
+    the next one. A stateful algorithm (`keep`) gives a client a slot until the client leaves this
+    rank. So memory is proportional to the clients of this rank, not to the registered ones.
 
     Args:
-        layout: of the group.
-        device: of training.
-        host: keep the rows in (pinned) host memory and stage them through device rows.
+        layout: The layout of the group's rows.
+        device: The device of training.
+        host: Whether the rows are kept in (pinned) host memory, and staged through rows on the
+            device.
+
+    Attributes:
+        slots: The slot of each client.
     """
 
     def __init__(self, layout: ModelLayout, *, device: torch.device, host: bool) -> None:
         self.layout = layout
         self.device = device
         self.host = host
+        self.slots: dict[int, int] = {}
         self._place = torch.device("cpu") if host else device
         self._pin = host and device.type == "cuda"
-        self.slots: dict[int, int] = {}
         self._floats = self._allocate(0)
         self._integers = torch.zeros(0, layout.integers.size, dtype=torch.int64, device=self._place)
 
@@ -385,67 +528,84 @@ class RowStore:
         return self.layout.floats.new_row(slots, device=self._place, pin_memory=self._pin)
 
     def open(self, clients: list[int], *, keep: bool) -> bool:
-        """Assign every client a slot; True if old views are invalid, as the matrix is a new one.
+        """Give every client a slot.
 
-        A slot's contents are undefined until written, unless the client held it before and `keep`
-        is set.
+        The contents of a slot are undefined until they are written, unless the client had the slot
+        before and `keep` is set.
+
+        Args:
+            clients: The clients that need a slot.
+            keep: Whether clients that have a slot keep it, with its contents.
+
+        Returns:
+            Whether views of the store that were made before are no longer valid, because its matrix
+            is a new, larger one.
         """
         if not keep:
+            # Slots are used again, from the first one on.
             self.slots.clear()
         for client in clients:
             self.slots.setdefault(client, len(self.slots))
-        if len(self.slots) <= len(self._floats):
+
+        num_slots = len(self.slots)
+        if num_slots <= len(self._floats):
             return False
-        floats = self._allocate(len(self.slots))
-        integers = self._integers.new_zeros(len(self.slots), self.layout.integers.size)
+
+        floats = self._allocate(num_slots)
+        integers = self._integers.new_zeros(num_slots, self.layout.integers.size)
         if keep:
             floats[: len(self._floats)] = self._floats
             integers[: len(self._integers)] = self._integers
-        self._floats, self._integers = floats, integers
+        self._floats = floats
+        self._integers = integers
         return True
 
     def fill(self, row: Row) -> None:
-        """Give every slot these values."""
+        """Give every slot the values of one row."""
         self._floats[:] = row.floats
         self._integers[:] = row.integers
 
     def row(self, client: int) -> Row:
-        """The client's row as views of the store."""
+        """Return the client's row as views of the store."""
         slot = self.slots[client]
         return Row(self._floats[slot], self._integers[slot])
 
     def view(self, clients: Sequence[int]) -> Row | None:
-        """The clients' rows as (K, P) and (K, Q) views; None if others lie between them."""
-        slots = self._slots(clients)
-        span = slice(slots[0], slots[0] + len(slots))
-        if slots != list(range(span.start, span.stop)):
+        """Return the clients' rows as a block of views, (K, P) and (K, Q).
+
+        None if they do not lie one after the other, in this order.
+        """
+        slots = self._slots_of(clients)
+        start = slots[0]
+        end = start + len(slots)
+        if slots != list(range(start, end)):
             return None
-        return Row(self._floats[span], self._integers[span])
+        return Row(self._floats[start:end], self._integers[start:end])
 
     def block(self, clients: Sequence[int]) -> Row:
-        """The clients' rows as (K, P) and (K, Q); copies unless `view` has them."""
+        """Return the clients' rows as a block: views where possible, otherwise copies."""
         view = self.view(clients)
         if view is not None:
             return view
         return self.copy(clients)
 
     def copy(self, clients: Sequence[int]) -> Row:
-        """Copies of the clients' rows as (K, P) and (K, Q), where the store is."""
-        index = self._places(clients)
+        """Return copies of the clients' rows as a block, on the store's device."""
+        index = self._slot_index(clients)
         return Row(self._floats.index_select(0, index), self._integers.index_select(0, index))
 
     def put_block(self, clients: Sequence[int], block: Row) -> None:
-        """Write a block of rows that is not a view of the store."""
-        index = self._places(clients)
+        """Write the clients' rows from a block that is not a view of the store."""
+        index = self._slot_index(clients)
         self._floats.index_copy_(0, index, block.floats.to(self._place))
         self._integers.index_copy_(0, index, block.integers.to(self._place))
-
-    def _places(self, clients: Sequence[int]) -> Tensor:
-        """(K,) the clients' slots, where the store is; the host does not wait for a device."""
-        return sent(torch.tensor(self._slots(clients)), self._place)
 
     def __contains__(self, client: int) -> bool:
         return client in self.slots
 
-    def _slots(self, clients: Sequence[int]) -> list[int]:
+    def _slots_of(self, clients: Sequence[int]) -> list[int]:
         return [self.slots[client] for client in clients]
+
+    def _slot_index(self, clients: Sequence[int]) -> Tensor:
+        """Return the clients' slots as a tensor (K,) on the store's device, without waiting."""
+        return sent(torch.tensor(self._slots_of(clients)), self._place)

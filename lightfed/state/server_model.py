@@ -1,24 +1,30 @@
-"""The server's model, whole or a part: clients may have more tensors than it, or fewer."""
+"""The server's model, or the part of the clients' models that the server has."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from lightfed_kernels import Layout
+from lightfed_kernels import Entry, Layout
 from torch import Tensor, nn
 
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
-NOTHING = torch.iinfo(torch.int64).min  # in place of an integer buffer that a client lacks
+# Stands in a merge for an integer buffer that a client does not have.
+NOTHING = torch.iinfo(torch.int64).min
 
 
 class ServerModel(nn.Module):
-    """A model of the server: a row, replicated on every rank, checkpointed as buffers.
+    """A model of the server: one row, the same on every rank. Checkpoints save it as buffers.
+
+    Args:
+        layout: The layout of the row.
+        row: Its values, which are not copied.
+        aliases: For a partial model, see below.
 
     Attributes:
-        layout: of the row.
-        aliases: for a partial model, by group: the name of a tensor here -> its name in the
-            group. Empty for a whole model.
+        layout: The layout of the row.
+        aliases: For a model that has only some of the clients' tensors, a mapping for each group:
+            from the name of a tensor here to its name in the group. Empty for a whole model.
     """
 
     floats: Tensor
@@ -35,87 +41,108 @@ class ServerModel(nn.Module):
 
     @property
     def part(self) -> bool:
-        """Whether clients have more tensors than this model."""
+        """Whether this model has only some of the clients' tensors, by names of its own."""
         return bool(self.aliases)
 
     @property
     def parameters_row(self) -> Tensor:
-        """The leading part of `floats`, without buffers; a view."""
+        """The leading part of `floats`, without float buffers, as a view."""
         return self.floats[: self.layout.parameter_size]
 
     @property
     def row(self) -> Row:
-        """(P,) parameters and float buffers, (Q,) integer buffers."""
+        """The parameters and float buffers (P,), and the integer buffers (Q,), as they are kept."""
         return Row(self.floats, self.integers)
 
 
 def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> ServerModel:
-    """A server model of some tensors of the first group, with their values.
+    """Return a server model of some tensors of the first group, with their values.
 
     Args:
-        layout: of the first group.
-        row: of the first group.
-        names: per group, the names of its tensors. The i-th name of each group is the same tensor
-            and the model uses the first group's name for it.
+        layout: The layout of the first group.
+        row: A row of the first group.
+        names: For each group, the names of its tensors. The i-th name of every group is the same
+            tensor. The model uses the first group's name for it.
+
+    Raises:
+        UserError: If the first group has none of these tensors.
     """
-    aliases = tuple(dict(zip(names[0], own, strict=True)) for own in names)
-    floats = [entry for entry in layout.floats if entry.name in aliases[0]]
-    integers = [entry for entry in layout.integers if entry.name in aliases[0]]
-    fix = f"names are such as {layout.floats.entries[0].name!r}"
-    require(bool(floats), "model.algorithm", "a server model without a client's tensor", fix)
+    first_group_names = names[0]
+    aliases = tuple(dict(zip(first_group_names, group, strict=True)) for group in names)
+
+    floats = [entry for entry in layout.floats if entry.name in first_group_names]
+    integers = [entry for entry in layout.integers if entry.name in first_group_names]
+    if not floats:
+        raise UserError(
+            key="model.algorithm",
+            found="a server model without a client's tensor",
+            fix=f"names are such as {layout.floats.entries[0].name!r}",
+        )
+
     parameters = {entry.name for entry in layout.floats.entries[: layout.parameters]}
-    own = ModelLayout(
+    part_layout = ModelLayout(
         floats=Layout.build((entry.name, entry.shape) for entry in floats),
         integers=Layout.build((entry.name, entry.shape) for entry in integers),
         parameters=sum(entry.name in parameters for entry in floats),
     )
-    part = Row.zeros(own)
-    _take(layout.floats, row.floats, own.floats, part.floats)
-    _take(layout.integers, row.integers, own.integers, part.integers)
-    return ServerModel(own, part, aliases=aliases)
+    part = Row.zeros(part_layout)
+    _extract(layout.floats, row.floats, part_layout.floats, part.floats)
+    _extract(layout.integers, row.integers, part_layout.integers, part.integers)
+    return ServerModel(part_layout, part, aliases=aliases)
 
 
 def shared(model: ServerModel, group: int, layout: Layout) -> Layout:
-    """The entries of a group's rows that belong to a server model, by the server's names.
+    """Return the entries of a group's rows that a server model has, by the server's names.
 
     Args:
-        model: whole, or a part of the clients' models.
-        group: number of the group.
-        layout: of its float rows or its integer rows.
+        model: The server's model, whole or a part of the clients' models.
+        group: The number of the group.
+        layout: The layout of the group's float rows, or of its integer rows.
+
+    Returns:
+        A layout of the same rows, so that offsets are those of the group.
     """
     if not model.part:
         return layout
-    here = {theirs: name for name, theirs in model.aliases[group].items()}
-    entries = [e for e in layout if e.name in here]
-    return Layout(tuple(type(e)(here[e.name], e.shape, e.offset) for e in entries), layout.size)
+
+    server_names = {group_name: name for name, group_name in model.aliases[group].items()}
+    entries = [
+        Entry(server_names[entry.name], entry.shape, entry.offset)
+        for entry in layout
+        if entry.name in server_names
+    ]
+    return Layout(tuple(entries), layout.size)
 
 
 def integers_of(model: ServerModel, group: int, layout: ModelLayout, row: Row) -> Tensor:
-    """(Q,) the integer buffers of a client in a server model's layout; NOTHING where it has none.
+    """Return a client's integer buffers in a server model's layout, as int64 (Q,).
 
-    The result may be the row's own.
+    Where the client does not have a buffer the result is `NOTHING`. The result may be the row's own
+    tensor.
     """
     if not model.part and layout.integers == model.layout.integers:
         return row.integers
-    found = torch.full_like(model.integers, NOTHING, device=row.integers.device)
-    places = model.layout.integers.views(found)
+
+    integers = torch.full_like(model.integers, NOTHING, device=row.integers.device)
+    server_views = model.layout.integers.views(integers)
     for name, value in shared(model, group, layout.integers).views(row.integers).items():
-        places[name].copy_(value)
-    return found
+        server_views[name].copy_(value)
+    return integers
 
 
 def put_integers(model: ServerModel, group: int, layout: ModelLayout, row: Row) -> None:
-    """Copy a server model's integer buffers into a client's row."""
+    """Copy a server model's integer buffers into a client's row, where the client has them."""
     if not model.part and layout.integers == model.layout.integers:
         row.integers.copy_(model.integers)
         return
-    values = model.layout.integers.views(model.integers)
-    for name, place in shared(model, group, layout.integers).views(row.integers).items():
-        place.copy_(values[name])
+
+    server_views = model.layout.integers.views(model.integers)
+    for name, value in shared(model, group, layout.integers).views(row.integers).items():
+        value.copy_(server_views[name])
 
 
-def _take(source: Layout, row: Tensor, target: Layout, out: Tensor) -> None:
-    """Extract the target's tensors from a row with more tensors."""
-    views = source.views(row)
+def _extract(source: Layout, row: Tensor, target: Layout, out: Tensor) -> None:
+    """Copy the tensors of a target layout out of a row that has more of them."""
+    source_views = source.views(row)
     for name, view in target.views(out).items():
-        view.copy_(views[name])
+        view.copy_(source_views[name])

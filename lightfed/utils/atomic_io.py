@@ -19,10 +19,16 @@ from lightfed.utils.errors import UserError
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Write all of `path` or leave it untouched.
+    """Write all of a file, or leave it untouched.
 
-    Writes a temporary file next to it, flushes it to disk and renames it. `write` is called with a
-    binary file. If it fails, an OSError, no partial file is left.
+    A temporary file next to it is written, flushed to disk and renamed.
+
+    Args:
+        path: The file.
+        write: Writes the content to a binary file that it is called with.
+
+    Raises:
+        OSError: If it cannot be written. No partial file is left.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.part")
     try:
@@ -43,7 +49,7 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
+    """Flush a folder's entries to disk, so that a renamed file is found after a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,7 +61,10 @@ def check(path: Path) -> None:
     """Read a whole file and verify its checksums.
 
     Mapped tensors are read on use: a corrupt one would go unnoticed, and one that the disk cannot
-    read would kill the process (SIGBUS). A UserError if the file is missing, truncated or corrupt.
+    read would kill the process (SIGBUS).
+
+    Raises:
+        Damaged: If the file is missing, truncated or corrupt.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -67,7 +76,11 @@ def check(path: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    """Load a torch file of tensors and primitives, memory-mapped; a UserError if it is broken."""
+    """Load a torch file of tensors and primitives, memory-mapped.
+
+    Raises:
+        Damaged: If it cannot be read.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a broken archive
@@ -79,5 +92,9 @@ class Damaged(UserError):
 
 
 def _unreadable(path: object, why: object) -> Damaged:
-    short = re.split(r"\n|\. ", str(why))[0]
-    return Damaged("ckpt_path", f"{path} cannot be read ({short})", "give another checkpoint")
+    first_sentence = re.split(r"\n|\. ", str(why))[0]
+    return Damaged(
+        key="ckpt_path",
+        found=f"{path} cannot be read ({first_sentence})",
+        fix="give another checkpoint",
+    )

@@ -17,7 +17,8 @@ class Bound(NamedTuple):
     """An interval of numbers.
 
     Attributes:
-        low, high: Its ends, which belong to it if it is closed there.
+        low: Its lower end, which belongs to it if it is closed there.
+        high: Its upper end, likewise.
         ends: Which ends belong to it, as in mathematics: "[]", "(]", "[)" or "()".
         fix: What to give instead of a number outside.
     """
@@ -28,13 +29,13 @@ class Bound(NamedTuple):
     fix: str
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies in the interval; NaN does not."""
+        """Return whether a number lies in the interval; NaN does not."""
         above = value >= self.low if self.ends[0] == "[" else value > self.low
         below = value <= self.high if self.ends[1] == "]" else value < self.high
         return above and below
 
 
-# Rates, temperatures and weights of which none makes no sense.
+# Rates, temperatures and weights that make no sense as 0.
 Positive = Annotated[float, Bound(0, inf, "()", "give a number above 0")]
 # Weights of terms, and relative rates, which 0 switches off.
 Weight = Annotated[float, Bound(0, inf, "[)", "give a number of 0 or more")]
@@ -46,57 +47,57 @@ Part = Annotated[float, Bound(0, 1, "[]", "give a share from 0 to 1")]
 Fraction = Annotated[float, Bound(0, 1, "()", "give a share between 0 and 1, such as 0.05")]
 # Momentum: 1 would never forget.
 Momentum = Annotated[float, Bound(0, 1, "[)", "give a number from 0 to below 1")]
-# Of things of which there is at least one.
+# A number of things of which there is at least one.
 Count = Annotated[int, Bound(1, inf, "[)", "give at least 1")]
-# Of things of which there may be none.
+# A number of things of which there may be none.
 Number = Annotated[int, Bound(0, inf, "[)", "give 0 or more")]
 
 
 def check_arguments(
     owner: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str
 ) -> None:
-    """Reject arguments of a class outside of their bounds.
+    """Refuse arguments of a class outside of their bounds.
 
     Arguments that a constructor hands on to that of a base are checked by the base's annotation.
 
     Args:
         owner: The class.
-        args: Its arguments by place.
+        args: Its arguments by position.
         kwargs: Its arguments by name.
-        key: Of its arguments in a configuration.
+        key: The key of its arguments in a configuration.
 
     Raises:
-        UserError: Names the argument.
+        UserError: It names the argument.
     """
-    given = dict(zip(_places(owner), args, strict=False)) | dict(kwargs)
-    bounds = annotated(owner)
-    for name, value in given.items():
-        for bound, number in _bounded(bounds.get(name), value):
+    arguments = dict(zip(_positional_names(owner), args, strict=False)) | dict(kwargs)
+    annotations = annotated(owner)
+    for name, value in arguments.items():
+        for bound, number in _bounded_numbers(annotations.get(name), value):
             if not bound.holds(number):
-                raise UserError(f"{key}.{name}", f"{number}", bound.fix)
+                raise UserError(key=f"{key}.{name}", found=f"{number}", fix=bound.fix)
 
 
 def annotated(owner: type) -> dict[str, Any]:
-    """The annotations of all arguments of a class, by name, with their bounds."""
-    found: dict[str, Any] = {}
+    """Return the annotations of all arguments of a class, by name, with their bounds."""
+    annotations: dict[str, Any] = {}
     for kind in reversed(owner.__mro__):
         constructor = vars(kind).get("__init__")
-        found |= getattr(constructor, "__annotations__", {})
-    return found
+        annotations |= getattr(constructor, "__annotations__", {})
+    return annotations
 
 
-def _places(owner: type) -> list[str]:
-    """The names of a class's arguments that may be given by place, in order."""
-    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    every = signature(owner).parameters.values()
-    return [parameter.name for parameter in every if parameter.kind in by_place]
+def _positional_names(owner: type) -> list[str]:
+    """Return the names of a class's arguments that may be given by position, in order."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature(owner).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
-def _bounded(annotation: Any, value: Any) -> Iterator[tuple[Bound, float]]:
-    """The numbers of a value, each with its bound."""
+def _bounded_numbers(annotation: Any, value: Any) -> Iterator[tuple[Bound, float]]:
+    """Yield the numbers of a value, each with its bound; none without a bound."""
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _bounded(annotation, item)
+            yield from _bounded_numbers(annotation, item)
     elif isinstance(value, int | float):
         bound = bound_of(annotation)
         if bound is not None:
@@ -104,9 +105,16 @@ def _bounded(annotation: Any, value: Any) -> Iterator[tuple[Bound, float]]:
 
 
 def bound_of(annotation: Any) -> Bound | None:
-    """The bound of numbers of a type, also within a list or beside None; None without any."""
+    """Return the bound of numbers of a type, also within a list or beside None.
+
+    None without any.
+    """
     if get_origin(annotation) is Annotated:
-        bounds = (part for part in get_args(annotation)[1:] if isinstance(part, Bound))
-        return next(bounds, None)
-    inner = (bound_of(part) for part in get_args(annotation))
-    return next((bound for bound in inner if bound is not None), None)
+        metadata = get_args(annotation)[1:]
+        return next((item for item in metadata if isinstance(item, Bound)), None)
+
+    for inner in get_args(annotation):
+        bound = bound_of(inner)
+        if bound is not None:
+            return bound
+    return None

@@ -13,17 +13,45 @@ from typing_extensions import override
 
 from lightfed.utils.plain_text import plain
 
-_LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was found and the fix
+# The most characters of a key and of a fix in a line, and of the key, what was found and the fix
+# together.
+_LONGEST_KEY = 120
+_LONGEST_FIX = 200
+_LONGEST = 400 - len("lightfed: error: : ; ")
+
 # Tracebacks of errors that one line reports. A run writes them to its folder.
 tracebacks = logging.getLogger("lightfed.tracebacks")
 tracebacks.setLevel(logging.DEBUG)
 
-# What a user's code calls, or lightfed itself.
-_LIBRARIES = """
-PIL datasets fsspec huggingface_hub jinja2 joblib jsonargparse lightfed lightfed_kernels lightning
-lightning_utilities networkx numpy pandas pyarrow safetensors scipy sklearn torch torchmetrics
-torchaudio torchvision triton yaml
-"""
+# The packages that a user's code calls, and lightfed itself: an error there is none of the user's
+# code.
+_LIBRARIES = {
+    "PIL",
+    "datasets",
+    "fsspec",
+    "huggingface_hub",
+    "jinja2",
+    "joblib",
+    "jsonargparse",
+    "lightfed",
+    "lightfed_kernels",
+    "lightning",
+    "lightning_utilities",
+    "networkx",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "torch",
+    "torchaudio",
+    "torchmetrics",
+    "torchvision",
+    "triton",
+    "yaml",
+}
+
 # The keys of what a user may write, by the names of base classes.
 _KEYS = {
     "Algorithm": "model.algorithm",
@@ -38,35 +66,43 @@ _KEYS = {
     "Trainer": "trainer",
 }
 
-NOT_FINITE = "its update is not finite"  # in the line of a run that has diverged
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without space
+# In the line of a run that has diverged.
+NOT_FINITE = "its update is not finite"
+
+# Errors of a disk without space.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(ValueError):
     """An argument, flag or file given by the user cannot be used.
 
     Args:
-        key: the configuration key, flag or file to change, or a class and its argument.
-        found: what was found there.
-        fix: how to fix it.
+        key: The configuration key, flag or file to change, or a class and its argument.
+        found: What was found there.
+        fix: How to fix it.
 
     Attributes:
-        status: exit status of the command.
+        status: The exit status of the command.
     """
 
     status = 2
 
     def __init__(self, key: str, found: str, fix: str) -> None:
         super().__init__(f"{key}: {found}; {fix}")
-        self.key, self.found, self.fix = key, found, fix
+        self.key = key
+        self.found = found
+        self.fix = fix
 
     @property
     def line(self) -> str:
-        """All of it on a line that is not too long to read."""
-        key, fix = _cut(self.key, 120), _cut(self.fix, 200)
-        return f"{key}: {_cut(self.found, _LONGEST - len(key) - len(fix))}; {fix}"
+        """The whole error on one line that is not too long to read."""
+        key = _cut(self.key, _LONGEST_KEY)
+        fix = _cut(self.fix, _LONGEST_FIX)
+        found = _cut(self.found, _LONGEST - len(key) - len(fix))
+        return f"{key}: {found}; {fix}"
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str, str]]:
+        # Errors travel between ranks. An exception is pickled by its message alone otherwise.
         return type(self), (self.key, self.found, self.fix)
 
 
@@ -86,71 +122,114 @@ class OneLineParser(ArgumentParser):
 
 
 def _cut(text: str, most: int) -> str:
-    """A text on one line; the middle of a longer one than `most` characters is left out."""
-    line, half = plain(" ".join(text.split())), (most - 5) // 2
-    return line if len(line) <= most else f"{line[:half]} ... {line[-half:]}"
+    """Return a text on one line, without its middle if it is longer than `most` characters."""
+    line = plain(" ".join(text.split()))
+    if len(line) <= most:
+        return line
+    half = (most - len(" ... ")) // 2
+    return f"{line[:half]} ... {line[-half:]}"
 
 
 def reason(error: BaseException) -> str:
-    """The type and the text of an error, on one line, and where in a user's code it was raised."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    calls = _calls(error)
-    return f"{said} ({_place(*calls[-1])})" if calls else said
+    """Return the type and the text of an error on one line, and where in a user's code it arose."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    calls = _users_calls(error)
+    if not calls:
+        return text
+    frame, line = calls[-1]
+    return f"{text} ({_location(frame, line)})"
 
 
 def of_users_code(error: BaseException) -> UserError | None:
-    """The line about an error that a user's code has raised; None if it is not a user's.
+    """Return the line about an error that a user's code has raised; None if it is not a user's.
 
-    The key is that of the innermost object with one.
+    The key is that of the innermost object with one. If the error was raised while another one was
+    handled, and is not a user's itself, the other one is looked at.
     """
     seen: list[BaseException] = []
-    inner: BaseException | None = error
-    while inner is not None and inner not in seen:
-        seen.append(inner)
-        owners = [frame.f_locals.get("self") for frame, _ in _calls(inner)]
-        missing = getattr(inner, "obj", None)  # an object lacks an attribute that all have
-        if not owners and _is_users(type(missing).__module__):
-            owners = [missing]
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        owners = _users_objects(current)
         if owners:
-            key = next(filter(None, map(_key, reversed(owners))), "model")
+            notes = getattr(error, "__notes__", [])
             return UserError(
-                key, reason(inner), "; ".join(["correct it", *getattr(error, "__notes__", [])])
+                key=_innermost_key(owners),
+                found=reason(current),
+                fix="; ".join(["correct it", *notes]),
             )
-        inner = inner.__cause__ or inner.__context__
+        current = current.__cause__ or current.__context__
     return None
 
 
+def _users_objects(error: BaseException) -> list[object]:
+    """Return the objects whose code has raised an error, the innermost last; [] if not a user's.
+
+    A function has no object, and counts as None.
+    """
+    calls = _users_calls(error)
+    if calls:
+        return [frame.f_locals.get("self") for frame, _ in calls]
+
+    # Lightning itself raises if a user's object lacks an attribute that all of its kind have.
+    incomplete = getattr(error, "obj", None)
+    if _is_users(type(incomplete).__module__):
+        return [incomplete]
+    return []
+
+
+def _innermost_key(owners: list[object]) -> str:
+    """Return the key of the last of some objects that has one."""
+    for owner in reversed(owners):
+        for kind in type(owner).__mro__:
+            if kind.__name__ in _KEYS:
+                return _KEYS[kind.__name__]
+    return "model"
+
+
 def is_failure(leaving: SystemExit) -> bool:
-    """Whether the status of an exit is not 0, as the system cuts it."""
-    return bool(leaving.code & 0xFF if isinstance(leaving.code, int) else leaving.code)
+    """Return whether the status of an exit is not 0, as the system sees it: its last 8 bits."""
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF != 0
+    return bool(leaving.code)
 
 
 def is_raised_by_user(error: BaseException) -> bool:
-    """Whether a user's code, called by lightfed, has raised this very error."""
-    return bool(_calls(error))
+    """Return whether a user's code, called by lightfed, has raised this very error."""
+    return bool(_users_calls(error))
 
 
-def _calls(error: BaseException) -> list[tuple[FrameType, int]]:
-    """The calls from lightfed's first to the innermost in a user's code; [] if there is none."""
+def _users_calls(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the calls from lightfed's first to the innermost in a user's code, with their lines.
+
+    Empty if lightfed has called no code of a user.
+    """
     calls = list(walk_tb(error.__traceback__))
-    names = [str(frame.f_globals.get("__name__")) for frame, _ in calls]
-    ours = [i for i, name in enumerate(names) if name.partition(".")[0] == "lightfed"]
-    users = [i for i, name in enumerate(names) if ours and i > ours[0] and _is_users(name)]
-    return calls[ours[0] : users[-1] + 1] if users else []
+    first_of_ours: int | None = None
+    last_of_users: int | None = None
+    for position, (frame, _) in enumerate(calls):
+        module = str(frame.f_globals.get("__name__"))
+        if first_of_ours is None:
+            if module.partition(".")[0] == "lightfed":
+                first_of_ours = position
+        elif _is_users(module):
+            last_of_users = position
+
+    if first_of_ours is None or last_of_users is None:
+        return []
+    return calls[first_of_ours : last_of_users + 1]
 
 
 def _is_users(module: str) -> bool:
+    """Return whether a module is a user's: neither of Python nor of a library."""
     package = module.partition(".")[0]
-    return package not in sys.stdlib_module_names and package not in _LIBRARIES.split()
+    return package not in sys.stdlib_module_names and package not in _LIBRARIES
 
 
-def _place(frame: FrameType, line: int) -> str:
+def _location(frame: FrameType, line: int) -> str:
+    """Return the file, from the working folder on, and the line of a call."""
     path = frame.f_code.co_filename
     return f"{path.removeprefix(os.getcwd() + os.sep)}:{line}"
-
-
-def _key(owner: object) -> str | None:
-    return next((_KEYS[c.__name__] for c in type(owner).__mro__ if c.__name__ in _KEYS), None)
 
 
 class Exited(UserError):
@@ -170,15 +249,18 @@ class Exited(UserError):
 
     @classmethod
     def by(cls, error: SystemExit | KeyboardInterrupt, *, when: str) -> "Exited":
-        """What is said of an exit: where it was asked for, and when, in words."""
-        named = of_users_code(error)
-        key = "trainer" if named is None else named.key
-        fix = "raise an error, or end a run early by trainer.should_stop = True"
-        code = getattr(error, "code", None)
+        """Return the error about an exit: where it was asked for, and when, in words."""
+        users_error = of_users_code(error)
         status = UserError.status
         if isinstance(error, SystemExit) and is_failure(error):
-            status = code & 0xFF if isinstance(code, int) else 1  # of a text, as Python does
-        return cls(key, f"{reason(error)}, {when}", fix, status)
+            # For an exit with a text, Python's status is 1.
+            status = error.code & 0xFF if isinstance(error.code, int) else 1
+        return cls(
+            key="trainer" if users_error is None else users_error.key,
+            found=f"{reason(error)}, {when}",
+            fix="raise an error, or end a run early by trainer.should_stop = True",
+            status=status,
+        )
 
 
 class DiskError(UserError):
@@ -188,16 +270,21 @@ class DiskError(UserError):
 
 
 def repair(error: OSError) -> str:
-    """What to do before a run that could not write is started again."""
+    """Return what to do before a run that could not write is started again."""
     if error.errno == errno.ENOENT:
         return "keep the folder of the run"
-    return "free space" if error.errno in FULL else "repair the file system"
+    if error.errno in FULL:
+        return "free space"
+    return "repair the file system"
 
 
 class NoEnd:
     """A block in which StopIteration is an error: Lightning's loops take it for their end.
 
     It is no generator's context manager: that one would take the new error for the old one.
+
+    Args:
+        what: What runs in the block, in words.
     """
 
     def __init__(self, what: str) -> None:
@@ -215,10 +302,10 @@ class Interrupted(Exception):
     """A signal stopped an unfinished run; every rank has saved its state.
 
     Args:
-        signal_number: the signal received.
-        saved: what is on disk, in words: "round 4 of 30 and 3 of 10 sessions of round 5".
-        resumable: whether the run can resume from a checkpoint.
-        progressed: whether anything was finished since this process started or resumed. A job
+        signal_number: The signal received.
+        saved: What is on disk, in words: "round 4 of 30 and 3 of 10 sessions of round 5".
+        resumable: Whether the run can resume from a checkpoint.
+        progressed: Whether anything was finished since this process started or resumed. A job
             that is requeued repeatedly without progress is too short.
     """
 
@@ -226,5 +313,7 @@ class Interrupted(Exception):
         self, signal_number: int, saved: str, *, resumable: bool, progressed: bool = True
     ) -> None:
         super().__init__(f"signal {signal_number}: {saved}")
-        self.signal_number, self.saved = signal_number, saved
-        self.resumable, self.progressed = resumable, progressed
+        self.signal_number = signal_number
+        self.saved = saved
+        self.resumable = resumable
+        self.progressed = progressed

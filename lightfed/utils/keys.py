@@ -8,9 +8,11 @@ from functools import cache
 from inspect import isclass, isfunction
 from typing import Any, Literal, NamedTuple, cast
 
-# What depends on a key. `result`: what a round computes. `seed`: likewise, but runs that differ in
-# it alone are one experiment. `extent`: how long a run is; it may change when a run resumes, but
-# makes another experiment. `how`: no result, though perhaps in which rounds it is measured.
+# What depends on a key:
+# - `result`: what a round computes.
+# - `seed`: likewise, but runs that differ in it alone are one experiment.
+# - `extent`: how long a run is. It may change when a run resumes, but makes another experiment.
+# - `how`: no result, though perhaps in which rounds it is measured.
 Role = Literal["result", "seed", "extent", "how"]
 
 
@@ -18,10 +20,11 @@ class Key(NamedTuple):
     """A key of a configuration, with all below it.
 
     Attributes:
-        role: what depends on it.
-        column: its name in reports, before those of keys below it; None if reports do not name it.
-        unit: of the value.
-        term: whether methods must agree in it to be compared: it decides what is measured.
+        role: What depends on it.
+        column: Its name in reports, which comes before those of keys below it. Empty if only these
+            have names, and None if reports do not name it.
+        unit: The unit of the value.
+        term: Whether methods must agree in it to be compared: it decides what is measured.
     """
 
     role: Role
@@ -30,8 +33,8 @@ class Key(NamedTuple):
     term: bool = False
 
 
-# key, role (term: a result in which compared methods must agree), column (- for none, = for the
-# names of the keys below it alone) and unit
+# A line is a key, its role, its column and its unit. The role `term` is a result in which compared
+# methods must agree. The column is - for none, and = for the names of the keys below it alone.
 _KEYS = """
 ckpt_path                       how
 trainer.name                    how
@@ -100,123 +103,186 @@ data.last_batch                 result  last_batch
 data.chunks                     result  chunks
 data.resident                   how
 """
-# the values of a group's `level`, and the widths that HeteroFL's paper gives them
+# The values of a group's `level`, and the widths that HeteroFL's paper gives them.
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
-_PLACES = {"root", "download"}  # where samples lie: jobs copy them to local disks
+
+# Where samples lie. Jobs copy them to local disks.
+_LOCATIONS = frozenset({"root", "download"})
 _SECTIONS = ("trainer.", "model.", "data.")
-_UNSPOKEN = {"", "init_args", "class_path"}  # parts of a key that its name leaves out
+# Parts of a key that its name in reports leaves out.
+_UNSPOKEN = frozenset({"", "init_args", "class_path"})
 
 
-def _key(key: str, role: str, column: str = "-", unit: str = "") -> tuple[str, Key]:
-    named = None if column == "-" else column.removeprefix("=")
-    plain = cast(Role, "result" if role == "term" else role)
-    return key, Key(plain, named, unit.replace("_", " "), term=role == "term")
+def _parsed(line: str) -> tuple[str, Key]:
+    """Return a key and what is known of it, from a line of the table."""
+    words = line.split()
+    key, role = words[:2]
+    column = words[2] if len(words) > 2 else "-"
+    unit = words[3] if len(words) > 3 else ""
+
+    is_term = role == "term"
+    return key, Key(
+        role=cast(Role, "result" if is_term else role),
+        column=None if column == "-" else column.removeprefix("="),
+        unit=unit.replace("_", " "),
+        term=is_term,
+    )
 
 
-KEYS = dict(_key(*line.split()) for line in _KEYS.strip().splitlines())
+KEYS = dict(_parsed(line) for line in _KEYS.strip().splitlines())
 
 
 @cache
 def key_of(key: str) -> Key:
-    """What is known of a dotted key, by itself or one above it; one of no table is a result.
+    """Return what is known of a dotted key, by itself or by one above it.
 
-    Below a result, a part with `seed` in its name is a seed. Below `data`, `root` and `download`
-    depend on the machine.
+    A key that no table has is a result. Below a result, a part with `seed` in its name is a seed.
+    Below `data`, `root` and `download` depend on the machine.
     """
     section, *parts = key.split(".")
-    known = KEYS.get(_listed(key), Key("result", "" if section in ("model", "data") else None))
+    listed = _listed(key)
+    if listed:
+        known = KEYS[listed]
+    else:
+        known = Key("result", column="" if section in ("model", "data") else None)
+
     if known.role == "result" and any("seed" in part.lower() for part in (section, *parts)):
         return known._replace(role="seed")
-    if section == "data" and _PLACES.intersection(parts):
+    if section == "data" and not _LOCATIONS.isdisjoint(parts):
         return known._replace(role="how")
     return known
 
 
 def column_of(key: str) -> str:
-    """The name of a key in reports, such as `lr` or `clients 0 rate`."""
+    """Return the name of a key in reports, such as `lr` or `clients 0 rate`."""
     listed = _listed(key)
-    above = KEYS[listed].column if listed else None
-    words = [w for w in key.removeprefix(listed).split(".") if w not in _UNSPOKEN]
+    below = key.removeprefix(listed)
+    words = [word for word in below.split(".") if word not in _UNSPOKEN]
     if not listed and words[0] in ("model", "data"):
         words = words[1:]
-    return " ".join(filter(None, (above, *words))) or listed.rpartition(".")[2]
+
+    column = KEYS[listed].column if listed else None
+    if column:
+        words = [column, *words]
+    if words:
+        return " ".join(words)
+    # A key that reports do not name.
+    return listed.rpartition(".")[2]
 
 
 def long_name(key: str) -> str:
-    """The whole of a key below its section, such as `optimizer lr`."""
-    return " ".join(word for word in key.split(".")[1:] if word not in _UNSPOKEN)
+    """Return the whole of a key below its section, such as `optimizer lr`."""
+    words = key.split(".")[1:]
+    return " ".join(word for word in words if word not in _UNSPOKEN)
 
 
 def _listed(key: str) -> str:
-    """The key of the table that it is or is below; empty without any."""
+    """Return the key of the table that a key is, or is below; empty without any."""
     while key and key not in KEYS:
         key = key.rpartition(".")[0]
     return key
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run resumes as: the values of a configuration on which results depend, and seeds."""
+    """Return what a run resumes as: the values on which results depend, and seeds.
+
+    Args:
+        config: A configuration with its sections.
+
+    Returns:
+        The values by their dotted keys.
+    """
     sections = {name: config[name] for name in ("trainer", "model", "data")}
-    values = {key: value for key, value in flat(sections) if value is not None}
-    return {key: value for key, value in values.items() if key_of(key).role in ("result", "seed")}
+    values = {}
+    for key, value in flat(sections):
+        if value is not None and key_of(key).role in ("result", "seed"):
+            values[key] = value
+    return values
 
 
-def _named(value: Any) -> str:
-    """A text of an object that every process gives alike: not its address, which no other has."""
+def _text_of(value: Any) -> str:
+    """Return a text of an object that every process gives alike.
+
+    So it has no address, which no other process has.
+    """
     if isclass(value) or isfunction(value):
         return f"{value.__module__}.{value.__qualname__}"
     return re.sub(" at 0x[0-9a-f]+", "", str(value))
 
 
 def digest(value: Any) -> str:
-    """Of anything that JSON can write: 16 hexadecimal digits."""
-    text = json.dumps(value, sort_keys=True, default=_named)
+    """Return 16 hexadecimal digits that stand for anything that JSON can write."""
+    text = json.dumps(value, sort_keys=True, default=_text_of)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def experiment(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is of: runs with one `digest` (16 hexadecimal digits) differ at most in seeds.
+    """Return what a run is an experiment of.
 
-    `values` are those of a configuration by their dotted keys, text or not. `settings` are the
-    texts of those that make another experiment and that reports name.
+    Args:
+        values: The values of a configuration by their dotted keys, as texts or not.
+
+    Returns:
+        The `digest`, 16 hexadecimal digits: runs with an equal one differ at most in seeds. And the
+        `settings`: the texts of the values that make another experiment and that reports name.
     """
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value, default=str)
-        for key, value in values.items()
-        if key.startswith(_SECTIONS) and key_of(key).role in ("result", "extent")
-    }
-    stated = {key: text for key, text in texts.items() if text != "null"}
-    named = {key: text for key, text in stated.items() if key_of(key).column is not None}
-    return {"digest": digest(stated), "settings": named}
+    texts = {}
+    settings = {}
+    for key, value in values.items():
+        known = key_of(key)
+        if not key.startswith(_SECTIONS) or known.role not in ("result", "extent"):
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        if text == "null":
+            continue
+        texts[key] = text
+        if known.column is not None:
+            settings[key] = text
+    return {"digest": digest(texts), "settings": settings}
 
 
 def terms(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in which methods must agree to be compared, by dotted keys; and their `clients`.
+    """Return the values in which methods must agree to be compared.
 
     Seeds of data are among them, but not where the data lie.
+
+    Args:
+        values: The values of a configuration by their dotted keys.
+
+    Returns:
+        The values by their dotted keys, and the number of `clients`.
     """
-    stated = {k: v for k, v in values.items() if v is not None and key_of(k).role != "how"}
-    counts = [v for k, v in values.items() if re.fullmatch(r"model\.clients\.\d+\.count", k)]
-    return {k: v for k, v in stated.items() if key_of(k).term} | {"clients": sum(counts)}
+    agreed: dict[str, Any] = {}
+    num_clients = 0
+    for key, value in values.items():
+        if re.fullmatch(r"model\.clients\.\d+\.count", key):
+            num_clients += value
+        known = key_of(key)
+        if value is not None and known.term and known.role != "how":
+            agreed[key] = value
+    return {**agreed, "clients": num_clients}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings and lists, by their dotted keys; an empty one is a value."""
-    parts = dict(enumerate(value)) if isinstance(value, list | tuple) else value
-    if not isinstance(parts, Mapping) or not parts:
+    """Yield the values of nested mappings and lists, with their dotted keys.
+
+    An empty mapping or list is a value itself.
+    """
+    items = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+    if not isinstance(items, Mapping) or not items:
         yield path, value
         return
-    for key, part in parts.items():
-        yield from flat(part, f"{path}.{key}".lstrip("."))
+    for key, item in items.items():
+        yield from flat(item, f"{path}.{key}".lstrip("."))
 
 
 class Column(NamedTuple):
     """A column that lightfed itself writes; all others are metrics.
 
     Attributes:
-        tables: the csv files that have it, without their ending.
-        unit: of a value; empty for a plain number.
-        meaning: for readers.
+        tables: The csv files that have it, without their ending.
+        unit: The unit of a value; empty for a plain number.
+        meaning: What it means, for readers.
     """
 
     tables: str

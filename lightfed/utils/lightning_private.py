@@ -34,18 +34,19 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 
 def overriding(name: str, trainer: Any) -> tuple[bool, bool]:
-    """Whether a callback, and whether the root module, overrides a hook.
+    """Return whether a callback overrides a hook, and whether the root module does.
 
     Lightning calls all hooks; at a thousand sessions per second the empty ones add up.
     """
-    callbacks = any(is_overridden(name, c, L.Callback) for c in trainer.callbacks)
-    return callbacks, is_overridden(name, trainer.lightning_module)
+    by_callback = any(is_overridden(name, callback, L.Callback) for callback in trainer.callbacks)
+    by_module = is_overridden(name, trainer.lightning_module)
+    return by_callback, by_module
 
 
 def call_overridden(name: str, trainer: Any, *args: Any) -> None:
-    """Call a hook of those that override it, as Lightning does."""
-    callbacks, module = overriding(name, trainer)
-    if callbacks:
+    """Call a hook of those that override it: first of callbacks, as Lightning does."""
+    by_callback, by_module = overriding(name, trainer)
+    if by_callback:
         _call_callback_hooks(trainer, name, *args)
-    if module:
+    if by_module:
         _call_lightning_module_hook(trainer, name, *args)

@@ -5,7 +5,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
+# The numbers of mallopt(3).
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_THRESHOLD = -3
+
+_MEBI = 1 << 20
 
 
 def keep_heap() -> None:
@@ -15,44 +20,63 @@ def keep_heap() -> None:
     """
     libc = _glibc()
     if libc is not None:
-        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value glibc accepts
-        libc.mallopt(_TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(_TOP_PAD, 64 << 20)
+        libc.mallopt(_MMAP_THRESHOLD, 32 * _MEBI)  # the largest value that glibc accepts
+        libc.mallopt(_TRIM_THRESHOLD, 1024 * _MEBI)
+        libc.mallopt(_TOP_PAD, 64 * _MEBI)
 
 
 def trim_heap() -> None:
-    """Return memory freed after set-up: half of what a registered client takes."""
+    """Return memory that was freed after set-up: half of what a registered client takes."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that this process may still take; infinite where the system does not say.
+    """Return the bytes that this process may still take; infinite if the system does not say.
 
     Args:
-        proc: of the system.
-        groups: its control groups, of version 2; they limit the jobs of a cluster.
+        proc: The folder in which the system describes itself and its processes.
+        groups: The folder of its control groups, of version 2. They limit the jobs of a cluster.
     """
     free = float("inf")
     with suppress(OSError, KeyError, ValueError):
         free = 1024.0 * _numbers(proc / "meminfo")["MemAvailable:"]
+
+    # Not all systems have control groups.
     with suppress(OSError, KeyError, ValueError):
-        own = groups / (proc / "self/cgroup").read_text().splitlines()[-1].partition("::/")[2]
-        for group in (own, *own.parents):
-            with suppress(OSError, KeyError, ValueError):  # no limit
-                limit = int((group / "memory.max").read_text())
-                taken = int((group / "memory.current").read_text())
-                free = min(free, limit - taken + _numbers(group / "memory.stat")["inactive_file"])
+        for group in _own_groups(proc, groups):
+            free = min(free, _free_in_group(group))
     return free
 
 
+def _own_groups(proc: Path, groups: Path) -> list[Path]:
+    """Return the folder of this process's control group, and all above it: each may limit it."""
+    last_line = (proc / "self/cgroup").read_text().splitlines()[-1]
+    own = groups / last_line.partition("::/")[2]
+    return [own, *own.parents]
+
+
+def _free_in_group(group: Path) -> float:
+    """Return the bytes that a control group may still take; infinite without a limit."""
+    with suppress(OSError, KeyError, ValueError):
+        limit = int((group / "memory.max").read_text())
+        taken = int((group / "memory.current").read_text())
+        # The system gives up cached files that have not been used of late.
+        reclaimable = _numbers(group / "memory.stat")["inactive_file"]
+        return limit - taken + reclaimable
+    return float("inf")
+
+
 def _numbers(path: Path) -> dict[str, int]:
-    """The first number of each line, by its name."""
+    """Return the first number of each line of a file, by the word before it."""
     lines = [line.split() for line in path.read_text().splitlines()]
     return {line[0]: int(line[1]) for line in lines}
 
 
 def _glibc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if libc is not None and hasattr(libc, "gnu_get_libc_version") else None
+    """Return the C library of this process, if it is glibc."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None

@@ -2,7 +2,8 @@
 
 import re
 
-# Also within a path or behind a number, such as `val/ppl` and `top1_err`.
+# The short words of the second line count only if no letter is next to them, as in `val/ppl` and
+# `top1_err`.
 _FALLING = re.compile(
     r"loss|perplexity|error|mse|mae|mape|nll|brier"
     r"|(?<![a-z])(ppl|err|ece|wer|cer|eer|bpc|kl)(?![a-z])"
@@ -10,5 +11,5 @@ _FALLING = re.compile(
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric of this name falls as a model gets better, as a loss or an error does."""
+    """Return whether a metric falls as a model gets better, as a loss or an error does."""
     return _FALLING.search(metric.lower()) is not None

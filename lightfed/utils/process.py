@@ -13,24 +13,27 @@ from lightfed.utils.errors import UserError
 
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
 _TRITON = "triton._C.libtriton"
-_RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")  # variables that number a process
+# The variables by which launchers number their processes.
+_RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
 
 
 def started_in() -> str:
-    """The folder in which this process was started, also after `os.chdir`.
+    """Return the folder in which this process was started, also after `os.chdir`.
 
     It is the one in which the path of the script, as it was given, names the script.
     """
-    here = os.getcwd()
+    current = os.getcwd()
     script = getattr(sys.modules["__main__"], "__file__", None)
-    given = sys.argv[0]
-    if script is None or os.path.isabs(given):
-        return here
-    for folder in (here, os.environ.get("PWD", here)):
+    given_path = sys.argv[0]
+    if script is None or os.path.isabs(given_path):
+        return current
+
+    # A shell's PWD stays as it was at the start.
+    for folder in (current, os.environ.get("PWD", current)):
         with suppress(OSError):
-            if os.path.samefile(os.path.join(folder, given), script):
+            if os.path.samefile(os.path.join(folder, given_path), script):
                 return folder
-    return here
+    return current
 
 
 def imports_begin() -> None:
@@ -46,7 +49,7 @@ def imports_end() -> None:
 
 
 def freeze() -> None:
-    """Never look at what there is now when collecting garbage.
+    """Exclude all present objects from the collection of garbage.
 
     What stays to the end of the process is not collected, which would take seconds. Bindings made
     by nanobind list that as leaked; where there are some, it is collected after all.
@@ -58,7 +61,7 @@ def freeze() -> None:
 
 
 def _lists_leaks() -> bool:
-    """Whether Triton has been imported, and its bindings are those of nanobind, as from 3.9 on."""
+    """Return whether Triton has been imported, and its bindings are nanobind's, as from 3.9 on."""
     bindings = sys.modules.get(_TRITON)
     if bindings is None:
         return False
@@ -66,29 +69,40 @@ def _lists_leaks() -> bool:
 
 
 def drop_output(text: str = "") -> OSError | None:
-    """Write to standard output, and drop all if it takes none, as on a full disk: then its error.
+    """Write a text to standard output. If it takes none, as on a full disk, drop all from now on.
 
     Python forgets a text that it could not write, and with it the error.
+
+    Returns:
+        The error, if standard output could not be written to.
     """
-    if sys.stdout is not None:
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return error
+    if sys.stdout is None:
+        return None
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Otherwise Python would write, and fail, again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
     return None
 
 
 def is_interactive() -> bool:
-    """Whether a user is at this process, as in a notebook: it is no script that ranks could run."""
+    """Return whether a user is at this process, as in a notebook: ranks could not run it."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, by its launcher's variables; what is no number is none."""
-    values = [os.environ.get(name, "0") for name in _RANKS]
-    return not any(value.isdigit() and int(value) for value in values)
+    """Return whether this process is rank 0, by its launcher's variables.
+
+    A variable that is no number is ignored.
+    """
+    for name in _RANKS:
+        value = os.environ.get(name, "0")
+        if value.isdigit() and int(value) != 0:
+            return False
+    return True
 
 
 def report(error: UserError) -> None:
@@ -111,14 +125,14 @@ def silence() -> None:
 @contextmanager
 def silenced() -> Iterator[None]:
     """Silence libraries in a block of a script; one that a user has made talkative stays so."""
-    loggers = [logging.getLogger(name) for name in _LIBRARIES]
-    levels = [logger.level for logger in loggers]
+    levels = {name: logging.getLogger(name).level for name in _LIBRARIES}
     with warnings.catch_warnings():
         silence()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level if level == logging.DEBUG else logger.level)
+        for name, level in levels.items():
+            if level == logging.DEBUG:
+                logging.getLogger(name).setLevel(level)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

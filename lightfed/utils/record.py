@@ -13,8 +13,12 @@ from typing import Any
 from lightfed.utils import __version__
 
 NAME = "environment.json"
-_MOST_BYTES = 1 << 24  # of a file that is read: one of lightfed's has a few thousand
-_MOST = 1 << 53  # of a number of things; more than anything has
+
+# A larger file is not read: one of lightfed's has a few thousand bytes.
+_MOST_BYTES = 1 << 24
+# No number of things is larger.
+_LARGEST_NUMBER = 1 << 53
+
 Check = Callable[[Any], bool]
 
 
@@ -23,50 +27,59 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and _is_number(value) and value >= 0
+    # True and False are whole numbers to Python.
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= _LARGEST_NUMBER
 
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and _is_number(value)
 
 
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
+
+
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _by_name(check: Check) -> Check:
-    def checked(value: Any) -> bool:
-        return isinstance(value, dict) and all(map(check, value.values()))
-
-    return checked
-
-
-def _listed(check: Check) -> Check:
-    def checked(value: Any) -> bool:
-        return isinstance(value, list) and all(map(check, value))
-
-    return checked
-
-
-def _anything(value: Any) -> bool:
+def _is_anything(value: Any) -> bool:
     return True
 
 
+def _by_name(check: Check) -> Check:
+    """Return the check of an object whose values all pass another check."""
+
+    def is_by_name(value: Any) -> bool:
+        return isinstance(value, dict) and all(check(item) for item in value.values())
+
+    return is_by_name
+
+
+def _listed(check: Check) -> Check:
+    """Return the check of a list whose items all pass another check."""
+
+    def is_listed(value: Any) -> bool:
+        return isinstance(value, list) and all(check(item) for item in value)
+
+    return is_listed
+
+
 def _fields(**checks: Check) -> Check:
-    """An object with these fields, each of its kind; it may have others."""
+    """Return the check of an object with these fields, each of its kind; it may have others."""
 
-    def checked(value: Any) -> bool:
-        fits = isinstance(value, dict)
-        return fits and all(check(value.get(name)) for name, check in checks.items())
+    def has_fields(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        return all(check(value.get(name)) for name, check in checks.items())
 
-    return checked
+    return has_fields
 
 
-# What is read somewhere, its kind in words, and its check; null and other keys may be anything.
+# What is read somewhere, its kind in words, and its check. Other keys may be anything, and a key
+# that is null counts as missing.
 _KINDS: dict[str, tuple[str, Check]] = {
     "name": ("a text", _is_text),
     "config": ("a text", _is_text),
@@ -93,27 +106,37 @@ _KINDS: dict[str, tuple[str, Check]] = {
         "a digest and settings",
         _fields(digest=_is_text, settings=_by_name(_is_text)),
     ),
-    "finished": ("rounds and limits", _fields(rounds=_is_whole, limits=_by_name(_anything))),
+    "finished": ("rounds and limits", _fields(rounds=_is_whole, limits=_by_name(_is_anything))),
 }
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The record of a run from the text of its file; a ValueError says what is wrong with it."""
+    """Return the record of a run from the text of its file.
+
+    Raises:
+        ValueError: If it is no such record. The message says what is wrong with it.
+    """
     try:
-        recorded = json.loads(text)
+        record = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(recorded, dict):
-        raise ValueError(f"it holds {_kind(recorded)} and no names")
-    for name, (wanted, fits) in _KINDS.items():
-        value = recorded.get(name)
+    if not isinstance(record, dict):
+        raise ValueError(f"it holds {_in_words(record)} and no names")
+
+    for name, (kind, fits) in _KINDS.items():
+        value = record.get(name)
         if value is not None and not fits(value):
-            raise ValueError(f"{name} is {_kind(value)}, which is not {wanted}")
-    return recorded
+            raise ValueError(f"{name} is {_in_words(value)}, which is not {kind}")
+    return record
 
 
 def read_text(path: Path) -> str:
-    """The text of a record; a ValueError if the file is far too large, or no text."""
+    """Return the text of a record.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If the file is far too large, or no text.
+    """
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -122,42 +145,50 @@ def read_text(path: Path) -> str:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """A run folder's record; empty if it is missing, half-written, or another program's."""
+    """Return a run folder's record; empty if it is missing, half-written, or another program's."""
     try:
         return parse(read_text(folder / NAME))
     except (OSError, ValueError):
         return {}
 
 
-def version_of(recorded: Mapping[str, Any]) -> str:
-    """The version of lightfed that wrote a record, with its commit: a number alone says little."""
-    number, commit = recorded.get("lightfed", "unknown"), recorded.get("commit", "unknown")
-    return f"lightfed {number} (commit {commit})"
+def version_of(record: Mapping[str, Any]) -> str:
+    """Return the version that wrote a record, with its commit: a number alone says little."""
+    number = record.get("lightfed", "unknown")
+    commit_of_record = record.get("commit", "unknown")
+    return f"lightfed {number} (commit {commit_of_record})"
 
 
-def by_another_version(recorded: Mapping[str, Any]) -> str:
-    """Which version has written a record, in words; empty if it is this one, or does not say."""
-    this = version_of({"lightfed": __version__, "commit": commit()})
-    if "lightfed" not in recorded or version_of(recorded) == this:
+def by_another_version(record: Mapping[str, Any]) -> str:
+    """Return which version has written a record, in words.
+
+    Empty if it is this version, or the record does not say.
+    """
+    if "lightfed" not in record:
         return ""
-    return f"it was written by {version_of(recorded)}, this is {this}"
+    this = version_of({"lightfed": __version__, "commit": commit()})
+    other = version_of(record)
+    if other == this:
+        return ""
+    return f"it was written by {other}, this is {this}"
 
 
 @cache
 def commit() -> str:
-    """The commit of this program, as git describes it; `unknown` outside of a checkout."""
+    """Return the commit of this program, as git describes it; `unknown` outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    folder = Path(__file__).parent
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
-        )  # fmt: skip
+        finished = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    return finished.stdout.strip() or "unknown"
 
 
-def _kind(value: Any) -> str:
-    """A value in a few words."""
+def _in_words(value: Any) -> str:
+    """Return a value in a few words."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

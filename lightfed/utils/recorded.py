@@ -12,59 +12,76 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+# A text longer than this is shortened in a configuration.
+_LONGEST_TEXT = 80
+
 
 class Recorded:
-    """Records the arguments of its constructor by place and by name."""
+    """Records the arguments of its constructor.
+
+    Attributes:
+        given: The arguments by position, and those by name.
+    """
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__new__(cls)
-        object.__setattr__(made, "given", (args, kwargs))  # frozen, or not yet a module
-        return made
+        instance = super().__new__(cls)
+        # Not `instance.given = ...`: a frozen dataclass refuses that, and a module whose
+        # constructor has not run yet fails.
+        object.__setattr__(instance, "given", (args, kwargs))
+        return instance
 
 
 def described(value: Any) -> Any:
-    """A value as in a configuration file: objects by class_path, dataclasses by their fields."""
+    """Return a value as a configuration file has it.
+
+    Objects are given by their class_path and init_args, and dataclasses by their fields. An object
+    that no configuration can make is given by its text.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): described(x) for name, x in value.items()}
+        return {str(name): described(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset | range):
-        return [described(x) for x in value]
+        return [described(item) for item in value]
+
     if isinstance(value, partial):
         return described(value.func) | {"init_args": described(value.keywords)}
     if isclass(value) or isfunction(value):
-        return {"class_path": _path(value)}
+        return {"class_path": _dotted_path(value)}
     if isinstance(value, Recorded):
         return described(type(value)) | {"init_args": arguments(value)}
     if is_dataclass(value):
         return {field.name: described(getattr(value, field.name)) for field in fields(value)}
-    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        return {"class_path": _path(type(value))}
-    # without addresses, which no other run has
-    return shorten(re.sub(" at 0x[0-9a-f]+", "", str(value)), 80)
+
+    kind = type(value)
+    has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
+    if not has_text:
+        return {"class_path": _dotted_path(kind)}
+    # Without addresses, which no other run has.
+    return shorten(re.sub(" at 0x[0-9a-f]+", "", str(value)), _LONGEST_TEXT)
 
 
-def arguments(made: Recorded) -> dict[str, Any]:
-    """The arguments of an object by name, with all defaults, as in a configuration file."""
-    args, kwargs = made.given
-    positional = zip(signature(type(made)).parameters, args, strict=False)
-    kind: Any = type(made)
-    given = _defaults(kind) | dict(positional) | kwargs
-    return {name: described(value) for name, value in given.items()}
+def arguments(instance: Recorded) -> dict[str, Any]:
+    """Return the arguments of an object by name, with all defaults, as in a configuration file."""
+    kind: Any = type(instance)
+    args, kwargs = instance.given
+    by_position = dict(zip(signature(kind).parameters, args, strict=False))
+    values = {**_defaults(kind), **by_position, **kwargs}
+    return {name: described(value) for name, value in values.items()}
 
 
 @cache
-def _defaults(made: type[Any]) -> dict[str, Any]:
-    """Defaults of a class's arguments, those of its bases included."""
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    """Return the defaults of a class's arguments, those of its bases included."""
     parser = ArgumentParser()
-    parser.add_class_arguments(made, fail_untyped=False, sub_configs=True)
+    parser.add_class_arguments(kind, fail_untyped=False, sub_configs=True)
     return parser.get_defaults().as_dict()
 
 
-def _path(named: Any) -> str:
-    """The dotted path of a class or function; that of a script begins with the file's name."""
+def _dotted_path(named: Any) -> str:
+    """Return the path of a class or function; that of a script begins with the file's name."""
     module = named.__module__
     if module == "__main__":
         module = Path(getattr(sys.modules[module], "__file__", module)).stem

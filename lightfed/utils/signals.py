@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+# The number of the last signal.
 _asked: int | None = None
 
 
@@ -27,16 +29,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def listen() -> None:
-    """Record SIGUSR1 and SIGTERM from now on; calling it again has no effect.
+    """Record SIGUSR1 and SIGTERM from now on. To call it again has no effect.
 
-    A ValueError outside the main thread, where Python cannot set handlers.
+    Raises:
+        ValueError: Outside the main thread, where Python cannot set handlers.
     """
     for number in _SIGNALS:
         signal.signal(number, _record)
 
 
 def asked() -> int | None:
-    """The last signal since the run began to listen; None if there was none."""
+    """Return the last signal since the run began to listen; None if there was none."""
     return _asked
 
 
@@ -57,6 +60,7 @@ def listening() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
     before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGINT)}
     listen()
     if before[signal.SIGINT] is signal.default_int_handler:
@@ -65,6 +69,8 @@ def listening() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if before[signal.SIGTERM] is not _record:
+            # A handler that was not set from Python is None, and cannot be set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        listened_already = before[signal.SIGTERM] is _record
+        if not listened_already:
             forget()

@@ -13,28 +13,37 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Stopwatch:
-    """Times work on a device from now on; on CUDA by two events, without synchronising."""
+    """Times work on a device from now on; on CUDA by two events, without synchronizing.
+
+    Args:
+        device: The device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        # Of the begin and the end. Only one of the two lists is used.
         self._times: list[float] = []
         self._events: list[torch.cuda.Event] = []
-        self.stop()  # a begin and an end are marked alike
+        self._mark()
 
-    def stop(self) -> None:
-        """Stop timing when the device reaches this point."""
+    def _mark(self) -> None:
+        """Note the time at which the device reaches this point."""
         if self._stream is None:
             self._times.append(time.perf_counter())
         else:
             self._events.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))
 
+    def stop(self) -> None:
+        """Stop timing when the device reaches this point."""
+        self._mark()
+
     def seconds(self) -> float:
-        """Elapsed time; read it only after the device has finished some later work."""
+        """Return the elapsed time; call it only after the device has finished some later work."""
         if self._stream is None:
-            begin, over = self._times
-            return over - begin
-        start, end = self._events
-        return start.elapsed_time(end) / 1000
+            start, end = self._times
+            return end - start
+        start_event, end_event = self._events
+        return start_event.elapsed_time(end_event) / 1000
 
 
 class Timings:
@@ -60,7 +69,7 @@ class Timings:
             self._switch(outer)
 
     def each(self, part: Part, items: Iterator[T]) -> Iterator[T]:
-        """The items; the time to get each of them counts for a part."""
+        """Yield the items; the time to get each of them counts for a part."""
         while True:
             outer = self._switch(part)
             try:
@@ -72,13 +81,18 @@ class Timings:
             yield item
 
     def take(self) -> dict[Part, float]:
-        """Seconds by part since the last call."""
+        """Return the seconds by part since the last call."""
+        # Count the present part up to now.
         self._switch(self._part)
-        taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
-        return taken
+        seconds = self._seconds
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        return seconds
 
     def _switch(self, part: Part) -> Part:
+        """Count from now on for another part, and return the one before it."""
         now = time.perf_counter()
-        self._seconds[self._part] += now - self._since
-        before, self._part, self._since = self._part, part, now
+        before = self._part
+        self._seconds[before] += now - self._since
+        self._part = part
+        self._since = now
         return before

@@ -1,7 +1,7 @@
 """The only file that imports private names of torch.
 
 They are those of torch 2.11 to 2.15. A missing name fails here, at import; what the names do, and
-which private attributes of modules, tensors and optimisers are read elsewhere, is in
+which private attributes of modules, tensors and optimizers are read elsewhere, is in
 `tests/core/utils/test_torch_private.py`.
 """
 
@@ -20,6 +20,9 @@ from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesti
 # Classes that the layers of a kind have in common.
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+# Hooks that a program has registered for the steps of all optimizers.
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 # Nested structures of tensors.
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten

@@ -7,9 +7,9 @@ import yaml  # type: ignore[import-untyped]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes words that the parser of the command line reads as numbers, such as 1e3.
+    """Quotes words that the parser of the command line would read as numbers, such as 1e3.
 
-    In YAML 1.1 they are words.
+    In YAML 1.1 they are words, so that PyYAML would write them without quotes.
     """
 
 
@@ -21,6 +21,6 @@ _Dumper.add_implicit_resolver(
 
 
 def config_text(config: dict[str, Any]) -> str:
-    """A configuration as a file has it; keys stay in their order."""
+    """Return a configuration as a file has it; keys stay in their order."""
     text: str = yaml.dump(config, Dumper=_Dumper, sort_keys=False)
     return text

@@ -1,4 +1,7 @@
-"""Recorded federations of the second circle: their data, batches and participants."""
+"""Recorded federations of the second circle: their data, batches and participants.
+
+The recordings in tests/golden were made with the authors' code, or with a library's.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +25,14 @@ from lightfed.local.local_work import RoundPlan
 from lightfed.state.rows import ModelLayout
 from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
 
+# The recorded code adds in another order.
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
 
 def settings_of(folder: str, name: str) -> dict[str, Any]:
-    """What is recorded besides tensors."""
-    found: dict[str, Any] = json.loads((GOLDEN / folder / f"{name}.json").read_text())
-    return found
+    """Return what is recorded besides tensors."""
+    settings: dict[str, Any] = json.loads((GOLDEN / folder / f"{name}.json").read_text())
+    return settings
 
 
 class Net(nn.Module):
@@ -63,7 +67,10 @@ class Images(nn.Module):
 
 
 class InOrder(FederatedDataModule):
-    """A client's batches in the recorded order, from its first one of the round around."""
+    """A client's batches in the recorded order.
+
+    They begin with the batch `first[client]` of the round and go around.
+    """
 
     first: Mapping[int, int] = {}
 
@@ -77,23 +84,24 @@ class InOrder(FederatedDataModule):
 
 
 class Recorded:
-    """A federation that trains as the recorded one.
+    """A federation that trains as the recorded one did.
 
     Args:
-        folder: of the algorithm.
-        name: of the recording.
-        algorithm: to compare.
-        groups: of the clients; by default all have the recorded perceptron. Clients that the
-            recording lacks come first and never take part.
-        optimizer: of the run, from the parameters and lr; SGD with the recorded settings if None.
-        names: of layers in the recorded tensors, where they differ from the network's.
-        **work: the length of sessions, if it is not in `local_epochs`.
+        folder: The folder of the algorithm.
+        name: The name of the recording.
+        algorithm: The algorithm to compare.
+        groups: The clients. By default all have the recorded perceptron. Clients that the recording
+            lacks come first and never take part.
+        optimizer: Makes the optimizer from the parameters and lr. By default SGD with the recorded
+            settings.
+        names: The names of layers in the recorded tensors, where they differ from the network's.
+        **work: The length of sessions, if it is not in the recording's `local_epochs`.
 
     Attributes:
-        about: the settings.
-        tensors: the recorded ones.
-        data: of the clients.
-        fleet: the clients.
+        about: What is recorded besides tensors.
+        tensors: The recorded tensors.
+        data: The clients' data.
+        fleet: The clients.
     """
 
     def __init__(
@@ -110,33 +118,25 @@ class Recorded:
         self.names = names or {}
         self.about = settings_of(folder, name)
         self.tensors = load_file(GOLDEN / folder / f"{name}.safetensors")
-        count, model = len(self.about["batches"]), self.about["model"]
+
+        recorded_clients = len(self.about["batches"])
         if groups is None:
-            net: Callable[[], nn.Module] = partial(Net, model.get("dims", []))
-            if "channels" in model:
-                channels = [model["input"][0], *model["channels"]]
-                net = partial(Images, channels, model["classes"])
-            groups = [ClientGroup(count, net)]
-        self.spare = sum(group.count for group in groups) - count
-        given = [[self.tensors[f"data/{k}/{name}"] for name in "xy"] for k in range(count)]
-        parts = [(x, y.long()) for x, y in given[:1] * self.spare + given]
-        x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        ends = torch.tensor([len(labels) for _, labels in parts]).cumsum(0).tolist()
-        owned = [range(a, b) for a, b in pairwise([0, *ends])]
-        classes = model["classes"] if "classes" in model else model["dims"][-1]
-        data = self.data = InOrder(
-            Tensors(x, y, classes=classes, test=(x, y)),
-            Given(*owned),
-            batch_size=self.about["batch_size"],
-        )
+            groups = [ClientGroup(recorded_clients, self._network())]
+        self.spare = sum(group.count for group in groups) - recorded_clients
+        self.data = self._data(recorded_clients)
+
+        # APFL's recordings name the optimizer of the personal model.
         rule = self.about.get("optimizer") or {"lr": self.about["inner_optimizer"]["plr"]}
         self.lr = rule["lr"] if "lr" in rule else rule["lr0"]
-        settings = {k: rule.get(k, 0.0) for k in ("momentum", "weight_decay") if not optimizer}
+        if optimizer is None:
+            optimizer = partial(
+                SGD, momentum=rule.get("momentum", 0.0), weight_decay=rule.get("weight_decay", 0.0)
+            )
         self.fleet: Fleet = fleet_of(
             list(groups),
             algorithm,
-            data,
-            optimizer=partial(optimizer or SGD, lr=self.lr, **settings),
+            self.data,
+            optimizer=partial(optimizer, lr=self.lr),
             clip=rule.get("grad_norm_clip"),
             **(work or {"epochs": self.about.get("local_epochs", 1)}),
         )
@@ -144,8 +144,35 @@ class Recorded:
         model: Any = algorithm.get_submodule("model")
         self._start(model.floats, model.layout)
 
+    def _network(self) -> Callable[[], nn.Module]:
+        """Return what makes the recorded network."""
+        model = self.about["model"]
+        if "channels" in model:
+            channels = [model["input"][0], *model["channels"]]
+            return partial(Images, channels, model["classes"])
+        return partial(Net, model["dims"])
+
+    def _data(self, recorded_clients: int) -> InOrder:
+        """Return the recorded samples; spare clients have those of the first."""
+        owners = [0] * self.spare + list(range(recorded_clients))
+        samples = [self.tensors[f"data/{k}/x"] for k in owners]
+        labels = [self.tensors[f"data/{k}/y"].long() for k in owners]
+        x = torch.cat(samples)
+        y = torch.cat(labels)
+
+        ends = torch.tensor([len(of_client) for of_client in labels]).cumsum(0).tolist()
+        parts = [range(start, end) for start, end in pairwise([0, *ends])]
+
+        model = self.about["model"]
+        classes = model["classes"] if "classes" in model else model["dims"][-1]
+        return InOrder(
+            Tensors(x, y, classes=classes, test=(x, y)),
+            Given(*parts),
+            batch_size=self.about["batch_size"],
+        )
+
     def _start(self, server: Tensor, layout: ModelLayout) -> None:
-        """The server, and clients that keep all of its model, begin with the recorded values."""
+        """Set the recorded initial values: the server's, and those of clients that keep a model."""
         if layout != self.fleet.groups[0].layout:
             return
         server.copy_(self.row("init"))
@@ -155,30 +182,35 @@ class Recorded:
                     self.fleet.row(client).floats.copy_(server)
 
     def rounds(self, patch: pytest.MonkeyPatch, start: int = 0) -> Iterator[tuple[int, list[int]]]:
-        """Run the recorded rounds: after each, its number and its participants.
+        """Run the recorded rounds; after each, yield its number and its participants.
 
         Args:
-            patch: names the participants.
-            start: number of the first round in the run.
+            patch: Replaces the draw of participants.
+            start: The number of the first round in the run.
         """
         for t, recorded in enumerate(self.about["rounds"]):
             everyone = range(len(self.about["batches"]))
             active = recorded.get("active", recorded.get("selected", everyone))
             clients = sorted(k + self.spare for k in active)
-            first = recorded.get("first_batch", {})
-            begins = first.items() if isinstance(first, dict) else enumerate(first)
-            self.data.first = {int(k) + self.spare: batch for k, batch in begins}
             patch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
+
+            # By client, or a list of all clients'.
+            first = recorded.get("first_batch", {})
+            first_of = dict(first.items() if isinstance(first, dict) else enumerate(first))
+            self.data.first = {int(k) + self.spare: batch for k, batch in first_of.items()}
+
             self.fleet.plan = RoundPlan(lr=recorded.get("lr", self.lr))
             run_round(self.fleet, start + t)
             yield t, clients
 
     def row(self, prefix: str, group: int = 0) -> Tensor:
-        """(P,) recorded tensors as a row of a group; 0 for those that are not recorded."""
+        """Return recorded tensors as a row (P,) of a group; those that are not recorded are 0."""
         layout = self.fleet.groups[group].layout
         row = layout.floats.new_row()
         for name, view in layout.floats.views(row).items():
             layer, _, kind = name.removeprefix("net.").rpartition(".")
-            recorded = self.tensors.get(f"{prefix}/{self.names.get(layer, layer)}.{kind}")
-            view.copy_(torch.zeros(()) if recorded is None else recorded)
+            recorded_layer = self.names.get(layer, layer)
+            recorded = self.tensors.get(f"{prefix}/{recorded_layer}.{kind}")
+            if recorded is not None:
+                view.copy_(recorded)
         return row

@@ -4,11 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import RoundPlan
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close, settings_of
@@ -19,45 +21,62 @@ from tests.small import fleet_of, random_data, run_round
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     about = settings_of("apfl", name)
     algorithm = APFL(about["alpha0"], about["adaptive_alpha"])
-    names = {f"{net}.fc{i}": f"fc{i}" for net in "wv" for i in (1, 2)}
+    names = {"w.fc1": "fc1", "w.fc2": "fc2", "v.fc1": "fc1", "v.fc2": "fc2"}
     run = Recorded("apfl", name, algorithm, names=names)
-    layout, server = run.fleet.groups[0].layout.floats, algorithm.model.layout.floats
+    layout = run.fleet.groups[0].layout.floats
 
-    def recorded(prefix: str, part: str) -> dict[str, torch.Tensor]:
-        found = layout.views(run.row(prefix)).items()
-        return {name: view for name, view in found if name.startswith(f"net.{part}.")}
+    def recorded(prefix: str, net: str) -> dict[str, Tensor]:
+        """Return recorded tensors by the names that they have in w or v."""
+        views = layout.views(run.row(prefix))
+        return {name: view for name, view in views.items() if name.startswith(f"net.{net}.")}
 
-    for name, view in recorded("init", "w").items():
-        server.views(algorithm.model.floats)[name].copy_(view)
+    def server() -> dict[str, Tensor]:
+        return algorithm.model.layout.floats.views(algorithm.model.floats)
+
+    def client_tensors(client: int) -> dict[str, Tensor]:
+        return layout.views(run.fleet.row(client).floats)
+
+    for name, value in recorded("init", "w").items():
+        server()[name].copy_(value)
     for client in range(run.fleet.clients):
-        for name, view in recorded("init", "v").items():
-            layout.views(run.fleet.row(client).floats)[name].copy_(view)
+        for name, value in recorded("init", "v").items():
+            client_tensors(client)[name].copy_(value)
+
     for t, clients in run.rounds(monkeypatch):
-        for name, view in recorded(f"r{t}/server", "w").items():
-            close(server.views(algorithm.model.floats)[name], view)
+        for name, value in recorded(f"r{t}/server", "w").items():
+            close(server()[name], value)
         for client in clients:
-            own = layout.views(run.fleet.row(client).floats)
-            expected = recorded(f"r{t}/local/{client}", "w")
-            for name, view in (expected | recorded(f"r{t}/personal/{client}", "v")).items():
-                close(own[name], view)
+            tensors = client_tensors(client)
+            for name, value in recorded(f"r{t}/local/{client}", "w").items():
+                close(tensors[name], value)
+            for name, value in recorded(f"r{t}/personal/{client}", "v").items():
+                close(tensors[name], value)
             alpha = run.about["rounds"][t]["alpha"][str(client)]
-            assert own["net.alpha"].item() == pytest.approx(alpha, abs=3e-6)
+            assert tensors["net.alpha"].item() == pytest.approx(alpha, abs=3e-6)
 
 
 def test_the_server_is_fedavg() -> None:
     """Also with momentum and weight decay: a model is still while the other one learns."""
-    rows = []
-    optimizer = partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
-    for algorithm in (APFL(adaptive=True), APFL(0.0), FedAvg("uniform")):
-        group, data = ClientGroup(3, partial(MLP, hidden=(6,))), random_data([5, 9, 4])
-        fed = fleet_of([group], algorithm, data, optimizer=optimizer, epochs=2, clients_per_round=2)
-        fed.plan = type(fed.plan)(lr=0.1)
+
+    def trained(algorithm: APFL | FedAvg) -> Tensor:
+        """Return the elements of the server's model, without padding."""
+        fed = fleet_of(
+            [ClientGroup(3, partial(MLP, hidden=(6,)))],
+            algorithm,
+            random_data([5, 9, 4]),
+            optimizer=partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
+            epochs=2,
+            clients_per_round=2,
+        )
+        fed.plan = RoundPlan(lr=0.1)
         for t in range(3):
             run_round(fed, t)
         views = algorithm.model.layout.floats.views(algorithm.model.floats)
-        rows.append(torch.cat([view.flatten() for view in views.values()]))
-    assert torch.equal(rows[0], rows[2])
-    assert torch.equal(rows[1], rows[2])
+        return torch.cat([view.flatten() for view in views.values()])
+
+    fedavg = trained(FedAvg("uniform"))
+    assert torch.equal(trained(APFL(adaptive=True)), fedavg)
+    assert torch.equal(trained(APFL(0.0)), fedavg)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5])

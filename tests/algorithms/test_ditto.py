@@ -9,6 +9,8 @@ from torch.optim import SGD
 from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
@@ -30,19 +32,28 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_pull_clients_are_alone_beside_fedavg() -> None:
-    ditto, alone, fedavg = (
-        fleet_of(
-            [ClientGroup(3, partial(MLP, hidden=(6,)))], algorithm, random_data([5, 9, 4]),
-            optimizer=partial(SGD, lr=0.1), clients_per_round=2, epochs=2,
+    def clients_of(algorithm: Algorithm) -> Fleet:
+        return fleet_of(
+            [ClientGroup(3, partial(MLP, hidden=(6,)))],
+            algorithm,
+            random_data([5, 9, 4]),
+            optimizer=partial(SGD, lr=0.1),
+            clients_per_round=2,
+            epochs=2,
         )
-        for algorithm in (Ditto(0.0), Standalone(), FedAvg("uniform"))
-    )  # fmt: skip
+
+    ditto = Ditto(0.0)
+    fedavg = FedAvg("uniform")
+    of_ditto = clients_of(ditto)
+    of_fedavg = clients_of(fedavg)
+    alone = clients_of(Standalone())
     for t in range(3):
-        for fed in (ditto, alone, fedavg):
-            run_round(fed, t)
-        assert torch.equal(ditto.algorithm.model.floats, fedavg.algorithm.model.floats)  # type: ignore[union-attr]
-    for client in range(3):
-        assert torch.equal(ditto.row(client).floats, alone.row(client).floats)
+        run_round(of_ditto, t)
+        run_round(of_fedavg, t)
+        run_round(alone, t)
+        assert torch.equal(ditto.model.floats, fedavg.model.floats)
+    for k in range(3):
+        assert torch.equal(of_ditto.row(k).floats, alone.row(k).floats)
 
 
 @pytest.mark.parametrize("wrong", [{"lam": -1.0}, {"epochs": 0}])

@@ -17,16 +17,18 @@ from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.recorded import Recorded, close
 from tests.algorithms.test_fedrep import follow, released
-from tests.small import fleet_of, random_data, run_round
+from tests.small import fleet_of, random_data
 
 
 class Normed(nn.Module):
-    """Convolutions with batch normalisation, ReLU and pooling; the mean over pixels, and fc."""
+    """Convolutions with batch normalization, ReLU and pooling; the mean over pixels, and fc."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.conv2, self.bn2 = nn.Conv2d(8, 10, 3, padding=1), nn.BatchNorm2d(10)
+        self.conv1 = nn.Conv2d(2, 8, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 10, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(10)
         self.fc = nn.Linear(10, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,13 +40,17 @@ class Normed(nn.Module):
 def test_the_released_run_of_fedbn(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = FedBN()
     run = Recorded("fedbn", "conv_fedbn", algorithm, [ClientGroup(3, Normed)])
-    views = run.fleet.one_layout("").floats.views
+    tensors_of = run.fleet.one_layout("").floats.views
+    for name in tensors_of(algorithm.model.floats):
+        assert (name in run.fleet.personal) == ("bn" in name)
+
     for t, clients in run.rounds(monkeypatch):
-        for name, expected in views(run.row(f"r{t}/server")).items():
-            assert (name in run.fleet.personal) == ("bn" in name)
-            close(views(algorithm.model.floats)[name], expected)
+        server = tensors_of(algorithm.model.floats)
+        for name, expected in tensors_of(run.row(f"r{t}/server")).items():
+            close(server[name], expected)
         for client in clients:
             close(run.fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
+
     for client in range(3):
         rows = run.fleet.deployed(client)
         with rows.bound(client) as module, torch.no_grad():
@@ -81,5 +87,5 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_without_a_part_of_its_own_is_refused(algorithm: Any, key: str) -> None:
     groups = [ClientGroup(2, partial(MLP, hidden=(4,)))]
     with pytest.raises(UserError) as error:
-        run_round(fleet_of(groups, algorithm(), random_data([4, 4])), 0)
+        fleet_of(groups, algorithm(), random_data([4, 4]))
     assert error.value.key == key

@@ -8,6 +8,7 @@ from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.feddyn import FedDyn
+from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
@@ -29,24 +30,31 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             close(g, run.row(f"r{t}/h_local/{client}"))
 
 
-def test_without_regularisation_sessions_are_those_of_fedavg() -> None:
+def test_without_regularization_sessions_are_those_of_fedavg() -> None:
     """In every round, from the same start; the server adds the memories."""
-    algorithms = FedDyn(1e-12), FedAvg("uniform")
-    dyn, average = (
-        fleet_of(
-            [ClientGroup(3, partial(MLP, hidden=(6,)))], algorithm, random_data([5, 9, 4]),
-            optimizer=partial(SGD, lr=0.1, momentum=0.9), epochs=2, clients_per_round=2,
+
+    def clients_of(algorithm: FedDyn | FedAvg) -> Fleet:
+        return fleet_of(
+            [ClientGroup(3, partial(MLP, hidden=(6,)))],
+            algorithm,
+            random_data([5, 9, 4]),
+            optimizer=partial(SGD, lr=0.1, momentum=0.9),
+            epochs=2,
+            clients_per_round=2,
         )
-        for algorithm in algorithms
-    )  # fmt: skip
+
+    feddyn = FedDyn(1e-12)
+    fedavg = FedAvg("uniform")
+    of_feddyn = clients_of(feddyn)
+    of_fedavg = clients_of(fedavg)
     for t in range(3):
-        algorithms[1].model.floats.copy_(algorithms[0].model.floats)
-        run_round(dyn, t)
-        run_round(average, t)
-        for client in dyn.participants(t):
-            torch.testing.assert_close(dyn.row(client).floats, average.row(client).floats)
-        theta = algorithms[1].model.parameters_row + algorithms[0].h
-        torch.testing.assert_close(algorithms[0].model.parameters_row, theta)
+        fedavg.model.floats.copy_(feddyn.model.floats)
+        run_round(of_feddyn, t)
+        run_round(of_fedavg, t)
+        for k in of_feddyn.participants(t):
+            torch.testing.assert_close(of_feddyn.row(k).floats, of_fedavg.row(k).floats)
+        theta = fedavg.model.parameters_row + feddyn.h
+        torch.testing.assert_close(feddyn.model.parameters_row, theta)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0])
@@ -55,7 +63,7 @@ def test_a_wrong_weight_is_refused(alpha: float) -> None:
         FedDyn(alpha)
 
 
-def test_a_server_optimiser_is_refused() -> None:
+def test_a_server_optimizer_is_refused() -> None:
     step = partial(SGD, lr=1.0)
     with pytest.raises(UserError, match=r"model\.server_optimizer"):
         fleet_of([ClientGroup(2, MLP)], FedDyn(), random_data([4, 4]), server_optimizer=step)

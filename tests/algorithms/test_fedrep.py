@@ -1,6 +1,7 @@
 """FedRep against recorded runs of its released code and PFLlib."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from torch import nn
@@ -15,32 +16,49 @@ from tests.small import run_round
 
 
 def released(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
-    """The optimiser of the released code: biases do not decay."""
-    weights, biases = [], []
-    for p in parameters:
-        (weights if p.dim() > 1 else biases).append(p)
+    """Return the optimizer of the released code, in which biases do not decay."""
+    weights = []
+    biases = []
+    for parameter in parameters:
+        if parameter.dim() > 1:
+            weights.append(parameter)
+        else:
+            biases.append(parameter)
     groups = [{"params": weights, "weight_decay": 1e-4}, {"params": biases}]
     return SGD(groups, lr=lr, momentum=0.5)
 
 
 def follow(algorithm: FedRep | FedPer, run: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the recorded rounds and compare bodies and heads."""
-    fleet, rounds = run.fleet, run.about["rounds"]
-    last = next((r for r in rounds if r.get("final_head_phase")), None)
-    fleet.rounds = len(rounds) - (last is not None)
-    body = fleet.one_layout("").floats.views
-    for t, recorded in enumerate(rounds[: fleet.rounds]):
+    """Run the recorded rounds and compare bodies and heads.
+
+    A recording may end with a phase in which all clients train their heads. It is a round there,
+    and the end of the last round here.
+    """
+    fleet = run.fleet
+    rounds = list(run.about["rounds"])
+    head_phase = None
+    if rounds[-1].get("final_head_phase"):
+        head_phase = rounds.pop()
+    fleet.rounds = len(rounds)
+
+    tensors_of = fleet.one_layout("").floats.views
+    for t, recorded in enumerate(rounds):
         active = sorted(recorded["active"])
-        monkeypatch.setattr(Fleet, "participants", lambda self, t, who=active: who)
+        monkeypatch.setattr(Fleet, "participants", lambda self, t, active=active: active)
         run_round(fleet, t)
-        for name, expected in body(run.row(f"r{t}/server")).items():
+
+        server = tensors_of(algorithm.model.floats)
+        for name, expected in tensors_of(run.row(f"r{t}/server")).items():
             if not name.startswith(tuple(algorithm.heads)):
-                close(body(algorithm.model.floats)[name], expected)
-        if last is None or t + 1 < fleet.rounds:
+                close(server[name], expected)
+        is_last = t + 1 == len(rounds)
+        if not (is_last and head_phase):
             for client in active:
                 close(fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
-    for client in last["active"] if last is not None else ():
-        close(fleet.row(client).floats, run.row(f"r{fleet.rounds}/local/{client}"))
+
+    if head_phase:
+        for client in head_phase["active"]:
+            close(fleet.row(client).floats, run.row(f"r{len(rounds)}/local/{client}"))
 
 
 @pytest.mark.parametrize("name", ["mlp_uniform", "mlp_samples"])
@@ -58,8 +76,9 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(algorithm, Recorded("fedrep", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
 
 
-def test_the_length_of_a_phase() -> None:
-    epochs, steps = Phase(epochs=2), Phase(steps=2, epochs=5)
-    assert [LocalWork().phase(phase, 3) for phase in (epochs, steps)] == [6, 2]
-    assert [LocalWork(limit=4).phase(phase, 3) for phase in (epochs, steps)] == [4, 2]
-    assert [LocalWork(limit=0.5).phase(phase, 3) for phase in (epochs, steps)] == [3, 1]
+@pytest.mark.parametrize(("limit", "of_epochs", "of_steps"), [(None, 6, 2), (4, 4, 2), (0.5, 3, 1)])
+def test_the_length_of_a_phase(limit: Any, of_epochs: int, of_steps: int) -> None:
+    """An epoch has three batches."""
+    work = LocalWork() if limit is None else LocalWork(limit=limit)
+    assert work.phase(Phase(epochs=2), 3) == of_epochs
+    assert work.phase(Phase(steps=2, epochs=5), 3) == of_steps

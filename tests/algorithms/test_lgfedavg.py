@@ -54,7 +54,7 @@ def lg_fleet(algorithm: LGFedAvg, model: Any = mlp, **work: Any) -> Fleet:
 
 
 def row_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
-    """A client's tensors, as they lie in its row."""
+    """Return copies of a client's tensors, as they are in its row."""
     views = fleet.state(client).layout.floats.views(fleet.row(client).floats)
     return {name.removeprefix("net."): view.clone() for name, view in views.items()}
 
@@ -71,13 +71,12 @@ def server_of(fleet: Fleet) -> dict[str, Tensor]:
 
 
 def shared_names(algorithm: LGFedAvg, model: Any) -> set[str]:
-    """The tensors that a round changes on the server."""
+    """Return the names of the tensors that a round changes on the server."""
     fleet = lg_fleet(algorithm, model)
     before = server_of(fleet)
     run_round(fleet, 0)
-    return {
-        name for name, value in server_of(fleet).items() if not torch.equal(value, before[name])
-    }
+    after = server_of(fleet)
+    return {name for name in after if not torch.equal(after[name], before[name])}
 
 
 @pytest.mark.parametrize(
@@ -92,37 +91,44 @@ def shared_names(algorithm: LGFedAvg, model: Any) -> set[str]:
 def test_the_layers_of_a_side_are_shared_with_their_statistics(
     count: int, side: Any, expected: set[str]
 ) -> None:
-    found = shared_names(LGFedAvg(count, side), Normed)
-    assert {name.split(".")[0] for name in found} == expected
-    assert ("norm.running_mean" in found) == ("norm" in expected)
+    names = shared_names(LGFedAvg(count, side), Normed)
+    layers = {name.split(".")[0] for name in names}
+    assert layers == expected
+    assert ("norm.running_mean" in names) == ("norm" in expected)
 
 
 def test_a_client_is_tested_with_its_own_layers_and_the_servers() -> None:
     fleet = lg_fleet(LGFedAvg(2), clients_per_round=1)
     for t in range(3):
         run_round(fleet, t)
-    kept, server = [row_of(fleet, k) for k in range(CLIENTS)], server_of(fleet)
-    *local, _, _, _, _ = server
     assert not has_global_model(fleet)
+
+    server = server_of(fleet)
+    *_, weight_2, bias_2, weight_3, bias_3 = server
+    global_tensors = {weight_2, bias_2, weight_3, bias_3}  # of two layers
     for client in range(CLIENTS):
-        module = module_of(fleet, client)
-        for name, value in module.get_submodule("net").state_dict().items():
-            assert torch.equal(value, (kept[client] if name in local else server)[name]), name
+        own = row_of(fleet, client)
+        tested = module_of(fleet, client).get_submodule("net").state_dict()
+        for name, value in tested.items():
+            expected = server[name] if name in global_tensors else own[name]
+            assert torch.equal(value, expected), name
 
 
 def test_all_layers_global_is_fedavg(tmp_path: Path) -> None:
-    found = []
-    for algorithm in (LGFedAvg(3, weights="samples"), FedAvg()):
+    def trained(algorithm: LGFedAvg | FedAvg) -> tuple[Tensor, dict[str, float]]:
+        """Return the server's model and the metrics of a run."""
         federation = Federation(
             algorithm, [ClientGroup(3, Normed)], optimizer=slow, clients_per_round=2, local_epochs=2
         )
         trainer = fit(federation, random_data(SIZES), tmp_path, rounds=3)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        found.append((server_row(federation), metrics))
-    (ours, our_metrics), (theirs, their_metrics) = found
-    assert torch.equal(ours, theirs)
+        return server_row(federation), metrics
+
+    row, metrics = trained(LGFedAvg(3, weights="samples"))
+    fedavg_row, fedavg_metrics = trained(FedAvg())
+    assert torch.equal(row, fedavg_row)
     # Models of one client each are tested by other operators than one model of all.
-    assert our_metrics == pytest.approx(their_metrics, rel=1e-6)
+    assert metrics == pytest.approx(fedavg_metrics, rel=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -180,46 +186,57 @@ deep = partial(MLP, hidden=(7, 6, 5))
 def test_different_networks_share_the_layers_that_agree(weights: Any) -> None:
     """Layers 2 and 3 of the one are 3 and 4 of the other."""
     fleet = other_shapes(LGFedAvg(2, weights=weights), mlp, deep)
-    names = [list(row_of(fleet, k))[-4:] for k in range(CLIENTS)]
-    assert names[0] != names[1]
+    assert not has_global_model(fleet)
     before = [row_of(fleet, k) for k in range(CLIENTS)]
     metrics = run_round(fleet, 0)
-    numel = 6 * 5 + 5 + 5 * 3 + 3
-    assert metrics["bytes_up"] == metrics["bytes_down"] == CLIENTS * 4 * numel
-    rows = [row_of(fleet, k) for k in range(CLIENTS)]
-    shares = torch.tensor(SIZES if weights == "samples" else [1, 1, 1]).double()
+    after = [row_of(fleet, k) for k in range(CLIENTS)]
+    shared_elements = 6 * 5 + 5 + 5 * 3 + 3
+    assert metrics["bytes_up"] == CLIENTS * 4 * shared_elements
+    assert metrics["bytes_down"] == CLIENTS * 4 * shared_elements
+
+    # Every layer has been trained, the local ones too.
+    for k in range(CLIENTS):
+        for name, value in after[k].items():
+            assert not torch.equal(value, before[k][name])
+
+    # The server has the mean of the last four tensors, whose names differ.
+    global_names = [list(row)[-4:] for row in after]
+    assert global_names[0] != global_names[1]
+    counts = torch.tensor(SIZES if weights == "samples" else [1, 1, 1]).double()
+    shares = counts / counts.sum()
     server = list(server_of(fleet).values())
     assert len(server) == 4
     for i, value in enumerate(server):
-        stacked = torch.stack([row[own[i]].double() for row, own in zip(rows, names, strict=True)])
-        mean = torch.tensordot(shares / shares.sum(), stacked, 1)
+        of_clients = [after[k][global_names[k][i]].double() for k in range(CLIENTS)]
+        mean = torch.tensordot(shares, torch.stack(of_clients), 1)
         assert torch.allclose(value.double(), mean, atol=1e-7)
-    for row, old in zip(rows, before, strict=True):
-        assert all(not torch.equal(value, old[name]) for name, value in row.items())
-    assert not has_global_model(fleet)
-    for client in range(CLIENTS):
-        layout, row = row_held(fleet, client)
-        now = layout.floats.views(row.floats)
-        for full, value in now.items():
-            name = full.removeprefix("net.")
-            received = name in names[client]
-            expected = server[names[client].index(name)] if received else rows[client][name]
-            assert torch.equal(value, expected)
+
+    # A client is tested with these, and with its own for the rest.
+    for k in range(CLIENTS):
+        layout, row = row_held(fleet, k)
+        for full_name, value in layout.floats.views(row.floats).items():
+            name = full_name.removeprefix("net.")
+            if name in global_names[k]:
+                assert torch.equal(value, server[global_names[k].index(name)])
+            else:
+                assert torch.equal(value, after[k][name])
 
 
 def test_what_is_private_to_different_networks_never_reaches_the_server() -> None:
-    one, two = (other_shapes(LGFedAvg(1), mlp, deep) for _ in range(2))
-    for fleet in (one, two):
-        run_round(fleet, 0)
+    one = other_shapes(LGFedAvg(1), mlp, deep)
+    other = other_shapes(LGFedAvg(1), mlp, deep)
+    run_round(one, 0)
+    run_round(other, 0)
+
+    # Change the private tensors of the one, all but the last weight and bias.
     for client in range(CLIENTS):
-        views = two.state(client).layout.floats.views(two.row(client).floats)
+        views = one.state(client).layout.floats.views(one.row(client).floats)
         for name in list(views)[:-2]:
             views[name].add_(1.0)
-    for fleet in (one, two):
+    for fleet in (one, other):
         fleet.merge(range(CLIENTS), into=model_of(fleet))
-    assert torch.equal(model_of(one).floats, model_of(two).floats)
-    shapes = [entry.shape for entry in model_of(one).layout.floats]
-    assert shapes == [(3, 5), (3,)]
+    assert torch.equal(model_of(one).floats, model_of(other).floats)
+    assert [entry.shape for entry in model_of(one).layout.floats] == [(3, 5), (3,)]
 
 
 def test_different_networks_have_no_common_start(finished: tuple[Path, Tensor]) -> None:

@@ -38,41 +38,49 @@ class Breaks(LocalPenalty):
     side_by_side = True
 
     def __init__(self, client: int, t: int) -> None:
-        self.when = client, t
+        self.client = client
+        self.t = t
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        if (s.client, s.round) == self.when:
+        if s.client == self.client and s.round == self.t:
             s.row.floats[0] = math.nan
 
 
-def federation(algorithm: Any, **settings: Any) -> Fleet:
+def clients_of(algorithm: Any, **settings: Any) -> Fleet:
+    """Return four clients of an algorithm."""
     if isinstance(algorithm, DepthFL):
         model: Any = partial(DepthConv, channels=(4, 6), pools=1)
         data = images(SIZES)
     else:
         model = partial(MLP, hidden=(6,))
         data = random_data(SIZES, batch_size=3)
-    made = fleet_of(
-        [ClientGroup(len(SIZES), model)], algorithm, data, optimizer=partial(SGD, lr=LR), **settings
-    )
-    made.plan = RoundPlan(lr=LR)
-    return made
+    groups = [ClientGroup(len(SIZES), model)]
+    fed = fleet_of(groups, algorithm, data, optimizer=partial(SGD, lr=LR), **settings)
+    fed.plan = RoundPlan(lr=LR)
+    return fed
 
 
-def differences(made: Fleet) -> tuple[Tensor, Tensor]:
-    """What the server remembers, and that less the mean of what its clients do."""
-    algorithm: Any = made.algorithm
+def memory_of_server(fed: Fleet) -> Tensor:
+    algorithm: Any = fed.algorithm
+    memory: Tensor = algorithm.c if isinstance(algorithm, SCAFFOLD) else algorithm.h
+    return memory
+
+
+def mean_memory_of_clients(fed: Fleet) -> Tensor:
+    algorithm: Any = fed.algorithm
     if isinstance(algorithm, FedDyn):
-        server, own = algorithm.h, algorithm.local_penalty.memories
+        memories = algorithm.local_penalty.memories
     elif isinstance(algorithm, DepthFL):
-        server, own = algorithm.h, algorithm.corrections
+        memories = algorithm.corrections
     else:
-        server, own = algorithm.c, algorithm.controls
-    total = torch.zeros_like(server)
-    for client in range(made.clients):
-        total += own.get(client, torch.zeros_like(server))[: len(server)]
-    return server, server - total / made.clients
+        memories = algorithm.controls
+
+    total = torch.zeros_like(memory_of_server(fed))
+    for client in range(fed.clients):
+        if client in memories:
+            total += memories[client][: len(total)]
+    return total / fed.clients
 
 
 METHODS = {"feddyn": partial(FedDyn, 0.1), "scaffold": SCAFFOLD, "depthfl": DepthFL}
@@ -81,67 +89,73 @@ METHODS = {"feddyn": partial(FedDyn, 0.1), "scaffold": SCAFFOLD, "depthfl": Dept
 @pytest.mark.parametrize("side_by_side", ["off", 2])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_session_that_is_not_finite_changes_neither(name: str, side_by_side: Any) -> None:
-    made = federation(METHODS[name](), local_penalty=Breaks(1, 2), side_by_side=side_by_side)
+    fed = clients_of(METHODS[name](), local_penalty=Breaks(1, 2), side_by_side=side_by_side)
     for t in range(4):
-        run_round(made, t)
-        server, difference = differences(made)
+        run_round(fed, t)
+        server = memory_of_server(fed)
         assert server.norm() > 0
-        torch.testing.assert_close(difference, torch.zeros_like(server), rtol=0, atol=1e-6)
+        torch.testing.assert_close(mean_memory_of_clients(fed), server, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_session_that_comes_too_late_changes_neither(name: str) -> None:
     devices = Devices(flops=LogNormal(10.0, 1.0))
-    made = federation(METHODS[name](), devices=devices, policy=Policy(quorum=2))
+    fed = clients_of(METHODS[name](), devices=devices, policy=Policy(quorum=2))
     late = 0.0
     for t in range(4):
-        late += run_round(made, t)["late"]
-        server, difference = differences(made)
-        torch.testing.assert_close(difference, torch.zeros_like(server), rtol=0, atol=1e-6)
+        late += run_round(fed, t)["late"]
+        server = memory_of_server(fed)
+        torch.testing.assert_close(mean_memory_of_clients(fed), server, rtol=0, atol=1e-6)
     assert late > 0
 
 
 def test_a_memory_without_a_server_leaves_out_what_the_server_does() -> None:
     devices = Devices(flops=LogNormal(10.0, 1.0))
     term = LinearTerm(0.1)
-    made = federation(FedAvg(), devices=devices, policy=Policy(quorum=1), local_penalty=term)
-    run_round(made, 0)
-    assert clock_of(made).late == set(range(len(SIZES))) - term.memories.keys()
+    fed = clients_of(FedAvg(), devices=devices, policy=Policy(quorum=1), local_penalty=term)
+    run_round(fed, 0)
+    without_memory = set(range(len(SIZES))) - term.memories.keys()
+    assert clock_of(fed).late == without_memory
 
 
 @pytest.mark.parametrize("side_by_side", ["off", 4])
 def test_the_decay_of_feddyn_is_added_after_clipping(side_by_side: Any) -> None:
     """The released code: the norm of grad CE + alpha (g - theta) is clipped, alpha w a decay."""
-    alpha, limit, sizes = 0.2, 0.05, [8, 8, 8, 8]
+    alpha = 0.2
+    limit = 0.05
     algorithm = FedDyn(alpha)
-    data = random_data(sizes)
-    made = fleet_of(
-        [ClientGroup(4, partial(MLP, hidden=()))], algorithm, data,
-        optimizer=partial(SGD, lr=LR), clip=limit, side_by_side=side_by_side, epochs=3,
-    )  # fmt: skip
-    made.plan = RoundPlan(lr=LR)
-    memories = [torch.zeros_like(algorithm.h) for _ in sizes]
+    fed = fleet_of(
+        [ClientGroup(4, partial(MLP, hidden=()))],
+        algorithm,
+        random_data([8, 8, 8, 8]),
+        optimizer=partial(SGD, lr=LR),
+        clip=limit,
+        side_by_side=side_by_side,
+        epochs=3,
+    )
+    fed.plan = RoundPlan(lr=LR)
+    memories = [torch.zeros_like(algorithm.h) for _ in range(4)]
     for t in range(2):
         theta = algorithm.model.parameters_row.clone()
-        expected = [_session(made, k, theta, memories[k], alpha, limit) for k in range(4)]
-        run_round(made, t)
+        expected = [released_session(fed, k, theta, memories[k], alpha, limit) for k in range(4)]
+        run_round(fed, t)
         for k, w in enumerate(expected):
             memories[k] += w - theta
-            found = made.row(k).floats[: len(theta)]
-            torch.testing.assert_close(found, w, rtol=0, atol=1e-6)
+            trained = fed.row(k).floats[: len(theta)]
+            torch.testing.assert_close(trained, w, rtol=0, atol=1e-6)
 
 
-def _session(
-    made: Fleet, client: int, theta: Tensor, g: Tensor, alpha: float, limit: float
+def released_session(
+    fed: Fleet, client: int, theta: Tensor, g: Tensor, alpha: float, limit: float
 ) -> Tensor:
-    """Three steps of the released code on all samples of a client."""
-    layout = made.groups[0].layout.floats
-    (entries,) = [list(layout)]
-    x, y = made.data.train.batch(torch.from_numpy(made.data.partition_.train(client)))
+    """Return w_k (P,) after three steps of the released code on all samples of a client."""
+    layout = fed.groups[0].layout.floats
+    x, y = fed.data.train.batch(torch.from_numpy(fed.data.partition_.train(client)))
     w = theta.clone()
     for _ in range(3):
         leaf = w.clone().requires_grad_()
-        weight, bias = sorted((layout.view(leaf, e) for e in entries), key=lambda p: -p.dim())
+        tensors = [layout.view(leaf, entry) for entry in layout]
+        bias, weight = sorted(tensors, key=Tensor.dim)
         loss = torch.nn.functional.cross_entropy(x @ weight.T + bias, y)
         (gradient,) = torch.autograd.grad(loss, leaf)
         gradient = gradient + alpha * (g - theta)

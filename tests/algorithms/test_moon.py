@@ -27,12 +27,16 @@ class Projected(nn.Module):
 
     def __init__(self, features: int, hidden: int, projection: int, classes: int) -> None:
         super().__init__()
-        self.fc1, self.l1 = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
-        self.l2, self.l3 = nn.Linear(hidden, projection), nn.Linear(projection, classes)
+        self.fc1 = nn.Linear(features, hidden)
+        self.l1 = nn.Linear(hidden, hidden)
+        self.l2 = nn.Linear(hidden, projection)
+        self.l3 = nn.Linear(projection, classes)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return self.l3(self.l2(torch.relu(self.l1(torch.relu(self.fc1(x))))))
+        x = torch.relu(self.fc1(x))
+        x = torch.relu(self.l1(x))
+        return self.l3(self.l2(x))
 
 
 @pytest.mark.parametrize("name", ["mlp_full", "mlp_sampled_buffer2"])
@@ -41,7 +45,7 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = MOON(about["mu"], about["temperature"], about["model_buffer_size"])
     sizes = [about["model"][size] for size in ("input", "hidden", "projection", "classes")]
     group = ClientGroup(len(about["batches"]), partial(Projected, *sizes))
-    names = {f"extractor.{layer}": layer for layer in ("fc1", "l1", "l2")} | {"head": "l3"}
+    names = {"extractor.fc1": "fc1", "extractor.l1": "l1", "extractor.l2": "l2", "head": "l3"}
     run = Recorded("moon", name, algorithm, [group], names=names)
     for t, clients in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
@@ -53,23 +57,28 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fleet(algorithm: Any, model: Any = mlp, **settings: Any) -> Fleet:
     optimizer = partial(SGD, lr=0.1, momentum=0.9)
-    group, data = ClientGroup(3, model), random_data([5, 9, 4])
-    return fleet_of([group], algorithm, data, optimizer=optimizer, epochs=2, **settings)
+    data = random_data([5, 9, 4])
+    groups = [ClientGroup(3, model)]
+    return fleet_of(groups, algorithm, data, optimizer=optimizer, epochs=2, **settings)
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.0])
 def test_the_first_round_is_that_of_fedavg(mu: float) -> None:
     """Without weight all rounds are."""
-    found = []
-    for algorithm in (MOON(mu), FedAvg()):
-        fed, states = fleet(algorithm), []
-        for t in range(2):
-            run_round(fed, t)
-            states.append(algorithm.model.floats.clone())
-        found.append(states)
-    (first, second), (average, next_average) = found
-    torch.testing.assert_close(first, average)
-    assert torch.allclose(second, next_average, atol=1e-5) == (mu == 0)
+
+    def trained(algorithm: FedAvg) -> tuple[Tensor, Tensor]:
+        """Return the server's model after the first and after the second round."""
+        fed = fleet(algorithm)
+        run_round(fed, 0)
+        first = algorithm.model.floats.clone()
+        run_round(fed, 1)
+        return first, algorithm.model.floats
+
+    first, second = trained(MOON(mu))
+    fedavg_first, fedavg_second = trained(FedAvg())
+    torch.testing.assert_close(first, fedavg_first)
+    second_is_fedavgs = torch.allclose(second, fedavg_second, atol=1e-5)
+    assert second_is_fedavgs == (mu == 0)
 
 
 def test_a_client_that_trains_late_has_held_its_initial_model(
@@ -78,50 +87,62 @@ def test_a_client_that_trains_late_has_held_its_initial_model(
     """As in the released code, whose pool has the models of all clients after every round."""
     algorithm = MOON(pool=2)
     fed = fleet(algorithm)
-    initial = fed.groups[0].initial.floats
-    chosen = [[1, 2], [0]]
-    monkeypatch.setattr(fed, "participants", lambda t: chosen[t])
+    participants = [[1, 2], [0]]
+    monkeypatch.setattr(fed, "participants", lambda t: participants[t])
     net: Any = fed.groups[0].module.net
-    views = fed.groups[0].layout.floats.views
 
     run_round(fed, 0)
-    assert len(net.frozen) == 1
+    assert len(net.frozen) == 1  # the received model: there is no contrast
     run_round(fed, 1)  # client 0, for the first time: one round has gone by
     assert len(net.frozen) == 2
-    name = next(iter(net.frozen[0]))
-    assert torch.equal(net.frozen[1][name], views(initial)[f"net.extractor.{name}"])
-    trained = views(fed.row(0).floats.clone())[f"net.extractor.{name}"]
+
+    name = next(iter(net.frozen[0]))  # some tensor of the extractor
+
+    def tensor_of(row: Tensor) -> Tensor:
+        return fed.groups[0].layout.floats.views(row)[f"net.extractor.{name}"]
+
+    initial = tensor_of(fed.groups[0].initial.floats)
+    trained = tensor_of(fed.row(0).floats.clone())
+    assert torch.equal(net.frozen[1][name], initial)
     assert isinstance(algorithm.local_penalty, Contrast)
-    kept = [views(model)[f"net.extractor.{name}"] for model in algorithm.local_penalty.previous[0]]
-    assert torch.equal(kept[0], views(initial)[f"net.extractor.{name}"])
-    assert torch.equal(kept[1], trained)
+    first, second = algorithm.local_penalty.previous[0]
+    assert torch.equal(tensor_of(first), initial)
+    assert torch.equal(tensor_of(second), trained)
 
 
 def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:
     """The session of the second round trains with dropout and batch statistics."""
 
     def net() -> nn.Module:
-        layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)
-        return nn.Sequential(*layers)
+        return nn.Sequential(
+            nn.Linear(4, 6),
+            nn.BatchNorm1d(6),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(6, 3),
+        )
 
     algorithm = MOON()
     fed = fleet(algorithm, net)
     run_round(fed, 0)
-    models = [algorithm.model.floats.clone(), fed.row(2).floats.clone()]
+    received_and_previous = [algorithm.model.floats.clone(), fed.row(2).floats.clone()]
     run_round(fed, 1)
     composite: Any = fed.groups[0].module.net  # as client 2 has left it
     assert len(composite.frozen) == 2
+
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    for model, frozen in zip(models, composite.frozen, strict=True):
+    for model, frozen in zip(received_and_previous, composite.frozen, strict=True):
         views = fed.groups[0].layout.floats.views(model)
-        linear, norm = (
-            {kind: views[f"net.extractor.{layer}.{kind}"] for kind in kinds}
-            for layer, kinds in enumerate(
-                [("weight", "bias"), ("running_mean", "running_var", "weight", "bias")]
-            )
+        tensors = {name.removeprefix("net.extractor."): view for name, view in views.items()}
+        linear = F.linear(x, tensors["0.weight"], tensors["0.bias"])
+        norm = F.batch_norm(
+            linear,
+            tensors["1.running_mean"],
+            tensors["1.running_var"],
+            tensors["1.weight"],
+            tensors["1.bias"],
         )
-        z = F.relu(F.batch_norm(F.linear(x, **linear), **norm))
-        torch.testing.assert_close(composite._representation(frozen, x), z)
+        torch.testing.assert_close(composite.representation_of(frozen, x), F.relu(norm))
     assert composite.extractor.training
 
 

@@ -27,39 +27,60 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             close(algorithm.local[client], run.row(f"r{t}/local/{client}"))
 
 
+X = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+Y = torch.tensor([1, 2])
+
+
 def test_two_batches_by_hand() -> None:
-    x, y = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([1, 2])
-    data = data_of(x, y, [[0], [1]], batch_size=1)
-    algorithm = PFedMe(lam=2.0, inner_steps=3, lr=0.1, beta=0.5, weights="uniform")
+    lam = 2.0
+    eta = 0.1
+    beta = 0.5
+    rate = 0.05  # of theta
+    algorithm = PFedMe(lam=lam, inner_steps=3, lr=eta, beta=beta, weights="uniform")
     fed = fleet_of(
-        [ClientGroup(2, Line)], algorithm, data, optimizer=partial(SGD, lr=0.05), steps=2
+        [ClientGroup(2, Line)],
+        algorithm,
+        data_of(X, Y, [[0], [1]], batch_size=1),
+        optimizer=partial(SGD, lr=rate),
+        steps=2,
     )
     run_round(fed, 0)
+
     local = []
     for k in range(2):
-        w, theta = torch.zeros(2), torch.zeros(2)
+        w = torch.zeros(2)
+        theta = torch.zeros(2)
         for _ in range(2):
             for _ in range(3):
-                theta = theta - 0.05 * ((x[k] @ theta - y[k]) * x[k] + 2.0 * (theta - w))
-            w = w - 0.1 * 2.0 * (w - theta)
+                gradient = (X[k] @ theta - Y[k]) * X[k]
+                theta = theta - rate * (gradient + lam * (theta - w))
+            w = w - eta * lam * (w - theta)
         local.append(w)
         torch.testing.assert_close(fed.row(k).floats[:2], theta)
-    torch.testing.assert_close(algorithm.model.floats[:2], 0.5 * torch.stack(local).mean(0))
-    assert fed.ledger.totals[:, :2].tolist() == [[8.0, 8.0]] * 2
+
+    # From 0, (1 - beta) w + beta times the mean is beta times the mean.
+    mean = torch.stack(local).mean(0)
+    torch.testing.assert_close(algorithm.model.floats[:2], beta * mean)
+    model_bytes = 8.0
+    down_and_up = fed.ledger.totals[:, :2].tolist()
+    assert down_and_up == [[model_bytes, model_bytes], [model_bytes, model_bytes]]
 
 
 def test_clients_that_are_not_drawn_train_and_send_nothing() -> None:
-    x, y = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([1, 2])
-    algorithm = PFedMe(lam=2.0, lr=0.1)
-    data = data_of(x, y, [[0], [1]])
     fed = fleet_of(
-        [ClientGroup(2, Line)], algorithm, data, optimizer=partial(SGD, lr=0.05),
+        [ClientGroup(2, Line)],
+        PFedMe(lam=2.0, lr=0.1),
+        data_of(X, Y, [[0], [1]]),
+        optimizer=partial(SGD, lr=0.05),
         clients_per_round=1,
-    )  # fmt: skip
+    )
     run_round(fed, 0)
     (drawn,) = fed.participants(0)
-    assert fed.ledger.totals[:, 0].tolist() == [8.0 * (k == drawn) for k in range(2)]
-    assert all(fed.row(k).floats[:2].abs().max() > 0 for k in range(2))
+    sent = fed.ledger.totals[:, fed.ledger.UP]
+    assert sent[drawn] == 8.0
+    assert sent[1 - drawn] == 0.0
+    for k in range(2):
+        assert fed.row(k).floats[:2].abs().max() > 0  # has left the initial values, 0
 
 
 @pytest.mark.parametrize("wrong", [{"lam": 0.0}, {"inner_steps": 0}, {"lr": 0.1}, {"beta": 0.0}])

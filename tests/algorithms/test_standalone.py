@@ -21,22 +21,31 @@ mlp = partial(MLP, hidden=(6,), dropout=0.2)
 
 
 def rows_after(changed: int | None, groups: list[ClientGroup]) -> list[Tensor]:
-    """The clients' rows after three rounds; one of them with other data than it has by default."""
+    """Train three rounds and return the clients' rows.
+
+    Args:
+        changed: A client whose data is other than it is by default.
+        groups: The clients.
+    """
     data = random_data(SIZES, batch_size=3)
     if changed is not None:
         start = sum(SIZES[:changed])
         data.dataset.load("train").x[start : start + SIZES[changed]] += 1.0
     fleet = fleet_of(
-        groups, Standalone(), data, optimizer=partial(SGD, lr=0.1, momentum=0.9),
+        groups,
+        Standalone(),
+        data,
+        optimizer=partial(SGD, lr=0.1, momentum=0.9),
         clients_per_round=2,
-    )  # fmt: skip
+    )
     for t in range(3):
         run_round(fleet, t)
     return [row_of(fleet, k).clone() for k in range(CLIENTS)]
 
 
 def row_of(fleet: Fleet, client: int) -> Tensor:
-    return row_held(fleet, client)[1].floats
+    _, row = row_held(fleet, client)
+    return row.floats
 
 
 @pytest.mark.parametrize(
@@ -48,7 +57,8 @@ def test_a_clients_data_change_its_own_row_alone(groups: list[ClientGroup]) -> N
     for changed in range(CLIENTS):
         after = rows_after(changed, groups)
         for client in range(CLIENTS):
-            assert torch.equal(before[client], after[client]) == (client != changed)
+            is_same = torch.equal(before[client], after[client])
+            assert is_same == (client != changed)
 
 
 def test_a_client_goes_on_from_its_own_weights() -> None:
@@ -56,11 +66,11 @@ def test_a_client_goes_on_from_its_own_weights() -> None:
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     data = data_of(x, torch.tensor([1, 3]), [[0], [1]])
     fleet = fleet_of([ClientGroup(2, Line)], Standalone(), data)
-    found = []
+    weights = []
     for t in range(3):
         run_round(fleet, t)
-        found.append([float(row_of(fleet, k)[0]) for k in range(2)])
-    assert found == [[0.5, 1.5], [0.75, 2.25], [0.875, 2.625]]
+        weights.append([float(row_of(fleet, 0)[0]), float(row_of(fleet, 1)[0])])
+    assert weights == [[0.5, 1.5], [0.75, 2.25], [0.875, 2.625]]
 
 
 def test_who_does_not_take_part_stays_as_it_is() -> None:
@@ -70,7 +80,8 @@ def test_who_does_not_take_part_stays_as_it_is() -> None:
         chosen = fleet.participants(t)
         run_round(fleet, t)
         for client in range(CLIENTS):
-            assert torch.equal(row_of(fleet, client), before[client]) == (client not in chosen)
+            is_same = torch.equal(row_of(fleet, client), before[client])
+            assert is_same == (client not in chosen)
 
 
 def test_there_are_personal_figures_and_no_server(tmp_path: Path) -> None:
@@ -81,8 +92,14 @@ def test_there_are_personal_figures_and_no_server(tmp_path: Path) -> None:
         export=["server", "clients"],
     )
     trainer = fit(federation, random_data(SIZES), tmp_path, rounds=2)
-    groups = {name.split("/")[0] for name in trainer.callback_metrics if "/" in name}
-    assert groups == {"personal"}
+    kinds = {name.split("/")[0] for name in trainer.callback_metrics if "/" in name}
+    assert kinds == {"personal"}
     assert trainer.callback_metrics["bytes_up"] == 0.0
-    files = sorted(p.name for p in (tmp_path / "run" / "models").iterdir())
-    assert files == [*(f"client{k}.safetensors" for k in range(CLIENTS)), "models.json"]
+
+    files = sorted(path.name for path in (tmp_path / "run" / "models").iterdir())
+    assert files == [
+        "client0.safetensors",
+        "client1.safetensors",
+        "client2.safetensors",
+        "models.json",
+    ]

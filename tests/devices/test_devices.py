@@ -1,87 +1,108 @@
-"""Profiles of devices: numbers, distributions, tables, groups; who is there; what is refused."""
+"""Devices of clients: numbers, distributions, tables, groups; who is there; what is refused."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lightfed.devices.delays import Constant, LogNormal, Zipf
-from lightfed.devices.devices import Bernoulli, Device, Devices, OnOff, Presence
+from lightfed.devices.devices import (
+    Availability,
+    Bernoulli,
+    Device,
+    Devices,
+    OnOff,
+    Presence,
+)
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 
 def written(folder: Path, text: str) -> Path:
+    """Return a .csv file with this text."""
     path = folder / "table.csv"
     path.write_text(text)
     return path
 
 
 def test_a_table_wins_over_a_group_and_a_group_over_all(tmp_path: Path) -> None:
-    table = written(tmp_path, "client,up\n2,7\n0,5\n1,6\n")
-    own = {"b": Device(flops=Constant(2e9), up=3.0, latency=0.5)}
-    given = Devices(flops=1e9, up=1.0, down=LogNormal(0.0, 1.0), table=table, groups=own)
-    values = given.of({"a": 2, "b": 1}, seed=4)
+    devices = Devices(
+        flops=1e9,
+        up=1.0,
+        table=written(tmp_path, "client,up\n2,7\n0,5\n1,6\n"),
+        groups={"b": Device(flops=Constant(2e9), up=3.0, latency=0.5)},
+    )
+    values = devices.of({"a": 2, "b": 1}, seed=4)
     assert values["flops"].tolist() == [1e9, 1e9, 2e9]
     assert values["up"].tolist() == [5.0, 6.0, 7.0]
     assert values["latency"].tolist() == [0.0, 0.0, 0.5]
     assert np.isinf(values["memory"]).all()
-    assert len({*values["down"].tolist()}) == 3
-    assert (
-        values["down"].tolist() == replace(given, groups={}).of({"a": 3}, seed=4)["down"].tolist()
-    )
-    assert (
-        values["down"].tolist() != replace(given, groups={}).of({"a": 3}, seed=5)["down"].tolist()
-    )
+
+
+def test_draws_depend_on_the_client_and_the_seed_but_not_on_groups() -> None:
+    devices = Devices(down=LogNormal(0.0, 1.0))
+
+    def drawn(counts: dict[str, int], seed: int) -> list[float]:
+        return devices.of(counts, seed=seed)["down"].tolist()
+
+    in_two_groups = drawn({"a": 2, "b": 1}, seed=4)
+    assert len(set(in_two_groups)) == 3
+    assert in_two_groups == drawn({"a": 3}, seed=4)
+    assert in_two_groups != drawn({"a": 3}, seed=5)
 
 
 def test_shares_of_a_zipf_distribution() -> None:
     """P(Z = z) = z^-2 / (pi^2 / 6), within four standard deviations."""
-    drawn = Zipf(12.0).draw(np.random.default_rng(0), 20_000)
+    count = 20_000
+    drawn = Zipf(12.0).draw(np.random.default_rng(0), count)
     for z in (1, 2, 3):
-        share = z**-2 / (np.pi**2 / 6)
-        found = (drawn == 12.0 / z).mean()
-        assert abs(found - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+        probability = z**-2 / (np.pi**2 / 6)
+        deviation = (probability * (1 - probability) / count) ** 0.5
+        share = (drawn == 12.0 / z).mean()
+        assert abs(share - probability) < 4 * deviation
 
 
-def there(rule: Any, rounds: int, clients: int) -> np.ndarray:
-    """(rounds, clients) bool."""
-    before, found = np.ones(clients, dtype=bool), []
+def availability(rule: Availability, rounds: int, clients: int) -> np.ndarray:
+    """Return which clients are there in each round, (rounds, clients) bool."""
+    before = np.ones(clients, dtype=bool)
+    is_there = []
     for t in range(rounds):
-        before = rule.there(before, numpy_generator(0, "there", t), float(t), t) > 0
-        found.append(before)
-    return np.stack(found)
+        rng = numpy_generator(0, "there", t)
+        before = rule.there(before, rng, float(t), t) > 0
+        is_there.append(before)
+    return np.stack(is_there)
 
 
-def test_shares_of_clients_that_are_there() -> None:
-    """An on/off chain is there for come / (come + leave) of its rounds, and stays so long."""
-    assert there(Bernoulli(0.3), 200, 100).mean() == pytest.approx(0.3, abs=0.02)
-    chain = there(OnOff(leave=0.1, come=0.3), 400, 200)
+def test_a_share_of_the_clients_is_there() -> None:
+    assert availability(Bernoulli(0.3), 200, 100).mean() == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_chain_stays_where_it_is_with_its_probabilities() -> None:
+    """It is there for come / (come + leave) of all rounds, from the first one on."""
+    chain = availability(OnOff(leave=0.1, come=0.3), 400, 200)
     assert chain[0].mean() == pytest.approx(0.75, abs=0.12)
     assert chain.mean() == pytest.approx(0.75, abs=0.02)
-    stays = chain[1:][chain[:-1]].mean(), chain[1:][~chain[:-1]].mean()
-    assert stays == pytest.approx((0.9, 0.3), abs=0.02)
+
+    before = chain[:-1]
+    after = chain[1:]
+    assert after[before].mean() == pytest.approx(1 - 0.1, abs=0.02)
+    assert after[~before].mean() == pytest.approx(0.3, abs=0.02)
 
 
 def test_intervals_of_a_file(tmp_path: Path) -> None:
     rule = Presence(written(tmp_path, "client,from,to\n1,2,3\n0,0,1.5\n1,5,9\n"))
-    for now, expected in (
-        (0.0, [1, 0]),
-        (1.5, [0, 0]),
-        (2.0, [0, 1]),
-        (4.0, [0, 0]),
-        (5.0, [0, 1]),
-    ):
-        found = rule.there(np.ones(2, dtype=bool), np.random.default_rng(0), now, 0)
-        assert found.tolist() == expected
-    everyone, first = np.ones(2, dtype=bool), np.array([True, False])
+    everyone = np.ones(2, dtype=bool)
+    expected = {0.0: [1, 0], 1.5: [0, 0], 2.0: [0, 1], 4.0: [0, 0], 5.0: [0, 1]}
+    for now, is_there in expected.items():
+        assert rule.there(everyone, np.random.default_rng(0), now, 0).tolist() == is_there
+
     assert rule.next(1.0, everyone) == 1.0
     assert rule.next(1.5, everyone) == 2.0
     assert rule.next(3.0, everyone) == 5.0
+
+    only_the_first = np.array([True, False])
     with pytest.raises(UserError, match=r"availability\.init_args\.path: nobody is there after 2 "):
-        rule.next(2.0, first)
+        rule.next(2.0, only_the_first)
 
 
 @pytest.mark.parametrize(

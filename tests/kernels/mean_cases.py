@@ -1,4 +1,4 @@
-"""Rows, masks and neighbours for the tests of masked_mean, and its result beside the reference."""
+"""Rows, masks and neighbors for the tests of masked_mean, and its comparison with the reference."""
 
 import os
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from lightfed_kernels.reference import masked_mean as reference
 from torch import Tensor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+# Fills the memory around an output, where nothing may be written.
 CANARY = 7.0
 LISTS = [[0, 1, 2], [3], [4, 0, 1, 2], [2, 4]]
 WEIGHTS = [[1.0, 2.0, 0.5], [3.0], [1.0, 0.25, 2.0, 3.0], [1.5, 1.0]]
@@ -22,7 +23,7 @@ WEIGHTS = [[1.0, 2.0, 0.5], [3.0], [1.0, 0.25, 2.0, 3.0], [1.5, 1.0]]
 
 @dataclass(frozen=True)
 class Bound:
-    """Largest error relative to the largest value of the inputs."""
+    """The largest error relative to the largest value of the inputs, by backend."""
 
     torch: float
     interpreted: float
@@ -38,18 +39,23 @@ BOUNDS = {
 
 
 def bound(dtype: torch.dtype, device: torch.device) -> float:
-    found = BOUNDS[dtype]
+    """Return the largest relative error on the backend under test."""
+    bounds = BOUNDS[dtype]
     if device.type == "cuda":
-        return found.compiled
-    return found.interpreted if os.environ["LIGHTFED_KERNELS"] == "triton" else found.torch
+        return bounds.compiled
+    if os.environ["LIGHTFED_KERNELS"] == "triton":
+        return bounds.interpreted
+    return bounds.torch
 
 
 def bits(*shape: int, density: float, seed: int) -> Tensor:
+    """Draw a mask, of bool, in which a share of the elements is True."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(*shape, generator=generator) < density
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Draw normal values."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -57,7 +63,7 @@ def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 def banded(
     receivers: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """A buffer of canaries, and in its middle the output, full of NaN."""
+    """Return a buffer of canaries, and the output in its middle, (receivers, size) of NaN."""
     buffer = torch.full((receivers + 2, size + 64), CANARY, dtype=dtype, device=device)
     out = buffer[1:-1, 32:-32]
     out.fill_(float("nan"))
@@ -65,6 +71,7 @@ def banded(
 
 
 def canaries_live(buffer: Tensor) -> bool:
+    """Whether nothing has been written around the output of a buffer of `banded`."""
     around = torch.ones_like(buffer, dtype=torch.bool)
     around[1:-1, 32:-32] = False
     return bool((buffer[around] == CANARY).all())
@@ -80,10 +87,20 @@ def run(
     weights: list[list[float]] | None = None,
     over: Any = "covered",
 ) -> Tensor:
-    """The mean in a banded buffer, held against the reference; masks are given as booleans."""
+    """Return the mean on a device, after comparing it with the reference.
+
+    Args:
+        device: The device of the backend under test.
+        x: (senders, P).
+        lists: The senders of every receiver.
+        masks: (senders, P) bool; None covers everything.
+        receivers: (receivers, P) bool; None keeps everything.
+        weights: As `lists`; None weighs all the same.
+        over: As for `masked_mean`.
+    """
     neighbours = Neighbours.build(lists, senders=len(x), weights=weights)
     buffer, out = banded(len(lists), x.shape[1], x.dtype, device)
-    got = masked_mean(
+    mean = masked_mean(
         x.to(device),
         neighbours,
         masks=None if masks is None else pack_mask(masks).to(device),
@@ -91,13 +108,14 @@ def run(
         over=over,
         out=out,
     )
-    assert got is out
+    assert mean is out
     assert canaries_live(buffer)
+
     expected = reference.masked_mean(
         x, lists, masks=masks, receivers=receivers, weights=weights, over=over
     )
     scale = float(x.double().nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30))
     torch.testing.assert_close(
-        got.cpu().double(), expected, rtol=0, atol=scale * bound(x.dtype, device), equal_nan=True
+        mean.cpu().double(), expected, rtol=0, atol=scale * bound(x.dtype, device), equal_nan=True
     )
-    return got.cpu().clone()
+    return mean.cpu().clone()

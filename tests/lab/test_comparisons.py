@@ -340,7 +340,7 @@ def test_runs_of_a_search_are_left_out_of_reports(
     with pytest.raises(SystemExit) as ended:
         main(["compare", "runs", "--table", "csv"])
     assert ended.value.code == 0
-    assert "of a search, left out: 4 runs" in capsys.readouterr().out
+    assert "skipped 4 runs of a search" in capsys.readouterr().out
     clients = (folder / "runs" / "comparison" / "clients.csv").read_text()
     assert ",100," not in clients
 

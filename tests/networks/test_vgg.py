@@ -1,6 +1,6 @@
 """VGG: torchvision's arithmetic, small versions."""
 
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -16,11 +16,6 @@ from tests.core.models.client_cases import random
 DEPTHS = get_args(Depth)
 
 
-def small(depth: Depth = 11, channels: int = 3, size: int = 32, **given: Any) -> VGG:
-    given = {"width": 0.0625, "hidden": 8} | given
-    return VGG(5, (channels, size, size), depth=depth, **given)
-
-
 @torch.no_grad()
 def test_its_features_are_those_of_torchvision() -> None:
     model = VGG(depth=11, hidden=4).eval()
@@ -34,14 +29,20 @@ def test_its_features_are_those_of_torchvision() -> None:
 @given(width=st.floats(0.01, 0.2), hidden=st.integers(1, 9), depth=st.sampled_from(DEPTHS))
 def test_channels_are_scaled_and_rounded_up(width: float, hidden: int, depth: Depth) -> None:
     with torch.device("meta"):
-        model, full = small(depth, width=width, hidden=hidden), VGG(depth=depth)
-    convs, wide = (
-        [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] for net in (model, full)
-    )
-    assert all(c - 1 < w * width <= c for c, w in zip(convs, wide, strict=True))
-    linears = [m for m in model.classifier if isinstance(m, nn.Linear)]
-    assert [m.in_features for m in linears] == [convs[-1], hidden, hidden]
-    assert [m.out_features for m in linears] == [hidden, hidden, 5]
+        narrow = VGG(5, depth=depth, width=width, hidden=hidden)
+        full = VGG(depth=depth)
+    channels = channels_of(narrow)
+    for number, full_number in zip(channels, channels_of(full), strict=True):
+        assert number - 1 < full_number * width <= number
+
+    linears = [layer for layer in narrow.classifier if isinstance(layer, nn.Linear)]
+    assert [layer.in_features for layer in linears] == [channels[-1], hidden, hidden]
+    assert [layer.out_features for layer in linears] == [hidden, hidden, 5]
+
+
+def channels_of(model: VGG) -> list[int]:
+    """Return the output channels of all convolutions."""
+    return [layer.out_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)]
 
 
 def test_what_cannot_be_built() -> None:

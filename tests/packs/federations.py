@@ -203,12 +203,17 @@ class Late(Smooth):
 
 
 def parts_of(sizes: list[int]) -> list[range]:
-    """The samples of clients that have so many each."""
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    """Return the samples of clients with these numbers of samples: one client after the other."""
+    parts = []
+    first = 0
+    for size in sizes:
+        parts.append(range(first, first + size))
+        first += size
+    return parts
 
 
 def images(sizes: list[int]) -> Any:
+    """Return random images of three classes, for clients with these numbers of samples."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(sum(sizes), 1, 8, 8, generator=generator)
     y = torch.arange(sum(sizes)) % 3
@@ -227,6 +232,7 @@ class Windows(Tensors):
 
 
 def windows(sizes: list[int]) -> Any:
+    """Return random windows of tokens, for clients with these numbers of samples."""
     x = torch.randint(11, (sum(sizes), 6), generator=torch.Generator().manual_seed(3))
     labels = torch.zeros(len(x), dtype=torch.int64)
     dataset = Windows(x, labels, classes=11, test=(x, labels))
@@ -234,6 +240,7 @@ def windows(sizes: list[int]) -> Any:
 
 
 def vectors(sizes: list[int], **settings: Any) -> Any:
+    """Return random vectors, for clients with these numbers of samples."""
     return random_data(sizes, batch_size=4, **settings)
 
 
@@ -314,24 +321,45 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def fleet(name: str, side_by_side: Any, sizes: list[int] = SIZES, **more: Any) -> Fleet:
-    case = {
-        "model": mlp, "data": vectors, "algorithm": FedAvg,
-        "optimizer": partial(SGD, lr=0.1), "epochs": 2,
-    } | CASES[name] | more  # fmt: skip
+def fleet(name: str, side_by_side: Any, sizes: list[int] = SIZES, **changes: Any) -> Fleet:
+    """Make the federation of a case.
+
+    Args:
+        name: A name in CASES.
+        side_by_side: Number of clients in a pack, "auto" or "off".
+        sizes: Number of samples of each client.
+        **changes: What differs from the case.
+    """
+    case: dict[str, Any] = {
+        "model": mlp,
+        "data": vectors,
+        "algorithm": FedAvg,
+        "optimizer": partial(SGD, lr=0.1),
+        "epochs": 2,
+    }
+    case |= CASES[name]
+    case |= changes
+
     group = ClientGroup(len(sizes), case.pop("model"))
-    data, algorithm, lr = case.pop("data"), case.pop("algorithm"), case.pop("lr", None)
+    algorithm = case.pop("algorithm")
+    data = case.pop("data")
+    lr = case.pop("lr", None)
     if case.pop("joined", False):  # a batch of one sample has no statistics
         data = partial(data, last_batch="join")
+
     made = fleet_of([group], algorithm(), data(sizes), side_by_side=side_by_side, **case)
     made.plan = RoundPlan(lr=lr)
     return made
 
 
 def after(made: Fleet, rounds: int = 2) -> tuple[Tensor, dict[str, float]]:
-    """All rows and the metrics after some rounds."""
+    """Return the rows of all clients, (N, P + Q), and the metrics after some rounds."""
     for t in range(rounds):
         metrics = run_round(made, t)
-    rows = [made.row(k) for k in range(made.clients)]
-    states = [torch.cat((row.floats, row.integers.float())) for row in rows]
-    return torch.stack(states), {k: v for k, v in metrics.items() if k != "seconds"}
+    metrics = {name: value for name, value in metrics.items() if name != "seconds"}
+
+    states = []
+    for client in range(made.clients):
+        row = made.row(client)
+        states.append(torch.cat((row.floats, row.integers.float())))
+    return torch.stack(states), metrics

@@ -1,6 +1,7 @@
 """Clients trained side by side: what one set of operators gives them, and who shares it."""
 
 import logging
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from tests.tiers import by_default
 DRAWS = ("dropout", "dropout of convolutions", "static bn of drops", "masked language model")
 ALONE = {"tied": "layers share parameters"}
 EQUAL = [name for name in CASES if name not in DRAWS]
-# One of each kind of layer, optimiser and hook.
+# One of each kind of layer, optimizer and hook.
 QUICK = (
     "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
     "late", "dispfl", "my1", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
@@ -48,49 +49,60 @@ QUICK = (
 
 @pytest.mark.parametrize("name", by_default(EQUAL, *QUICK))
 def test_packs_give_what_clients_alone_get(name: str) -> None:
-    alone, its = after(fleet(name, "off"))
+    expected_rows, expected_metrics = after(fleet(name, "off"))
     for most in (CLIENTS, 3):
         packed = fleet(name, most)
-        assert [*packed.training.side_by_side.values()] == [ALONE.get(name, most)]
+        assert list(packed.training.side_by_side.values()) == [ALONE.get(name, most)]
+
         rows, metrics = after(packed)
-        torch.testing.assert_close(rows, alone, rtol=1e-5, atol=2e-5)
-        assert metrics == pytest.approx(its, rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(rows, expected_rows, rtol=1e-5, atol=2e-5)
+        assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", by_default(DRAWS, "dropout"))
 def test_draws_of_a_pack_are_its_own_and_repeat(name: str) -> None:
     rows, metrics = after(fleet(name, 4))
-    again, its = after(fleet(name, 4))
-    assert torch.equal(rows, again)
-    assert metrics == its
-    assert not torch.equal(rows, after(fleet(name, "off"))[0])
+    rows_again, metrics_again = after(fleet(name, 4))
+    assert torch.equal(rows, rows_again)
+    assert metrics == metrics_again
+
+    rows_alone, _ = after(fleet(name, "off"))
+    assert not torch.equal(rows, rows_alone)
 
 
 def test_clients_of_a_pack_draw_apart() -> None:
-    x, y = torch.randn(8, 4).repeat(CLIENTS, 1), torch.arange(8).repeat(CLIENTS) % 3
+    """Clients with the same samples have models of their own after a session with dropout."""
+    x = torch.randn(8, 4).repeat(CLIENTS, 1)
+    y = torch.arange(8).repeat(CLIENTS) % 3
     parts = [range(8 * k, 8 * k + 8) for k in range(CLIENTS)]
     data = data_of(x, y, parts, classes=3, batch_size=8)
     made = fleet("dropout", CLIENTS, algorithm=Standalone, data=lambda _: data, epochs=1)
-    rows, _ = after(made, 1)
+
+    rows, _ = after(made, rounds=1)
     assert len({tuple(row.tolist()) for row in rows}) == CLIENTS
 
 
 def test_half_precision_has_gradients_outside_of_autocast() -> None:
-    precision = partial(torch.autocast, "cpu", torch.bfloat16)
-    alone, packed = (after(fleet("mlp", side, precision=precision))[0] for side in ("off", 7))
+    bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
+    alone, _ = after(fleet("mlp", "off", precision=bfloat16))
+    packed, _ = after(fleet("mlp", CLIENTS, precision=bfloat16))
     assert (packed - alone).norm() < 1e-2 * alone.norm()
-    assert not torch.equal(packed, after(fleet("mlp", 7))[0])
+
+    in_full_precision, _ = after(fleet("mlp", CLIENTS))
+    assert not torch.equal(packed, in_full_precision)
 
 
 def packs_of(made: Any, clients: list[int]) -> list[list[int]]:
+    """Return the packs of these participants, each ascending."""
     made.open_round()
     made.send(made.algorithm.model, clients)
-    return sorted(sorted(pack) for pack in made.packs.form(made.training, clients, 0))
+    packs = made.packs.form(made.client_sessions, clients, 0)
+    return sorted(sorted(pack) for pack in packs)
 
 
 def test_packs_of_stateless_clients_have_sessions_of_about_one_length() -> None:
-    clients = [*range(CLIENTS)]  # of 2, 3, 1, 4, 2, 2 and 3 batches an epoch
-    assert packs_of(fleet("mlp", 4), clients) == [[0, 2, 4], [1, 3, 5, 6]]
+    everyone = list(range(CLIENTS))  # with 2, 3, 1, 4, 2, 2 and 3 batches an epoch
+    assert packs_of(fleet("mlp", 4), everyone) == [[0, 2, 4], [1, 3, 5, 6]]
     assert packs_of(fleet("mlp", 4), [1, 3, 6]) == [[1, 3, 6]]
     assert packs_of(fleet("mlp", 2), [0, 2, 4]) == [[0, 4]]  # one is alone
 
@@ -98,36 +110,82 @@ def test_packs_of_stateless_clients_have_sessions_of_about_one_length() -> None:
 def test_batch_statistics_need_batches_of_equally_many_samples() -> None:
     sizes = [5, 9, 5, 9, 5, 7, 5]
     made = fleet("bn", 3, sizes, data=images)
-    assert packs_of(made, [*range(CLIENTS)]) == [[0, 2], [1, 3], [4, 6]]
+    assert packs_of(made, list(range(CLIENTS))) == [[0, 2], [1, 3], [4, 6]]
 
 
 def test_clients_with_rows_are_in_blocks_of_a_group() -> None:
     assert blocks([5, 4], [2, 3]) == [0, 0, 1, 1, 2, 3, 3, 3, 4]
-    assert cut([*range(7)], 3) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert cut(list(range(7)), 3) == [[0, 1], [2, 3], [4, 5, 6]]
+
     made = fleet("standalone", 3)
-    assert made.packs.form(made.training, [0, 2, 3, 6], 0) == [[0, 2]]
+    assert made.packs.form(made.client_sessions, [0, 2, 3, 6], 0) == [[0, 2]]
 
 
-class Refuses(FedAvg):
-    """One client's session cannot start, and that of another one not end."""
+@pytest.mark.parametrize(
+    ("count", "fraction", "expected_sizes"),
+    [
+        (40, 1.0, [4] * 10),  # all take part: a pack is a block
+        (40, 0.25, [14, 14, 12]),  # three blocks of which about four take part
+        (40, 0.05, [40]),
+    ],
+)
+def test_few_participants_with_rows_still_share_packs(
+    count: int, fraction: float, expected_sizes: list[int]
+) -> None:
+    sizes = [4] * count
+    made = fleet("standalone", 4, sizes=sizes, fraction=fraction)
+    block_sizes = Counter(made.places.packs.values())
+    assert list(block_sizes.values()) == expected_sizes
+
+    made.open_round()
+    participants = made.participants(0)
+    packs = made.packs.form(made.client_sessions, participants, 0)
+    in_packs = [client for pack in packs for client in pack]
+    assert len(in_packs) == len(set(in_packs))
+    assert all(2 <= len(pack) <= 4 for pack in packs)
+    for pack in packs:
+        assert len({made.places.packs[client] for client in pack}) == 1
+    # Only a participant that no other shares a block with, or that is one too many, is alone.
+    assert len(in_packs) >= len(participants) - len(expected_sizes)
+
+
+@pytest.mark.parametrize("name", ["standalone", "momentum"])
+def test_packs_of_few_participants_give_what_clients_alone_get(name: str) -> None:
+    sizes = [4 + client % 3 for client in range(24)]
+    changes: dict[str, Any] = {"sizes": sizes, "fraction": 0.25, "algorithm": Standalone}
+    expected_rows, _ = after(fleet(name, "off", **changes), rounds=3)
+    rows, _ = after(fleet(name, 3, **changes), rounds=3)
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-5, atol=2e-5)
+
+
+class Plain(FedAvg):
+    """FedAvg with hooks that do nothing."""
 
     side_by_side = True
-    refused: tuple[int, ...] = (4, 6)
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        if s.client in self.refused[:1]:
+        pass
+
+    @override
+    def session_end(self, s: SessionContext) -> None:
+        pass
+
+
+class Broken(FedAvg):
+    """The session of client 4 cannot start, and that of client 6 cannot end."""
+
+    side_by_side = True
+
+    @override
+    def session_start(self, s: SessionContext) -> None:
+        if s.client == 4:
             raise RuntimeError("broken")
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        if s.client in self.refused[1:]:
+        if s.client == 6:
             raise RuntimeError("broken")
-
-
-class Accepts(Refuses):
-    side_by_side = True
-    refused = ()
 
 
 @pytest.mark.pack_raises
@@ -137,25 +195,29 @@ def test_a_failing_client_is_named_and_the_others_train(
 ) -> None:
     def data(sizes: list[int]) -> Any:
         x = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(0))
-        parts = parts_of(sizes)
         y = torch.arange(sum(sizes)) % 3
+        parts = parts_of(sizes)
         if broken == "labels":
-            y[parts[4][0]] = y[parts[6][-1]] = 7
+            y[parts[4][0]] = 7
+            y[parts[6][-1]] = 7
         return data_of(x, y, parts, classes=8, batch_size=4)
 
-    model = partial(_Narrow if broken == "labels" else MLP, hidden=(8,))
-    algorithm = Refuses if broken == "hooks" else Accepts
+    model = partial(Narrow if broken == "labels" else MLP, hidden=(8,))
+    algorithm = Broken if broken == "hooks" else Plain
     made = fleet("dropout", CLIENTS, model=model, data=data, algorithm=algorithm, epochs=1)
     with caplog.at_level(logging.WARNING):
         run_round(made, 0)
-    assert [made.usable(k) for k in range(CLIENTS)] == [k not in (4, 6) for k in range(CLIENTS)]
-    assert "client 6" in caplog.text
+
+    unusable = [client for client in range(CLIENTS) if not made.usable(client)]
+    assert unusable == [4, 6]
     assert "client 4" in caplog.text
-    assert all(made.row(k).floats.isfinite().all() for k in range(CLIENTS))
+    assert "client 6" in caplog.text
+    for client in range(CLIENTS):
+        assert made.row(client).floats.isfinite().all()
 
 
-class _Narrow(nn.Module):
-    """In training it has logits of the classes that good clients have."""
+class Narrow(nn.Module):
+    """In training it has logits of the three classes that good clients have."""
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...], hidden: Any) -> None:
         super().__init__()
@@ -166,19 +228,33 @@ class _Narrow(nn.Module):
         return self.layers(x)[:, :3] if self.training else self.layers(x)
 
 
-def test_a_user_s_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
-    def federation(side: Any, model: Any = mlp, **more: Any) -> Federation:
-        group = ClientGroup(CLIENTS, model)
-        made = {"optimizer": partial(SGD, lr=0.1), "evaluate": (), "side_by_side": side} | more
-        return Federation(FedAvg(), [group], **made)
+def federation(side_by_side: Any, model: Any = mlp, **settings: Any) -> Federation:
+    """A federation that is not evaluated."""
+    return Federation(
+        FedAvg(),
+        [ClientGroup(CLIENTS, model)],
+        optimizer=partial(SGD, lr=0.1),
+        evaluate=(),
+        side_by_side=side_by_side,
+        **settings,
+    )
 
-    for side in (0, 1, -3):
-        with pytest.raises(UserError, match=r"model\.side_by_side"):
-            federation(side)
+
+@pytest.mark.parametrize("side_by_side", [0, 1, -3])
+def test_a_pack_has_two_clients_or_more(side_by_side: int) -> None:
+    with pytest.raises(UserError, match=r"model\.side_by_side"):
+        federation(side_by_side)
+
+
+def test_a_pack_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
+    """The number in the line is that of all clients, not the larger one of the user."""
     wide = partial(mlp, hidden=(400, 30))
-    found = rf"model\.side_by_side: {CLIENTS}.*fit model\.pack_memory"  # no more than there are
-    with pytest.raises(UserError, match=found):
-        fit(federation(1_000_000, wide, pack_memory=1), vectors(SIZES), tmp_path / "large")
+    line = rf"model\.side_by_side: {CLIENTS}.*fit model\.pack_memory"
+    with pytest.raises(UserError, match=line):
+        fit(federation(1_000_000, wide, pack_memory=1), vectors(SIZES), tmp_path)
+
+
+def test_a_run_is_resumed_with_packs_of_the_same_size(tmp_path: Path) -> None:
     fit(federation(3), vectors(SIZES), tmp_path)
     (checkpoint,) = tmp_path.rglob("last.ckpt")
     with pytest.raises(UserError, match=r"model\.side_by_side is \[3\], this run's is \[1\]"):
@@ -188,42 +264,54 @@ def test_a_user_s_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_auto_packs_small_networks_by_32(caplog: pytest.LogCaptureFixture) -> None:
     data = partial(random_data, features=4, batch_size=4)
     with caplog.at_level(logging.INFO):
-        made = fleet("mlp", "auto", [8] * 40, data=data)
-        assert [*made.training.side_by_side.values()] == [32]
+        small = fleet("mlp", "auto", [8] * 40, data=data)
         wide = fleet("mlp", "auto", [8] * 40, data=data, model=partial(MLP, hidden=(40_000,)))
+    assert list(small.training.side_by_side.values()) == [32]
     assert "fill a CPU's cache" in str(wide.training.side_by_side)
     assert "fill a CPU's cache" in caplog.text
-    few = fleet("mlp", "auto", data=data)
-    few.participants = lambda t: [0, 1, 2]  # type: ignore[method-assign]
-    run_round(few, 0)
-    off = fleet("mlp", "off", data=data)
-    off.participants = lambda t: [0, 1, 2]  # type: ignore[method-assign]
-    run_round(off, 0)
-    assert torch.equal(few.algorithm.model.floats, off.algorithm.model.floats)  # too few for a pack
 
 
-@pytest.mark.parametrize(("batch_size", "last", "largest"), [
-    (4, "keep", 4), (4, "join", 5), (1000, "keep", 16), (1000, "join", 16),
-])  # fmt: skip
+def test_auto_trains_few_participants_of_a_round_alone() -> None:
+    data = partial(random_data, features=4, batch_size=4)
+
+    def model_after_a_round(side_by_side: str) -> Tensor:
+        made = fleet("mlp", side_by_side, data=data)
+        made.participants = lambda t: [0, 1, 2]  # type: ignore[method-assign]
+        run_round(made, 0)
+        floats: Tensor = made.algorithm.model.floats
+        return floats
+
+    assert torch.equal(model_after_a_round("auto"), model_after_a_round("off"))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "last", "largest"),
+    [(4, "keep", 4), (4, "join", 5), (1000, "keep", 16), (1000, "join", 16)],
+)
 def test_memory_is_estimated_for_the_largest_batch_of_a_client(
     batch_size: int, last: Any, largest: int
 ) -> None:
-    source = partial(random_data, batch_size=batch_size, last_batch=last)
-    made = fleet("mlp", "off", data=source)
+    data = partial(random_data, batch_size=batch_size, last_batch=last)
+    made = fleet("mlp", "off", data=data)
     assert max(SIZES) == 16
     assert made.data.largest_batch == largest
+
     state = made.groups[0]
-    rows = 6 * 4 * state.layout.size
-    sample = activation_bytes(state.module, blank(made.data, samples=2))
-    found = client_bytes(state.module, state, made.data)
-    assert found == rows + 1.5 * largest * sample
+    bytes_of_rows = 6 * 4 * state.layout.size
+    bytes_of_a_sample = activation_bytes(state.module, blank(made.data, samples=2))
+    expected = bytes_of_rows + 1.5 * largest * bytes_of_a_sample
+    assert client_bytes(state.module, state, made.data) == expected
 
 
 def test_small_clients_train_side_by_side_under_a_large_batch_size(tmp_path: Path) -> None:
     """The samples of none fill such a batch: its memory is not needed."""
-    federation = Federation(
-        FedAvg(), [ClientGroup(4, partial(MLP, hidden=(64,)))], optimizer=partial(SGD, lr=0.1),
-        evaluate=(), side_by_side=4, pack_memory=2,
-    )  # fmt: skip
-    fit(federation, random_data([6, 5, 6, 4], batch_size=10_000), tmp_path)
-    assert federation.fleet.training.side_by_side == {"MLP": 4}
+    trained = Federation(
+        FedAvg(),
+        [ClientGroup(4, partial(MLP, hidden=(64,)))],
+        optimizer=partial(SGD, lr=0.1),
+        evaluate=(),
+        side_by_side=4,
+        pack_memory=2,
+    )
+    fit(trained, random_data([6, 5, 6, 4], batch_size=10_000), tmp_path)
+    assert trained.fleet.training.side_by_side == {"MLP": 4}

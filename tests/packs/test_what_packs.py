@@ -24,7 +24,7 @@ from lightfed.networks import (
     ResNet18GN,
     SimpleCNN,
 )
-from lightfed.packs.packing import LAYERS, unknown
+from lightfed.packs.known_layers import LAYERS, unknown
 from tests.packs.federations import (
     CLIENTS,
     Bent,
@@ -40,12 +40,12 @@ from tests.tiers import by_default
 
 
 def flat(*layers: nn.Module) -> Callable[..., nn.Module]:
-    """A network of layers between a first one and the logits, for 4 features."""
+    """Return a network with layers between a first one and the logits, for 4 features."""
     return partial(nn.Sequential, nn.Linear(4, 8), *layers, nn.Linear(8, 3))
 
 
 def spatial(*layers: nn.Module, size: int = 64) -> Callable[..., nn.Module]:
-    """A network of layers between a first one and the logits, for images 1 x 8 x 8."""
+    """Return a network with layers between a first one and the logits, for 1 x 8 x 8 images."""
     first = nn.Conv2d(1, 4, 3, padding=1)
     return partial(nn.Sequential, first, *layers, nn.Flatten(), nn.Linear(4 * size, 3))
 
@@ -84,19 +84,19 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
 }  # fmt: skip
 
 
-def taken(name: str) -> dict[str, Any]:
+def settings_of(name: str) -> dict[str, Any]:
+    """Return what the federation of a network differs by from the case "mlp"."""
     model, of_images = NETWORKS[name]
 
-    def build(**given: Any) -> nn.Module:
+    def network(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         torch.manual_seed(0)
         if isinstance(model, partial) and model.func is nn.Sequential:
-            return deepcopy(model())
-        return model(**given)
+            return deepcopy(model())  # it would hold the layers of the table
+        return model(num_classes=num_classes, input_shape=input_shape)
 
-    def network(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-        return build(num_classes=num_classes, input_shape=input_shape)
-
-    return {"model": network} | ({"data": images} if of_images else {})
+    if of_images:
+        return {"model": network, "data": images}
+    return {"model": network}
 
 
 # The others have the same layers.
@@ -106,30 +106,34 @@ QUICK = ("activations", "norms", "images", "lines", "dilated", "PreActResNet")
 @pytest.mark.parametrize("name", by_default(NETWORKS, *QUICK))
 def test_known_networks_train_in_packs_as_alone(name: str) -> None:
     sizes = [8] * CLIENTS
-    packed = fleet("mlp", CLIENTS, sizes, optimizer=partial(SGD, lr=1e-2), **taken(name))
+    settings = settings_of(name) | {"optimizer": partial(SGD, lr=1e-2)}
+    packed = fleet("mlp", CLIENTS, sizes, **settings)
     assert unknown(packed.groups[0].module) == ""
-    assert [*packed.training.side_by_side.values()] == [CLIENTS]
-    alone = fleet("mlp", "off", sizes, optimizer=partial(SGD, lr=1e-2), **taken(name))
-    (rows, metrics), (its_rows, its) = after(packed), after(alone)
-    torch.testing.assert_close(rows, its_rows, rtol=1e-4, atol=2e-5)
-    assert metrics == pytest.approx(its, rel=1e-4)
+    assert list(packed.training.side_by_side.values()) == [CLIENTS]
+
+    rows, metrics = after(packed)
+    expected_rows, expected_metrics = after(fleet("mlp", "off", sizes, **settings))
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=2e-5)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-4)
 
 
 def test_every_known_layer_is_in_one_of_these_networks() -> None:
-    nets = [taken(name)["model"](3, (1, 8, 8) if NETWORKS[name][1] else (4,)) for name in NETWORKS]
-    assert {type(part) for net in nets for part in net.modules()} >= {*LAYERS}
-    large = {
-        partial(VGG, depth=11): (3, 32, 32),
-        LeNet: (3, 32, 32),
-        partial(MoECNN, variant=5): (3, 32, 32),
-    }
-    for build, shape in large.items():
-        module = ClientModule(build(10, shape), num_classes=10)
-        assert unknown(module) == ""
+    kinds = set()
+    for name, (_, of_images) in NETWORKS.items():
+        build = settings_of(name)["model"]
+        network = build(3, (1, 8, 8) if of_images else (4,))
+        kinds |= {type(layer) for layer in network.modules()}
+    assert kinds >= set(LAYERS)
+
+
+@pytest.mark.parametrize("build", [partial(VGG, depth=11), LeNet, partial(MoECNN, variant=5)])
+def test_large_networks_of_the_package_are_known(build: Callable[..., nn.Module]) -> None:
+    module = ClientModule(build(10, (3, 32, 32)), num_classes=10)
+    assert unknown(module) == ""
 
 
 def changed(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
-    """A network of three layers, after a change."""
+    """Return what makes a network of three layers and changes it."""
 
     def make() -> nn.Module:
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
@@ -140,14 +144,15 @@ def changed(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
 
 
 def patch(net: Any) -> None:
-    own = net[0].forward
-    net[0].forward = lambda x: 2 * own(x)
+    forward = net[0].forward
+    net[0].forward = lambda x: 2 * forward(x)
 
 
 class Own(nn.Linear):
     """A layer of a user's."""
 
 
+# By name, what makes an unknown network, and a part of the reason.
 UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "a user's layer": (lambda: nn.Sequential(Own(4, 3)), "is a Own"),
     "a user's network": (lambda: Residual(), "is a Residual"),
@@ -177,7 +182,7 @@ def test_auto_trains_alone_what_it_does_not_know(name: str) -> None:
         ({"model": Smooth}, "training step of its own"),
         ({"algorithm": Bent}, "does not declare side_by_side"),
         ({"optimizer": partial(RMSprop, lr=0.01)}, "RMSprop"),
-        ({"optimizer": partial(ASGD, lr=0.01)}, "mix"),
+        ({"optimizer": partial(ASGD, lr=0.01)}, "may mix"),
         ({"optimizer": partial(Adam, lr=0.01, fused=True)}, "fused"),
         ({"fraction": 0.2}, "clients in a round"),
     ],
@@ -243,7 +248,7 @@ class Seeded(Residual):
 
 
 class Rated(Smooth):
-    """Its step sets the rate of its own optimiser."""
+    """Its step sets the rate of its own optimizer."""
 
     @override
     def configure_optimizers(self) -> Any:
@@ -274,7 +279,7 @@ class Late(Smooth):
     ("model", "reason"),
     [
         (Seeded, "sets the seed"),
-        (Rated, "settings of its optimiser"),
+        (Rated, "settings of its optimizer"),
         (Late, "in a pack the gradient of net."),  # in batches of three samples
         (Reads, ".item()"),
         (Listened, "hooks on gradients"),
@@ -287,28 +292,27 @@ class Late(Smooth):
 def test_a_number_is_checked_on_a_copy(model: type[nn.Module], reason: str) -> None:
     made = fleet("mlp", CLIENTS, model=model)
     assert reason in str(made.training.side_by_side)
+
     rows, metrics = after(made)
-    alone, its = after(fleet("mlp", "off", model=model))
-    assert torch.equal(rows, alone)
-    assert metrics == its
+    expected_rows, expected_metrics = after(fleet("mlp", "off", model=model))
+    assert torch.equal(rows, expected_rows)
+    assert metrics == expected_metrics
 
 
 def test_a_check_leaves_the_module_as_it_is() -> None:
-    state: dict[str, Any] = {}
+    stepped_modules = set()
 
     class Watched(Counts):
         @override
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-            state.setdefault("modules", set()).add(id(self))
+            stepped_modules.add(id(self))
             return super().training_step(batch, batch_idx)
 
-    made = fleet("mlp", CLIENTS, model=Watched)
-    module = made.groups[0].module
-    assert state["modules"]
-    assert id(module) not in state["modules"]
-    assert module.seen == 0
-    found = made.groups[0].live.row_of_module()
-    assert torch.equal(found.floats, made.groups[0].initial.floats)
+    group = fleet("mlp", CLIENTS, model=Watched).groups[0]
+    assert stepped_modules
+    assert id(group.module) not in stepped_modules
+    assert group.module.seen == 0
+    assert torch.equal(group.live.row_of_module().floats, group.initial.floats)
 
 
 def centred(layer: nn.Module, _: object, output: Tensor) -> Tensor:
@@ -321,23 +325,33 @@ def mixes_by_hook(net: Any) -> None:
 
 
 def mixes_by_patch(net: Any) -> None:
-    own = net[1].forward
-    net[1].forward = lambda x: own(x - x.mean(0))
+    forward = net[1].forward
+    net[1].forward = lambda x: forward(x - x.mean(0))
 
 
 @pytest.mark.parametrize("change", [mixes_by_hook, mixes_by_patch])
 def test_samples_that_are_filled_up_are_not_mixed_with_others(
     change: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients with other batch sizes; and one line says what is not known."""
-    packed, alone = (fleet("mlp", side, model=changed(change)) for side in (3, "off"))
-    assert [*packed.training.side_by_side.values()] == [3]
-    torch.testing.assert_close(after(packed)[0], after(alone)[0], rtol=1e-4, atol=1e-5)
-    (said,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
-    assert "trains 3 clients at once" in said
-    assert "2, 3 and 4 samples" in said
+    """Clients have batches of other sizes; and one line says what is not known."""
+    packed = fleet("mlp", 3, model=changed(change))
+    alone = fleet("mlp", "off", model=changed(change))
+    assert list(packed.training.side_by_side.values()) == [3]
+
+    rows, _ = after(packed)
+    expected_rows, _ = after(alone)
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-5)
+
+    (warning,) = warnings_in(caplog)
+    assert "trains 3 clients at once" in warning
+    assert "2, 3 and 4 samples" in warning
 
 
 def test_a_known_network_needs_no_line(caplog: pytest.LogCaptureFixture) -> None:
     fleet("mlp", 3)
-    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+    assert warnings_in(caplog) == []
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings that have been logged."""
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -8,6 +8,7 @@ from bench.case import Case
 from bench.cases import masked_mean, masks, means, select, slices, steps
 from bench.models import Model
 
+# Files of cases; each has OPERATIONS and a function `cases`.
 PARTS = (masked_mean, slices, select, masks, means, steps)
 
 OPERATIONS = tuple(name for part in PARTS for name in part.OPERATIONS)
@@ -20,10 +21,10 @@ def build_cases(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> Iterator[Case]:
-    """The chosen cases, operation by operation.
+    """Yield the chosen cases, operation by operation.
 
-    What is about one client, or about masks alone, comes up for every number of clients or every
-    dtype; it is given once.
+    A case of a single client comes up for every number of clients, and one of masks alone for every
+    dtype. Each is yielded once.
     """
     seen: set[str] = set()
     for part in PARTS:
@@ -33,6 +34,7 @@ def build_cases(
             for count in clients:
                 for dtype in dtypes:
                     for case in part.cases(model, count, dtype, device):
-                        if case.operation in operations and case.title not in seen:
+                        is_new = case.title not in seen
+                        if is_new and case.operation in operations:
                             seen.add(case.title)
                             yield case

@@ -1,4 +1,4 @@
-"""Input sets: seeded rows and masks, zero in padding; and the forms in which a code takes them."""
+"""Makes input sets of seeded rows and masks, and the forms in which a code takes them."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,16 @@ from torch import Tensor
 
 
 class Source:
-    """Random rows of a layout, and masks of density one half."""
+    """Draws rows of a layout and masks in which half of the elements are covered.
+
+    Both are zero in padding.
+
+    Args:
+        layout: The layout of the rows.
+        seed: The seed of all draws.
+        dtype: The dtype of the rows.
+        device: Where they are.
+    """
 
     def __init__(self, layout: Layout, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
@@ -19,17 +28,18 @@ class Source:
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def rows(self, count: int) -> Tensor:
-        """(count, P), normal."""
+        """Draw normal rows, (count, P)."""
         rows = torch.empty(count, self.layout.size, dtype=self.dtype, device=self.device)
         for row in rows:
             row.normal_(generator=self._generator).mul_(self._live)
         return rows
 
     def row(self) -> Tensor:
+        """Draw one normal row, (P,)."""
         return self.rows(1)[0]
 
     def words(self, count: int) -> Tensor:
-        """(count, P / 32) packed masks; every bit is an even chance."""
+        """Draw packed masks, (count, P / 32), in which every bit is 1 with probability 1/2."""
         shape = (count, self.layout.size // 32)
         bits = torch.empty(shape, dtype=torch.int32, device=self.device)
         bits.random_(-(2**31), 2**31, generator=self._generator)
@@ -37,24 +47,25 @@ class Source:
 
 
 def as_float(words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Packed masks as the papers' codes have them."""
+    """Return packed masks as numbers 0 and 1, as the papers' codes have them."""
     return unpack_mask(words).to(dtype)
 
 
 def whole(layout: Layout, rows: Iterable[Tensor]) -> list[Tensor]:
-    """Every row as it is, for a `flat` code."""
+    """Return every row as it is, for a `flat` code."""
     return list(rows)
 
 
 def named(layout: Layout, rows: Iterable[Tensor]) -> list[dict[str, Tensor]]:
-    """Every row as views by name, for the papers' codes."""
+    """Return every row as views by name, for the papers' codes."""
     return [layout.views(row) for row in rows]
 
 
 def listed(layout: Layout, rows: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Every row as a list of views, for a `foreach` code."""
+    """Return every row as a list of views, for a `foreach` code."""
     return [list(layout.views(row).values()) for row in rows]
 
 
 def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count > 1 else ''}"
+    """Return a number with a noun: "1 client", "10 clients"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -24,13 +24,21 @@ OPERATIONS = ("masked_mean",)
 # A receiver averages itself and ten others (DisPFL, section 4.1).
 DEGREE = 10
 
-# Number of receivers that are compared with the reference, which is slow.
+# How many receivers are compared with the reference, which is slow.
 CHECKED = 4
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Senders' rows (zero where their masks are) and masks, receivers' masks, who sends to whom."""
+    """What a masked mean takes.
+
+    Attributes:
+        layout: The layout of the rows.
+        rows: (senders, P), zero where their masks are.
+        words: (senders, P / 32) their packed masks.
+        receivers: (receivers, P / 32) the receivers' packed masks.
+        lists: The senders of every receiver.
+    """
 
     layout: Layout
     rows: Tensor
@@ -40,11 +48,11 @@ class Inputs:
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
+    """Return the cases of some clients: all of them receive, or a rank's share of them."""
     # 13 receivers of 100 are what one of eight ranks has to do.
     counts = (13, 100) if clients == 100 else (clients,)
-    return [
-        _case(model, receivers, max(clients, DEGREE + 1), dtype, device) for receivers in counts
-    ]
+    senders = max(clients, DEGREE + 1)
+    return [_case(model, receivers, senders, dtype, device) for receivers in counts]
 
 
 def _case(
@@ -52,20 +60,22 @@ def _case(
 ) -> Case:
     layout = model.layout
     lists = draw(receivers, senders)
-    row_bytes, mask_bytes = layout.size * dtype.itemsize, layout.size // 8
-    heard = len({sender for own in lists for sender in own})
+    row_bytes = layout.size * dtype.itemsize
+    mask_bytes = layout.size // 8
+    senders_in_lists = [sender for senders_of_receiver in lists for sender in senders_of_receiver]
     own_bytes = receivers * (row_bytes + mask_bytes)
 
     def build(seed: int) -> Inputs:
         source = Source(layout, seed, dtype, device)
-        rows, words = source.rows(senders), source.words(senders)
+        rows = source.rows(senders)
+        words = source.words(senders)
         for row, mask in zip(rows, words, strict=True):
             row.mul_(unpack_mask(mask))
         return Inputs(layout, rows, words, source.words(receivers), lists)
 
     codes: dict[str, Bind] = {
         OURS: _ours,
-        OFFICIAL: partial(_each, mean=lambda *x: official.dispfl_aggregate(*x)[0], form=named),
+        OFFICIAL: partial(_each, mean=_official_mean, form=named),
         "foreach": partial(_each, mean=rivals.foreach_masked_mean, form=listed),
         "flat": partial(_each, mean=rivals.flat_masked_mean, form=whole),
     }
@@ -81,14 +91,14 @@ def _case(
         build=build,
         reference=_reference,
         codes=codes,
-        floor_bytes=heard * (row_bytes + mask_bytes) + own_bytes,
-        read_bytes=sum(map(len, lists)) * (row_bytes + mask_bytes) + own_bytes,
+        floor_bytes=len(set(senders_in_lists)) * (row_bytes + mask_bytes) + own_bytes,
+        read_bytes=len(senders_in_lists) * (row_bytes + mask_bytes) + own_bytes,
         input_bytes=(2 * senders + 5 * receivers) * row_bytes,
     )
 
 
 def draw(receivers: int, senders: int) -> list[list[int]]:
-    """Every receiver averages itself and DEGREE others."""
+    """Draw the senders of every receiver: itself and DEGREE others."""
     generator = torch.Generator().manual_seed(0)
     lists = []
     for receiver in range(receivers):
@@ -97,41 +107,63 @@ def draw(receivers: int, senders: int) -> list[list[int]]:
     return lists
 
 
-def _ours(given: Inputs) -> Run:
-    neighbours = Neighbours.build(given.lists, senders=len(given.rows))
-    out = torch.full_like(given.rows[: len(given.lists)], torch.nan)
+def _ours(inputs: Inputs) -> Run:
+    neighbours = Neighbours.build(inputs.lists, senders=len(inputs.rows))
+    out = torch.full_like(inputs.rows[: len(inputs.lists)], torch.nan)
     return lambda: masked_mean(
-        given.rows, neighbours, masks=given.words, receivers=given.receivers, out=out
+        inputs.rows, neighbours, masks=inputs.words, receivers=inputs.receivers, out=out
     )
 
 
-def _apart(given: Inputs) -> Run:
-    """Ours without tiles that receivers share."""
-    run: Run = patch("lightfed_kernels.gpu.masked_mean.shared", lambda *sizes: False)(_ours(given))
+def _apart(inputs: Inputs) -> Run:
+    """Return our call without the kernel in which receivers share tiles."""
+    without_shared_tiles = patch("lightfed_kernels.gpu.masked_mean.shared", lambda *sizes: False)
+    run: Run = without_shared_tiles(_ours(inputs))
     return run
 
 
-def _each(given: Inputs, *, mean: Callable[..., Any], form: Callable[..., list[Any]]) -> Run:
-    """One receiver after the other, with masks in the dtype of the rows."""
-    floats = (as_float(words, given.rows.dtype) for words in (given.words, given.receivers))
-    models, masks, keep = (form(given.layout, rows) for rows in (given.rows, *floats))
-    return lambda: [
-        mean([models[k] for k in heard], [masks[k] for k in heard], heard.index(own), keep[own])
-        for own, heard in enumerate(given.lists)
-    ]
+def _official_mean(*arguments: Any) -> official.Tensors:
+    mean, _ = official.dispfl_aggregate(*arguments)
+    return mean
 
 
-def _compiled(given: Inputs) -> Run:
+def _each(inputs: Inputs, *, mean: Callable[..., Any], form: Callable[..., list[Any]]) -> Run:
+    """Return a call that makes the mean of one receiver after the other.
+
+    Args:
+        inputs: What is averaged.
+        mean: The code; it takes masks in the dtype of the rows.
+        form: Brings rows into the form that the code takes.
+    """
+    dtype = inputs.rows.dtype
+    models = form(inputs.layout, inputs.rows)
+    masks = form(inputs.layout, as_float(inputs.words, dtype))
+    receiver_masks = form(inputs.layout, as_float(inputs.receivers, dtype))
+
+    def run() -> list[Any]:
+        means = []
+        for receiver, senders in enumerate(inputs.lists):
+            models_of_senders = [models[sender] for sender in senders]
+            masks_of_senders = [masks[sender] for sender in senders]
+            own = senders.index(receiver)
+            means.append(mean(models_of_senders, masks_of_senders, own, receiver_masks[receiver]))
+        return means
+
+    return run
+
+
+def _compiled(inputs: Inputs) -> Run:
     function = rivals.compiled(masked_mean_expression)
-    heard = given.lists[0]
-    rows, words = [given.rows[k] for k in heard], [given.words[k] for k in heard]
-    return lambda: function(rows, words, given.receivers[0])
+    senders = inputs.lists[0]
+    rows = [inputs.rows[sender] for sender in senders]
+    words = [inputs.words[sender] for sender in senders]
+    return lambda: function(rows, words, inputs.receivers[0])
 
 
-def _reference(given: Inputs) -> Tensor:
+def _reference(inputs: Inputs) -> Tensor:
     return reference.masked_mean(
-        list(given.rows.cpu()),
-        given.lists[:CHECKED],
-        masks=list(unpack_mask(given.words.cpu())),
-        receivers=list(unpack_mask(given.receivers.cpu()[:CHECKED])),
+        list(inputs.rows.cpu()),
+        inputs.lists[:CHECKED],
+        masks=list(unpack_mask(inputs.words.cpu())),
+        receivers=list(unpack_mask(inputs.receivers.cpu()[:CHECKED])),
     )

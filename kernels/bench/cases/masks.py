@@ -20,7 +20,16 @@ OPERATIONS = ("pack_mask", "unpack_mask", "popcount", "compress", "expand", "app
 
 @dataclass(frozen=True)
 class Inputs:
-    """A row, its mask in three forms, and the values that the mask covers."""
+    """A row and its mask.
+
+    Attributes:
+        layout: The layout of the row.
+        row: (P,).
+        words: (P / 32,) its mask, packed.
+        mask: (P,) its mask as bool.
+        floats: (P,) its mask in the dtype of the row.
+        values: (nnz,) what the mask covers of the row.
+    """
 
     layout: Layout
     row: Tensor
@@ -31,97 +40,119 @@ class Inputs:
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """One client: three of masks alone, then three of a masked row."""
+    """Return the cases of one client: three of masks alone, then three of a masked row."""
     layout = model.layout
-    size, words, row_bytes = layout.size, layout.size // 8, layout.size * dtype.itemsize
-    half = row_bytes // 2  # a bit is set with probability 1/2
+    bool_bytes = layout.size
+    word_bytes = layout.size // 8
+    row_bytes = layout.size * dtype.itemsize
+    value_bytes = row_bytes // 2  # a bit is 1 with probability 1/2
 
     def build(seed: int) -> Inputs:
         source = Source(layout, seed, dtype, device)
-        row, words = source.row(), source.words(1)[0]
+        row = source.row()
+        words = source.words(1)[0]
         mask = unpack_mask(words)
         return Inputs(layout, row, words, mask, as_float(words, dtype), row[mask])
 
     def case(
-        operation: str, of: torch.dtype, truth: Callable[[Inputs], Tensor],
-        codes: Mapping[str, Bind], floor: int,
-    ) -> Case:  # fmt: skip
+        operation: str,
+        dtype_of_case: torch.dtype,
+        truth: Callable[[Inputs], Tensor],
+        codes: Mapping[str, Bind],
+        floor_bytes: int,
+    ) -> Case:
         return Case(
-            operation, model.name, "1 client", of, build, truth, codes, floor,
-            input_bytes=12 * layout.size * 4, exact=True, rival_tolerance=0.0,
-        )  # fmt: skip
+            operation=operation,
+            model=model.name,
+            shape="1 client",
+            dtype=dtype_of_case,
+            build=build,
+            reference=truth,
+            codes=codes,
+            floor_bytes=floor_bytes,
+            input_bytes=12 * layout.size * 4,
+            exact=True,
+            rival_tolerance=0.0,
+        )
 
+    compress_row = _on_cpu(reference.compress, "row")
+    expand_values = _on_cpu(reference.expand, "values")
+    apply_to_row = _on_cpu(reference.apply_mask, "row")
     return [
-        case("pack_mask", torch.bool, lambda x: x.mask.cpu(), PACK, size + words),
-        case("unpack_mask", torch.bool, _on_cpu(reference.unpack_mask), UNPACK, size + words),
-        case("popcount", torch.bool, _on_cpu(reference.popcount), POPCOUNT, words),
+        case("pack_mask", torch.bool, lambda x: x.mask.cpu(), PACK, bool_bytes + word_bytes),
         case(
-            "compress",
-            dtype,
-            _on_cpu(reference.compress, "row"),
-            COMPRESS,
-            row_bytes + half + words,
+            "unpack_mask",
+            torch.bool,
+            _on_cpu(reference.unpack_mask),
+            UNPACK,
+            bool_bytes + word_bytes,
         ),
-        case(
-            "expand", dtype, _on_cpu(reference.expand, "values"), EXPAND, row_bytes + half + words
-        ),
-        case(
-            "apply_mask", dtype, _on_cpu(reference.apply_mask, "row"), APPLY, 2 * row_bytes + words
-        ),
+        case("popcount", torch.bool, _on_cpu(reference.popcount), POPCOUNT, word_bytes),
+        case("compress", dtype, compress_row, COMPRESS, row_bytes + value_bytes + word_bytes),
+        case("expand", dtype, expand_values, EXPAND, row_bytes + value_bytes + word_bytes),
+        case("apply_mask", dtype, apply_to_row, APPLY, 2 * row_bytes + word_bytes),
     ]
 
 
 def _on_cpu(function: Callable[..., Tensor], *fields: str) -> Callable[[Inputs], Tensor]:
-    """A reference of fields of the inputs and the packed mask."""
-    return lambda given: function(*(getattr(given, name).cpu() for name in (*fields, "words")))
+    """Return a reference that takes fields of the inputs, and then the packed mask."""
+
+    def truth(inputs: Inputs) -> Tensor:
+        arguments = [getattr(inputs, name).cpu() for name in (*fields, "words")]
+        return function(*arguments)
+
+    return truth
 
 
 def _code(function: Callable[[Inputs], Result]) -> Bind:
-    return lambda given: partial(function, given)
+    """Return a code that prepares nothing."""
+    return lambda inputs: partial(function, inputs)
 
 
 def _shifts(function: Callable[[Tensor], Tensor], argument: str) -> dict[str, Bind]:
-    """The official expression of one field of the inputs, and what torch.compile makes of it."""
+    """Return two codes: an official expression of one field, and the same one compiled."""
 
-    def bind(given: Inputs, *, compiled: bool = False) -> Run:
+    def bind(inputs: Inputs, *, compiled: bool = False) -> Run:
         called = rivals.compiled(function) if compiled else function
-        return lambda: called(getattr(given, argument))
+        return lambda: called(getattr(inputs, argument))
 
     return {OFFICIAL: bind, COMPILED: partial(bind, compiled=True)}
 
 
-def _compress(given: Inputs) -> Run:
-    nnz = given.values.numel()
-    return lambda: compress(given.row, given.words, nnz=nnz)
+def _compress(inputs: Inputs) -> Run:
+    nnz = inputs.values.numel()
+    return lambda: compress(inputs.row, inputs.words, nnz=nnz)
 
 
-def _assign(given: Inputs) -> Tensor:
-    out = torch.zeros_like(given.row)
-    out[given.mask] = given.values
+def _assign(inputs: Inputs) -> Tensor:
+    out = torch.zeros_like(inputs.row)
+    out[inputs.mask] = inputs.values
     return out
 
 
-def _scatter(given: Inputs) -> Tensor:
-    return torch.zeros_like(given.row).masked_scatter_(given.mask, given.values)
+def _scatter(inputs: Inputs) -> Tensor:
+    return torch.zeros_like(inputs.row).masked_scatter_(inputs.mask, inputs.values)
 
 
-def _apply_named(given: Inputs) -> Run:
-    model, masks = given.layout.views(given.row), given.layout.views(given.floats)
+def _apply_named(inputs: Inputs) -> Run:
+    model = inputs.layout.views(inputs.row)
+    masks = inputs.layout.views(inputs.floats)
 
     def run() -> Tensor:
         for name, mask in masks.items():
             model[name].mul_(mask)
-        return given.row
+        return inputs.row
 
     return run
 
 
-def _apply_foreach(given: Inputs) -> Run:
-    views, masks = (list(given.layout.views(x).values()) for x in (given.row, given.floats))
+def _apply_foreach(inputs: Inputs) -> Run:
+    views = list(inputs.layout.views(inputs.row).values())
+    masks = list(inputs.layout.views(inputs.floats).values())
 
     def run() -> Tensor:
         torch._foreach_mul_(views, masks)
-        return given.row
+        return inputs.row
 
     return run
 

@@ -32,7 +32,9 @@ class Inputs:
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """None for one client: its mean is that client."""
+    """Return the case of some clients; none for one client, which is its own mean."""
+    if clients == 1:
+        return []
     layout = model.layout
     row_bytes = layout.size * dtype.itemsize
 
@@ -45,7 +47,7 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         shape=plural(clients, "client"),
         dtype=dtype,
         build=build,
-        reference=lambda x: torch.cat(reference.grouped_mean(list(x.rows.cpu()), _columns(x))),
+        reference=_reference,
         codes={
             OURS: _grouped,
             OFFICIAL: _grouped_official,
@@ -55,57 +57,74 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         floor_bytes=2 * clients * row_bytes,
         input_bytes=(5 * clients + 4) * row_bytes,
     )
-    return [grouped] if clients > 1 else []
+    return [grouped]
 
 
-def _jobs(given: Inputs) -> list[tuple[list[int], int, int]]:
-    """Every part of the model, by ever smaller groups: members, first tensor, the one past it."""
-    clients, tensors = len(given.rows), len(given.layout.entries)
+def _jobs(inputs: Inputs) -> list[tuple[list[int], int, int]]:
+    """Return the jobs: members, the first tensor that they share, and the one behind the last.
+
+    The further back a part of the model is, the smaller are the groups that share it.
+    """
+    clients = len(inputs.rows)
+    tensors = len(inputs.layout.entries)
     jobs = []
     for part in range(PARTS):
+        first = tensors * part // PARTS
+        last = tensors * (part + 1) // PARTS
         groups = min(2**part, clients)
         for group in range(groups):
             members = range(clients * group // groups, clients * (group + 1) // groups)
-            jobs.append((list(members), tensors * part // PARTS, tensors * (part + 1) // PARTS))
+            jobs.append((list(members), first, last))
     return jobs
 
 
-def _columns(given: Inputs) -> list[tuple[list[int], int, int]]:
-    """The same with columns of the rows."""
-    span = given.layout.span
-    return [(members, span(first), span(last)) for members, first, last in _jobs(given)]
+def _columns(inputs: Inputs) -> list[tuple[list[int], int, int]]:
+    """Return the jobs with columns of the rows instead of tensors."""
+    span = inputs.layout.span
+    return [(members, span(first), span(last)) for members, first, last in _jobs(inputs)]
 
 
-def _grouped(given: Inputs) -> Run:
-    rows = given.rows
-    groups = Groups.build(_columns(given), [given.layout.size] * len(rows), device=rows.device)
-    return _in_place(given, partial(grouped_mean_, rows, groups))
+def _grouped(inputs: Inputs) -> Run:
+    rows = inputs.rows
+    groups = Groups.build(_columns(inputs), [inputs.layout.size] * len(rows), device=rows.device)
+    return _in_place(inputs, partial(grouped_mean_, rows, groups))
 
 
-def _grouped_official(given: Inputs) -> Run:
-    names = [entry.name for entry in given.layout]
-    jobs = [(own, name) for own, first, last in _jobs(given) for name in names[first:last]]
-    models = named(given.layout, given.rows)
-    return _in_place(given, partial(official.flexifed_average, models, jobs))
+def _grouped_official(inputs: Inputs) -> Run:
+    names = [entry.name for entry in inputs.layout]
+    jobs: list[tuple[list[int], str]] = []
+    for members, first, last in _jobs(inputs):
+        jobs += [(members, name) for name in names[first:last]]
+    models = named(inputs.layout, inputs.rows)
+    return _in_place(inputs, partial(official.flexifed_average, models, jobs))
 
 
-def _grouped_foreach(given: Inputs) -> Run:
-    models = listed(given.layout, given.rows)
-    jobs = [[models[k][first:last] for k in own] for own, first, last in _jobs(given)]
-    return _in_place(given, partial(rivals.foreach_grouped, jobs))
+def _grouped_foreach(inputs: Inputs) -> Run:
+    models = listed(inputs.layout, inputs.rows)
+    jobs = []
+    for members, first, last in _jobs(inputs):
+        jobs.append([models[member][first:last] for member in members])
+    return _in_place(inputs, partial(rivals.foreach_grouped, jobs))
 
 
-def _grouped_flat(given: Inputs) -> Run:
-    device = given.rows.device
-    jobs = [(torch.tensor(own, device=device), a, b) for own, a, b in _columns(given)]
-    return _in_place(given, partial(rivals.flat_grouped, given.rows, jobs))
+def _grouped_flat(inputs: Inputs) -> Run:
+    device = inputs.rows.device
+    jobs = []
+    for members, start, stop in _columns(inputs):
+        jobs.append((torch.tensor(members, device=device), start, stop))
+    return _in_place(inputs, partial(rivals.flat_grouped, inputs.rows, jobs))
 
 
-def _in_place(given: Inputs, call: Callable[[], object]) -> Run:
-    """A call that overwrites the rows."""
+def _in_place(inputs: Inputs, call: Callable[[], object]) -> Run:
+    """Return a call that overwrites the rows, which are its result."""
 
     def run() -> Tensor:
         call()
-        return given.rows
+        return inputs.rows
 
     return run
+
+
+def _reference(inputs: Inputs) -> Tensor:
+    rows = list(inputs.rows.cpu())
+    return torch.cat(reference.grouped_mean(rows, _columns(inputs)))

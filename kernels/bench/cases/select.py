@@ -31,7 +31,16 @@ TIES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float64: 1e-6}
 
 @dataclass(frozen=True)
 class Inputs:
-    """A client's weights, scores and mask, and how many elements of each tensor to replace."""
+    """What a change of a client's mask takes.
+
+    Attributes:
+        layout: The layout of the rows.
+        segments: Its tables.
+        weights: (P,).
+        scores: (P,) by which elements grow.
+        words: (P / 32,) the packed mask.
+        counts: How many elements of each tensor to replace.
+    """
 
     layout: Layout
     segments: Segments
@@ -41,21 +50,24 @@ class Inputs:
     counts: list[int]
 
     def floats(self) -> Tensor:
+        """Return the mask in the dtype of the weights."""
         return as_float(self.words, self.weights.dtype)
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """One client, whatever `clients` is."""
+    """Return the cases of one client, whatever `clients` is."""
     layout = model.layout
     segments = Segments.build(layout, device=device)
-    row_bytes, mask_bytes = layout.size * dtype.itemsize, layout.size // 8
+    row_bytes = layout.size * dtype.itemsize
+    mask_bytes = layout.size // 8
 
     def build(seed: int) -> Inputs:
         source = Source(layout, seed, dtype, device)
-        rows, words = source.rows(2), source.words(1)[0]
-        active = layout.views(unpack_mask(words))
-        counts = prune_counts([int(mask.sum()) for mask in active.values()], RATE)
-        return Inputs(layout, segments, rows[0], rows[1], words, counts)
+        weights, scores = source.rows(2)
+        words = source.words(1)[0]
+        masks = layout.views(unpack_mask(words))
+        counts = prune_counts([int(mask.sum()) for mask in masks.values()], RATE)
+        return Inputs(layout, segments, weights, scores, words, counts)
 
     by_gradient = Case(
         operation="prune_regrow",
@@ -87,17 +99,18 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
     return [by_gradient, at_random]
 
 
-def _ours(given: Inputs, *, random: bool) -> Run:
-    regrow = SEED if random else given.scores
+def _ours(inputs: Inputs, *, random: bool) -> Run:
+    regrow = SEED if random else inputs.scores
     return lambda: prune_regrow(
-        given.weights, given.words, given.counts, given.segments, regrow=regrow
+        inputs.weights, inputs.words, inputs.counts, inputs.segments, regrow=regrow
     )
 
 
-def _official(given: Inputs, *, random: bool) -> Run:
-    views = given.layout.views
-    weights, scores, masks = views(given.weights), views(given.scores), views(given.floats())
-    counts = dict(zip(masks, given.counts, strict=True))
+def _official(inputs: Inputs, *, random: bool) -> Run:
+    weights = inputs.layout.views(inputs.weights)
+    scores = inputs.layout.views(inputs.scores)
+    masks = inputs.layout.views(inputs.floats())
+    counts = dict(zip(masks, inputs.counts, strict=True))
 
     def run() -> dict[str, Tensor]:
         pruned = official.dispfl_prune(weights, masks, counts)
@@ -108,17 +121,17 @@ def _official(given: Inputs, *, random: bool) -> Run:
     return run
 
 
-def _rival(given: Inputs, *, function: Callable[..., list[Tensor]]) -> Run:
-    rows = (given.weights, given.floats(), given.scores)
-    weights, masks, scores = (
-        [tensor.reshape(-1) for tensor in tensors] for tensors in listed(given.layout, rows)
-    )
-    return lambda: function(weights, masks, scores, given.counts)
+def _rival(inputs: Inputs, *, function: Callable[..., list[Tensor]]) -> Run:
+    """Return a call of a code that takes lists of flat tensors."""
+    arguments = []
+    for tensors in listed(inputs.layout, (inputs.weights, inputs.floats(), inputs.scores)):
+        arguments.append([tensor.reshape(-1) for tensor in tensors])
+    return lambda: function(*arguments, inputs.counts)
 
 
-def _reference(given: Inputs, *, random: bool) -> Tensor:
-    regrow = SEED if random else given.scores.cpu()
-    mask = unpack_mask(given.words.cpu())
+def _reference(inputs: Inputs, *, random: bool) -> Tensor:
+    regrow = SEED if random else inputs.scores.cpu()
+    mask = unpack_mask(inputs.words.cpu())
     return reference.prune_regrow(
-        given.weights.cpu(), mask, given.counts, given.layout, regrow=regrow
+        inputs.weights.cpu(), mask, inputs.counts, inputs.layout, regrow=regrow
     )

@@ -24,7 +24,17 @@ COMPILED_CLIENTS = 10
 
 @dataclass(frozen=True)
 class Inputs:
-    """The global row; the clients' rows, their levels, layouts and the two labels of each."""
+    """What HeteroFL's operations take.
+
+    Attributes:
+        model: The family of models.
+        table: The table of its levels.
+        row: (P,) the global row.
+        clients: The clients' rows.
+        level: The level of every client.
+        layouts: The layout of every client.
+        labels: The two labels that every client holds.
+    """
 
     model: Model
     table: SliceTable
@@ -35,32 +45,45 @@ class Inputs:
     labels: list[list[int]]
 
     def views(self, row: Tensor, client: int, *, own: bool, labels: bool) -> list[Tensor]:
-        """The parts that a client covers, in a row of the target or in its `own`.
+        """Return views of what a client covers.
 
-        With `labels`, tensors whose rows are labels are cut to the rows that the client holds.
+        Args:
+            row: A row of the target, or of the client.
+            client: The client.
+            own: Whether the row is the client's.
+            labels: Whether to cut tensors whose rows are labels to the rows that the client holds.
         """
-        target, layout = self.model.layout, self.layouts[client]
+        target = self.model.layout
+        layout = self.layouts[client]
         views: list[Tensor] = []
         for wide, narrow in zip(target, layout, strict=True):
-            leading = tuple(slice(size) for size in narrow.shape)
-            view = layout.view(row, narrow) if own else target.view(row, wide)[leading]
-            held = labels and wide.name in self.model.label_rows
-            views.extend([view[label] for label in self.labels[client]] if held else [view])
+            if own:
+                view = layout.view(row, narrow)
+            else:
+                leading = tuple(slice(size) for size in narrow.shape)
+                view = target.view(row, wide)[leading]
+            if labels and wide.name in self.model.label_rows:
+                views += [view[label] for label in self.labels[client]]
+            else:
+                views.append(view)
         return views
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
+    """Return the cases of some clients, which have the five widths in turn."""
     levels = [model.level(rate) for rate in RATES]
     level = [k % len(levels) for k in range(clients)]
-    layouts = [levels[own] for own in level]
+    layouts = [levels[level_of_client] for level_of_client in level]
     labels = [sorted({k % CLASSES, (k + 1) % CLASSES}) for k in range(clients)]
     table = SliceTable.build(model.layout, levels, label_rows=model.label_rows, device=device)
     covered = sum(layout.numel for layout in layouts)
 
     def build(seed: int) -> Inputs:
-        first = 1000 * seed
-        rows = [Source(x, first + k, dtype, device).row() for k, x in enumerate(layouts)]
-        row = Source(model.layout, first + clients, dtype, device).row()
+        first_seed = 1000 * seed
+        rows = []
+        for k, layout in enumerate(layouts):
+            rows.append(Source(layout, first_seed + k, dtype, device).row())
+        row = Source(model.layout, first_seed + clients, dtype, device).row()
         return Inputs(model, table, row, rows, level, layouts, labels)
 
     codes: dict[str, Bind] = {
@@ -101,96 +124,123 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _merged(model: Model, layouts: Sequence[Layout], labels: Sequence[Sequence[int]]) -> int:
-    """Elements that a merge reads or writes: of tensors whose rows are labels, only those held."""
+    """Return how many elements a merge reads or writes.
 
-    def held(layout: Layout, share: float) -> float:
-        return sum(e.numel * (share if e.name in model.label_rows else 1) for e in layout)
+    Of tensors whose rows are labels, these are only the rows that somebody holds.
 
-    read = sum(held(own, len(mine) / CLASSES) for own, mine in zip(layouts, labels, strict=True))
-    written = held(model.layout, len({label for mine in labels for label in mine}) / CLASSES)
+    Args:
+        model: The family of models.
+        layouts: The layout of every client.
+        labels: The labels of every client.
+    """
+
+    def held(layout: Layout, labels: set[int]) -> float:
+        elements = 0.0
+        for entry in layout:
+            share = len(labels) / CLASSES if entry.name in model.label_rows else 1
+            elements += entry.numel * share
+        return elements
+
+    held_by_somebody: set[int] = set()
+    read = 0.0
+    for layout, labels_of_client in zip(layouts, labels, strict=True):
+        held_by_somebody |= set(labels_of_client)
+        read += held(layout, set(labels_of_client))
+    written = held(model.layout, held_by_somebody)
     return round(read + written)
 
 
-def _merge(given: Inputs) -> Run:
-    members = Members.build(given.table, given.level, labels=given.labels)
-    return lambda: slice_merge_(given.row, given.clients, members)
+def _merge(inputs: Inputs) -> Run:
+    members = Members.build(inputs.table, inputs.level, labels=inputs.labels)
+    return lambda: slice_merge_(inputs.row, inputs.clients, members)
 
 
-def _merge_official(given: Inputs) -> Run:
-    model = given.model.layout.views(given.row)
-    rows = [own.views(row) for own, row in zip(given.layouts, given.clients, strict=True)]
-    indices = _indices(given)
-    labels = [torch.tensor(own, device=given.row.device) for own in given.labels]
-    return lambda: official.heterofl_combine(model, rows, indices, labels, given.model.label_rows)
+def _merge_official(inputs: Inputs) -> Run:
+    model = inputs.model.layout.views(inputs.row)
+    rows = []
+    for layout, row in zip(inputs.layouts, inputs.clients, strict=True):
+        rows.append(layout.views(row))
+    indices = _indices(inputs)
+    labels = [torch.tensor(held, device=inputs.row.device) for held in inputs.labels]
+    return lambda: official.heterofl_combine(model, rows, indices, labels, inputs.model.label_rows)
 
 
-def _indices(given: Inputs) -> list[official.Indices]:
-    """Every client's leading indices."""
-    return [
-        official.heterofl_split({entry.name: entry.shape for entry in own}, given.row.device)
-        for own in given.layouts
-    ]
+def _indices(inputs: Inputs) -> list[official.Indices]:
+    """Return every client's leading indices."""
+    indices = []
+    for layout in inputs.layouts:
+        shapes = {entry.name: entry.shape for entry in layout}
+        indices.append(official.heterofl_split(shapes, inputs.row.device))
+    return indices
 
 
-def _merge_foreach(given: Inputs) -> Run:
-    total, count = torch.zeros_like(given.row), torch.zeros_like(given.row)
-    clients = [
-        (
-            given.views(total, k, own=False, labels=True),
-            given.views(count, k, own=False, labels=True),
-            given.views(row, k, own=True, labels=True),
-        )
-        for k, row in enumerate(given.clients)
-    ]
-    parts, totals, counts = listed(given.model.layout, (given.row, total, count))
+def _merge_foreach(inputs: Inputs) -> Run:
+    total = torch.zeros_like(inputs.row)
+    count = torch.zeros_like(inputs.row)
+    clients = []
+    for k, row in enumerate(inputs.clients):
+        totals_of_client = inputs.views(total, k, own=False, labels=True)
+        counts_of_client = inputs.views(count, k, own=False, labels=True)
+        tensors_of_client = inputs.views(row, k, own=True, labels=True)
+        clients.append((totals_of_client, counts_of_client, tensors_of_client))
+    parts, totals, counts = listed(inputs.model.layout, (inputs.row, total, count))
     return lambda: rivals.foreach_merge(parts, totals, counts, clients)
 
 
-def _merge_flat(given: Inputs, *, compiled: bool = False) -> Run:
+def _merge_flat(inputs: Inputs, *, compiled: bool = False) -> Run:
     function = rivals.compiled(rivals.flat_merge) if compiled else rivals.flat_merge
-    pairs = [_places(given, k, labels=True) for k in range(len(given.clients))]
-    places, own = [place for place, _ in pairs], [mine for _, mine in pairs]
-    return lambda: function(given.row, given.clients, places, own)
+    places = []
+    own = []
+    for k in range(len(inputs.clients)):
+        places_of_client, own_of_client = _places(inputs, k, labels=True)
+        places.append(places_of_client)
+        own.append(own_of_client)
+    return lambda: function(inputs.row, inputs.clients, places, own)
 
 
-def _places(given: Inputs, client: int, *, labels: bool) -> tuple[Tensor, Tensor]:
-    """Where the elements of a client's row belong in the global row, and which they are."""
-    layouts = (given.model.layout, given.layouts[client])
-    every, mine = (torch.arange(layout.size, device=given.row.device) for layout in layouts)
-    places = given.views(every, client, own=False, labels=labels)
-    elements = given.views(mine, client, own=True, labels=labels)
-    return torch.cat([x.reshape(-1) for x in places]), torch.cat([x.reshape(-1) for x in elements])
+def _places(inputs: Inputs, client: int, *, labels: bool) -> tuple[Tensor, Tensor]:
+    """Return where the elements of a client's row belong in the global row, and which they are."""
+    device = inputs.row.device
+    positions = torch.arange(inputs.model.layout.size, device=device)
+    own_positions = torch.arange(inputs.layouts[client].size, device=device)
+    places = inputs.views(positions, client, own=False, labels=labels)
+    elements = inputs.views(own_positions, client, own=True, labels=labels)
+    return (
+        torch.cat([place.reshape(-1) for place in places]),
+        torch.cat([element.reshape(-1) for element in elements]),
+    )
 
 
-def _merge_reference(given: Inputs) -> Tensor:
+def _merge_reference(inputs: Inputs) -> Tensor:
     return reference.merge(
-        given.row, given.model.layout, given.clients, given.layouts,
-        labels=given.labels, label_rows=given.model.label_rows,
+        inputs.row, inputs.model.layout, inputs.clients, inputs.layouts,
+        labels=inputs.labels, label_rows=inputs.model.label_rows,
     )  # fmt: skip
 
 
-def _take(given: Inputs) -> Run:
-    outs = [torch.zeros_like(row) for row in given.clients]
+def _take(inputs: Inputs) -> Run:
+    outs = [torch.zeros_like(row) for row in inputs.clients]
 
     def run() -> list[Tensor]:
-        slice_take_(given.row, outs, given.table, given.level)
+        slice_take_(inputs.row, outs, inputs.table, inputs.level)
         return outs
 
     return run
 
 
-def _take_official(given: Inputs) -> Run:
-    model, indices = given.model.layout.views(given.row), _indices(given)
+def _take_official(inputs: Inputs) -> Run:
+    model = inputs.model.layout.views(inputs.row)
+    indices = _indices(inputs)
     return lambda: official.heterofl_distribute(model, indices)
 
 
-def _take_foreach(given: Inputs) -> Run:
-    outs = [torch.zeros_like(row) for row in given.clients]
+def _take_foreach(inputs: Inputs) -> Run:
+    outs = [torch.zeros_like(row) for row in inputs.clients]
     into: list[Tensor] = []
     views: list[Tensor] = []
     for k, out in enumerate(outs):
-        into += given.views(out, k, own=True, labels=False)
-        views += given.views(given.row, k, own=False, labels=False)
+        into += inputs.views(out, k, own=True, labels=False)
+        views += inputs.views(inputs.row, k, own=False, labels=False)
 
     def run() -> list[Tensor]:
         torch._foreach_copy_(into, views)
@@ -199,15 +249,18 @@ def _take_foreach(given: Inputs) -> Run:
     return run
 
 
-def _take_flat(given: Inputs) -> Run:
-    outs = [torch.zeros_like(row) for row in given.clients]
-    places = [_places(given, k, labels=False) for k in range(len(outs))]
-    return lambda: [
-        out.index_copy_(0, mine, given.row[place])
-        for out, (place, mine) in zip(outs, places, strict=True)
-    ]
+def _take_flat(inputs: Inputs) -> Run:
+    outs = [torch.zeros_like(row) for row in inputs.clients]
+    places = [_places(inputs, k, labels=False) for k in range(len(outs))]
+
+    def run() -> list[Tensor]:
+        for out, (place, own) in zip(outs, places, strict=True):
+            out.index_copy_(0, own, inputs.row[place])
+        return outs
+
+    return run
 
 
-def _take_reference(given: Inputs) -> Tensor:
-    layout = given.model.layout
-    return torch.cat([reference.take(given.row, layout, own) for own in given.layouts])
+def _take_reference(inputs: Inputs) -> Tensor:
+    layout = inputs.model.layout
+    return torch.cat([reference.take(inputs.row, layout, own) for own in inputs.layouts])

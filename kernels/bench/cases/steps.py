@@ -18,21 +18,25 @@ from bench.models import Model
 
 OPERATIONS = ("aspg_step",)
 
+# The numbers of the step.
 ASPG: dict[str, Any] = {"lr": 0.1, "gamma": 0.5, "extrapolation": 0.3, "box": (-2.0, 2.0)}
-SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
-ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 5e-4}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Rows: point, x, gradient, anchor."""
+    """The rows of a step.
+
+    Attributes:
+        layout: Their layout.
+        rows: (4, P): point, x, gradient and anchor.
+    """
 
     layout: Layout
     rows: Tensor
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """One client, whatever `clients` is."""
+    """Return the case of one client, whatever `clients` is."""
     layout = model.layout
     row_bytes = layout.size * dtype.itemsize
 
@@ -46,25 +50,40 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         shape="1 client",
         dtype=dtype,
         build=build,
-        reference=lambda x: torch.cat(reference.aspg_step(*x.rows.cpu(), **ASPG)),
+        reference=_reference,
         codes={
             OURS: partial(_aspg, step=aspg_step_, form=whole),
             OFFICIAL: partial(_aspg, step=official.fedbcd_local, form=named),
             "foreach": partial(_aspg, step=rivals.foreach_aspg, form=listed),
             "flat": partial(_aspg, step=rivals.flat_aspg, form=whole),
-            COMPILED: lambda x: _aspg(x, step=rivals.compiled(rivals.flat_aspg), form=whole),
+            COMPILED: _compiled,
         },
-        floor_bytes=6 * row_bytes,
+        floor_bytes=6 * row_bytes,  # four rows are read, and two are written
         input_bytes=20 * row_bytes,
     )
     return [aspg]
 
 
-def _aspg(given: Inputs, *, step: Callable[..., Any], form: Callable[..., list[Any]]) -> Run:
-    rows = form(given.layout, given.rows)
+def _aspg(inputs: Inputs, *, step: Callable[..., Any], form: Callable[..., list[Any]]) -> Run:
+    """Return a call of a step.
+
+    Args:
+        inputs: The rows.
+        step: The code.
+        form: Brings the rows into the form that the code takes.
+    """
+    rows = form(inputs.layout, inputs.rows)
 
     def run() -> Tensor:
         step(*rows, **ASPG)
-        return given.rows[:2]
+        return inputs.rows[:2]
 
     return run
+
+
+def _compiled(inputs: Inputs) -> Run:
+    return _aspg(inputs, step=rivals.compiled(rivals.flat_aspg), form=whole)
+
+
+def _reference(inputs: Inputs) -> Tensor:
+    return torch.cat(reference.aspg_step(*inputs.rows.cpu(), **ASPG))

@@ -1,4 +1,9 @@
-"""One launch for the means of all receivers."""
+"""The kernels of `masked_mean`: one launch for the means of all receivers.
+
+There are two, with the same sums in the same order. `masked_mean` has a program for every receiver
+and tile of columns. `mean_tile` has a program for every tile, which goes over all receivers: the
+rows are read from memory once, and from the L1 cache after that.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +21,14 @@ from lightfed_kernels.gpu.masks import TYPES, on_device
 WORDS = 32
 WARPS = 4
 
-# Of tiles that receivers share: receivers at a time, each with a warp.
+# Receivers that a program of `mean_tile` has at a time, each with a warp.
 GROUP = 16
 
-# Bytes of a row in such a tile, by the size of an element. Eight elements a thread share the
-# addresses and the mask word of a neighbour; of float64 they would take too many registers.
+# Bytes of a row in a tile of `mean_tile`, by the size of an element. Eight elements a thread share
+# the addresses and the mask word of a neighbor; eight of float64 would take too many registers.
 ROW_BYTES = {2: 512, 4: 1024, 8: 512}
 
-# Bytes that the tiles of all rows take at most: two programs fill an L1 cache of 256 KiB.
+# The most bytes that the tiles of all rows may take: two programs fill an L1 cache of 256 KiB.
 ROOM = 120 * 2**10
 
 # Bytes of a cache line, which the mask words of a row in a tile take.
@@ -50,14 +55,22 @@ def masked_mean(
 ):
     """out[r, e] = c_r[e] ? sum_k w_k m_k[e] x_k[e] / d : 0,  d = sum_k w_k m_k[e] or sum_k w_k.
 
-    A program owns WORDS * 32 elements of one receiver. Receivers are fastest, so that programs
-    that run together find the tiles of common senders in the L2 cache.
+    A program owns WORDS * 32 elements of one receiver. Consecutive programs have the same columns
+    and different receivers, so that programs that run together find the tiles of common senders in
+    the L2 cache.
 
-    table: int64, first[0 .. R], then the addresses (row, mask) of every neighbour, then those of
-        the receivers' masks.
-    weights: None where all weigh the same.
-    MASKED: whether there are masks; COUNTED: whether d counts those that cover an element; KEPT:
-        whether there are masks of receivers.
+    Args:
+        table: int64: first[0 .. R], then the addresses (row, mask) of every neighbor, then the
+            addresses of the receivers' masks.
+        weights: (neighbors,) in the type ACC; None if all weigh the same.
+        out: (R, 32 n_words), with out_stride between rows.
+        n_words: The mask words of a row.
+        n_receivers: R.
+        DTYPE: The type of the rows.
+        ACC: The type of the sums.
+        MASKED: Whether senders have masks.
+        COUNTED: Whether d counts only those that cover an element.
+        KEPT: Whether receivers have masks.
     """
     receiver = tl.program_id(0) % n_receivers
     tile = tl.program_id(0) // n_receivers
@@ -68,6 +81,7 @@ def masked_mean(
     begin = tl.load(table + receiver)
     end = tl.load(table + receiver + 1)
     edges = table + n_receivers + 1
+
     # Sum and count in one tensor: as two, the compiler gives them layouts of their own, loads
     # every mask word twice and exchanges through shared memory.
     if COUNTED:
@@ -75,6 +89,7 @@ def masked_mean(
     else:
         total = tl.zeros([WORDS, 32], ACC)
         count = tl.zeros([], ACC)
+
     # Four rows are under way at once, in registers.
     for e in tl.range(begin, end, num_stages=1, loop_unroll_factor=4):
         row = tl.multiple_of(tl.load(edges + 2 * e).to(tl.pointer_type(DTYPE)), 16)
@@ -96,6 +111,7 @@ def masked_mean(
             total += value
         if not COUNTED:
             count += weight
+
     if COUNTED:
         total, count = tl.split(both)
     mean = divided(total, tl.broadcast_to(count, [WORDS, 32]), ACC)
@@ -109,7 +125,7 @@ def masked_mean(
 
 @triton.jit
 def divided(total, count, ACC: tl.constexpr):
-    """Sums over counts; where the count is 0, so is the sum, and stays."""
+    """The sums divided by the counts. Where a count is 0, so is the sum, and it stays 0."""
     count = tl.where(count > 0, count, 1.0)
     # `/` is an approximation in float32.
     return total / count if ACC == tl.float64 else tl.div_rn(total, count)
@@ -136,13 +152,16 @@ def mean_tile(
 ):
     """`masked_mean` without weights: the same sums in the same order.
 
-    A program owns WORDS * 32 elements of all receivers and takes GROUP of them at a time, one a
+    A program owns WORDS * 32 elements of all receivers. It takes GROUP receivers at a time, one a
     warp. The tiles of all senders stay in the L1 cache of its multiprocessor.
 
-    table, MASKED, COUNTED, KEPT: as there; 2 * most more numbers follow the table.
-    most: the length of the longest list.
+    The arguments are those of `masked_mean`, except for two.
+
+    Args:
+        table: As there, and 2 * most numbers more, which a shorter list may read.
+        most: The length of the longest list.
     """
-    # The last tile begins where it is full: what two programs write is the same.
+    # The last tile begins so that it is full. Where two programs write, they write the same.
     first = tl.minimum(tl.program_id(0).to(tl.int64) * WORDS, n_words - WORDS)
     word = (first + tl.arange(0, WORDS))[None, :]
     bit = (1 << tl.arange(0, 32))[None, None, :]
@@ -155,13 +174,15 @@ def mean_tile(
         begin = tl.load(table + receiver, mask=there, other=0)
         degree = (tl.load(table + receiver + 1, mask=there, other=0) - begin).to(tl.int32)
         own = edges + 2 * begin
+
         if COUNTED:
             both = tl.zeros([GROUP, WORDS, 32, 2], ACC)
         else:
             both = tl.zeros([GROUP, WORDS, 32], ACC)
+
         # Unrolled, a program would take registers of a second one on its multiprocessor.
         for k in tl.range(0, most, num_stages=1):
-            # A shorter list reads on in the table, and nothing where that points to.
+            # A shorter list reads on in the table, but nothing from where that points to.
             taken = (k < degree)[:, None]
             row = tl.multiple_of(tl.load(own + 2 * k).to(tl.pointer_type(DTYPE)), [16])
             value = tl.load(row[:, None, None] + elements, mask=taken[:, :, None], other=0.0)
@@ -176,10 +197,12 @@ def mean_tile(
                 both = tl.where(covered, both + value, both)
             else:
                 both += value
+
         if COUNTED:
             total, count = tl.split(both)
         else:
-            total, count = both, one * degree.to(ACC)[:, None, None]
+            total = both
+            count = one * degree.to(ACC)[:, None, None]
         mean = divided(total, count, ACC)
         if KEPT:
             kept = edges + 2 * tl.load(table + n_receivers) + receiver
@@ -191,21 +214,23 @@ def mean_tile(
 
 
 def shared(lengths: np.ndarray, chosen: np.ndarray, element_size: int) -> bool:
-    """Whether `mean_tile` is to be launched: sizes alone decide, not what memory is free.
+    """Whether to launch `mean_tile` instead of `masked_mean`.
 
-    It is if receivers read twice as many rows as there are rows to read and to write, if the tiles
-    of those to read, with a line of cache for their words, have room, and if lists are alike.
+    It pays if receivers read at least twice as many rows as there are rows to read and to write, if
+    the tiles of the rows to read, with a cache line each for their mask words, have room, and if
+    the lists are alike in length. Sizes alone decide, not what memory is free, so that the choice
+    does not change from call to call.
 
     Args:
-        lengths: (R,) of the receivers' lists.
-        chosen: the senders of all lists.
-        element_size: bytes.
+        lengths: (R,) the lengths of the receivers' lists.
+        chosen: The senders of all lists.
+        element_size: The bytes of an element.
     """
-    heard = np.count_nonzero(np.bincount(chosen))
-    tiles_fit = heard * (ROW_BYTES[element_size] + LINE) <= ROOM
-    lists_alike = lengths.max() * len(lengths) <= 2 * len(chosen)
-    read_often = len(chosen) >= 2 * (heard + len(lengths))
-    return bool(tiles_fit and lists_alike and read_often)
+    rows_to_read = np.count_nonzero(np.bincount(chosen))
+    tiles_fit = rows_to_read * (ROW_BYTES[element_size] + LINE) <= ROOM
+    lists_are_alike = lengths.max() * len(lengths) <= 2 * len(chosen)
+    are_read_often = len(chosen) >= 2 * (rows_to_read + len(lengths))
+    return bool(tiles_fit and lists_are_alike and are_read_often)
 
 
 def launch(
@@ -221,49 +246,108 @@ def launch(
     words: int = WORDS,
     into: Tensor | None = None,
 ) -> None:
-    """Args as the operator takes them; `row_table` holds the addresses of the rows, on the host.
+    """Launch the means of all receivers; most arguments are those of the operator.
 
-    With `into`, the rows, one block of columns as wide as `out` is written after the other.
+    Args:
+        out: (R, columns) for the means, or for those of a block of columns.
+        row_table: The addresses of the rows, on the host.
+        masks: The senders' masks.
+        receivers: The receivers' masks.
+        first: (R + 1,) where the list of every receiver begins.
+        index: The senders of all lists.
+        weights: Their weights; None if all weigh the same.
+        over_neighbours: Whether to divide by all neighbors.
+        words: The mask words of a tile of `masked_mean`.
+        into: (R, P) to which the means are written, one block of columns as wide as `out` after the
+            other; None to write `out` alone.
     """
-    chosen = index.numpy()
-    edges = np.zeros((len(chosen), 2), np.int64)
-    edges[:, 0] = row_table[chosen]
-    if masks:
-        edges[:, 1] = _rows.addresses("masks", masks, multiple=4)[chosen]
-    kept = _rows.addresses("receivers", receivers, multiple=4)
-    size, width = (out if into is None else into).shape[1], out.shape[1]
-    # A table for each block, all of them in one copy.
-    further = np.array([width * out.element_size(), width // 8 if masks else 0])
+    all_columns = (out if into is None else into).shape[1]
+    width = out.shape[1]
     lengths = np.diff(first.numpy())
+    chosen = index.numpy()
+
+    # The longest list, if the receivers share tiles; else 0.
     most = 0
     if weights is None and shared(lengths, chosen, out.element_size()):
         most = int(lengths.max())
-    steps = [first.numpy() * 0, np.tile(further, len(chosen)), np.full(len(kept), width // 8)]
-    beyond = np.zeros(2 * most, np.int64)
-    blocks = np.arange(-(-size // width))[:, None] * np.concatenate([*steps, beyond])
-    blocks += np.concatenate([first.numpy(), edges.ravel(), kept, beyond])
-    tables = _rows.resident(blocks, out.device).view(blocks.shape)
+
+    num_blocks = -(-all_columns // width)
+    tables = _tables(out, row_table, masks, receivers, first, chosen, num_blocks, most)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
-    shares = None
+    wide_weights = None
     if weights is not None:
-        shares = _rows.to_device(weights.to(wide).numpy(), out.device)
+        wide_weights = _rows.to_device(weights.to(wide).numpy(), out.device)
+
     _rows.check_grid("masked_mean", -(-width // (32 * words)) * len(out))
-    types: dict[str, Any] = {
-        "DTYPE": TYPES[out.dtype], "ACC": TYPES[wide], "MASKED": bool(masks),
-        "COUNTED": bool(masks) and not over_neighbours, "KEPT": bool(receivers),
-    }  # fmt: skip
-    tile = ROW_BYTES[out.element_size()] // out.element_size() // 32
+    constants: dict[str, Any] = {
+        "DTYPE": TYPES[out.dtype],
+        "ACC": TYPES[wide],
+        "MASKED": bool(masks),
+        "COUNTED": bool(masks) and not over_neighbours,
+        "KEPT": bool(receivers),
+    }
+    words_of_shared_tile = ROW_BYTES[out.element_size()] // out.element_size() // 32
     with on_device(out):
-        for table, begin in zip(tables, range(0, size, width), strict=True):
-            n_words = min(width, size - begin) // 32
+        for table, begin in zip(tables, range(0, all_columns, width), strict=True):
+            n_words = min(width, all_columns - begin) // 32
             sizes = out.stride(0), n_words, len(out)
-            if most and n_words >= tile:
-                mean_tile[(-(-n_words // tile),)](
-                    table, out, *sizes, most, GROUP=GROUP, WORDS=tile, num_warps=GROUP, **types
-                )
+            if most and n_words >= words_of_shared_tile:
+                mean_tile[(-(-n_words // words_of_shared_tile),)](
+                    table, out, *sizes, most, GROUP=GROUP, WORDS=words_of_shared_tile,
+                    num_warps=GROUP, **constants,
+                )  # fmt: skip
             else:
                 masked_mean[(-(-n_words // words) * len(out),)](
-                    table, shares, out, *sizes, WORDS=words, num_warps=WARPS, **types
+                    table, wide_weights, out, *sizes, WORDS=words, num_warps=WARPS, **constants
                 )
             if into is not None:
-                into[:, begin : begin + width].copy_(out[:, : size - begin])
+                into[:, begin : begin + width].copy_(out[:, : all_columns - begin])
+
+
+def _tables(
+    out: Tensor,
+    row_table: np.ndarray,
+    masks: Sequence[Tensor],
+    receivers: Sequence[Tensor],
+    first: Tensor,
+    chosen: np.ndarray,
+    num_blocks: int,
+    most: int,
+) -> Tensor:
+    """Return the kernels' `table` of every block of columns, one a line, on the device.
+
+    They are all in one copy. From block to block, only the addresses move on.
+
+    Args:
+        out: As of `launch`, like the next four.
+        row_table: The addresses of the rows.
+        masks: The senders' masks.
+        receivers: The receivers' masks.
+        first: (R + 1,) where the list of every receiver begins.
+        chosen: The senders of all lists.
+        num_blocks: The number of blocks.
+        most: The length of the longest list, if receivers share tiles; else 0.
+    """
+    width = out.shape[1]
+    edges = np.zeros((len(chosen), 2), np.int64)  # the addresses (row, mask) of every neighbor
+    edges[:, 0] = row_table[chosen]
+    if masks:
+        edges[:, 1] = _rows.addresses("masks", masks, multiple=4)[chosen]
+    receiver_masks = _rows.addresses("receivers", receivers, multiple=4)
+    beyond = np.zeros(2 * most, np.int64)
+
+    # How many bytes further every address is in the next block.
+    row_step = width * out.element_size()
+    mask_step = width // 8
+    edge_step = np.array([row_step, mask_step if masks else 0])
+    steps = np.concatenate(
+        [
+            first.numpy() * 0,
+            np.tile(edge_step, len(chosen)),
+            np.full(len(receiver_masks), mask_step),
+            beyond,
+        ]
+    )
+    tables = np.arange(num_blocks)[:, None] * steps
+    tables += np.concatenate([first.numpy(), edges.ravel(), receiver_masks, beyond])
+    return _rows.resident(tables, out.device).view(tables.shape)

@@ -1,7 +1,7 @@
 """The kernel of all sums over clients: means of groups.
 
-A program owns a tile of columns and is the only one to write there; it goes over the clients in a
-fixed order. No atomics: the same bits every time, whatever the size of a tile.
+A program owns a tile of columns. It is the only one to write there, and goes over the clients in a
+fixed order. There are no atomics, so the bits are the same every time, whatever the size of a tile.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lightfed_kernels.groups import Groups
 
 WARPS = 4
 
-
+# Arguments that may start anywhere: each is a part of a table.
 _TABLES = ["rows_ptr", "weights_ptr", "jobs_ptr", "tiles_ptr", "totals_ptr"]
 
 
@@ -29,28 +29,37 @@ def means_kernel(
 ):  # fmt: skip
     """S = sum_m w_m x_m and W = sum_m w_m over the members of a job, in float64, and their use.
 
-    S itself (SUMS), or S / W into every member.
-
-    A program owns BLOCK columns of one job.
+    Written is S itself (SUMS), or S / W into the row of every member. A program owns BLOCK columns
+    of one job.
 
     Args:
-        rows_ptr: (M,) addresses of the members' rows at their job's first column, job after job.
+        rows_ptr: (M,) int64 addresses of the members' rows at the first column of their job, job
+            after job.
         weights_ptr: (M,) float64 w_m; all 1 if not WEIGHTED.
-        jobs_ptr: (J, 5): first program, columns, begin and end of its members, place in `sums`.
-        tiles_ptr: the job of every program.
-        sums_ptr: S of all jobs, written if SUMS, read if not FROM_ROWS.
-        totals_ptr: (J,) W, read if not FROM_ROWS.
+        jobs_ptr: (J, 5) int64: first program, columns, begin and end of its members in `rows_ptr`,
+            place in `sums_ptr`.
+        tiles_ptr: (programs,) int32 the job of every program.
+        sums_ptr: float64 S of all jobs, back to back; written if SUMS, read if not FROM_ROWS.
+        totals_ptr: (J,) float64 W, read if not FROM_ROWS.
+        TYPE: The type of the rows.
+        ROUND: The type in which a mean is rounded first; float32 for bfloat16.
+        SUMS: Whether to write the sums.
+        FROM_ROWS: Whether to add up the rows; otherwise the sums are given.
+        WEIGHTED: Whether there are weights.
+        BLOCK: The number of columns.
     """
     tile = tl.program_id(0)
     job = tl.load(tiles_ptr + tile)
     about = jobs_ptr + job * 5
     base = (tile.to(tl.int64) - tl.load(about)) * BLOCK
     columns = tl.load(about + 1)
-    begin, end = tl.load(about + 2).to(tl.int32), tl.load(about + 3).to(tl.int32)
+    begin = tl.load(about + 2).to(tl.int32)
+    end = tl.load(about + 3).to(tl.int32)
     packed = tl.multiple_of(tl.load(about + 4), 32) + base
     lane = tl.arange(0, BLOCK)
     left = tl.minimum(columns - base, BLOCK).to(tl.int32)
     here = lane < tl.multiple_of(left, 32)
+
     if FROM_ROWS:
         total = tl.zeros([BLOCK], tl.float64)
         weight = tl.full([], 0, tl.float64)
@@ -71,6 +80,7 @@ def means_kernel(
     else:
         total = tl.load(sums_ptr + packed + lane, mask=here, other=0)
         weight = tl.load(totals_ptr + job)
+
     if SUMS:
         tl.store(sums_ptr + packed + lane, total, mask=here)
     else:
@@ -89,45 +99,52 @@ def launch_means(
     sums: Tensor | None = None,
     totals: Tensor | None = None,
 ) -> None:
-    """One launch for all jobs: into `sums` if only they are given, else into the rows.
+    """Launch the kernel once for all jobs.
 
-    Without `totals` the sums are made of the rows, else read.
+    It writes into `sums` if these are given without `totals`, and into the rows otherwise. With
+    `totals` the sums are read, without them they are made of the rows.
 
     Args:
-        weights: (clients,) float64 on the host, None for 1.
-        sums: packed, read or written.
-        totals: (J,) float64 on the host.
+        rows: The clients' rows.
+        groups: The jobs.
+        weights: (clients,) float64 on the host; None if all weigh 1.
+        sums: (groups.columns,) float64, the sums of all jobs back to back.
+        totals: (J,) float64 on the host: the weights of each job's members.
     """
     like = rows[0]
-    table, members, tile = groups.jobs.numpy(), groups.members, groups.tile
-    counts = -(-(table[:, 1] - table[:, 0]) // tile)
-    programs = int(counts.sum())
+    jobs = groups.jobs.numpy()
+    start, stop, begin, end, _ = jobs.T
+    programs_of_job = -(-(stop - start) // groups.tile)
+    programs = int(programs_of_job.sum())
     check_grid("rows", programs)
     if programs == 0:
         return
-    places = addresses("rows", rows)[members.numpy()]
-    places += np.repeat(table[:, 0], table[:, 3] - table[:, 2]) * like.element_size()
-    about = table.copy()
-    about[:, 1] -= about[:, 0]
-    about[:, 0] = np.cumsum(counts) - counts
-    device = like.device
-    # One table for both.
-    moved = resident(np.concatenate([about.reshape(-1), places]), device)
-    shares = None if weights is None else weights[members]
+
+    # Where every member's row has the first column of its job.
+    row_addresses = addresses("rows", rows)[groups.members.numpy()]
+    row_addresses += np.repeat(start, end - begin) * like.element_size()
+
+    about = jobs.copy()
+    about[:, 0] = np.cumsum(programs_of_job) - programs_of_job
+    about[:, 1] = stop - start
+
+    # One table for both, so that they are one copy to the device.
+    table = resident(np.concatenate([about.reshape(-1), row_addresses]), like.device)
+    member_weights = None if weights is None else weights[groups.members]
     with on_device(like):
         means_kernel[(programs,)](
-            moved[about.size :],
-            moved if shares is None else shares.to(device, non_blocking=True),
-            moved,
+            table[about.size :],
+            table if member_weights is None else member_weights.to(like.device, non_blocking=True),
+            table,
             groups.tiles,
-            moved if sums is None else sums,
-            moved if totals is None else totals.to(device, non_blocking=True),
+            table if sums is None else sums,
+            table if totals is None else totals.to(like.device, non_blocking=True),
             TYPE=TYPES[like.dtype],
             ROUND=WIDE[like.dtype],
             SUMS=sums is not None and totals is None,
             FROM_ROWS=totals is None,
-            WEIGHTED=shares is not None,
-            BLOCK=tile,
+            WEIGHTED=member_weights is not None,
+            BLOCK=groups.tile,
             num_warps=WARPS,
             # No fused multiply-add: the bits are those of the torch path.
             enable_fp_fusion=False,

@@ -1,10 +1,12 @@
 """Kernels of the slice operations: one launch over the tiles of all tensors of the target.
 
-A program owns one tile of one tensor of the target, a rectangle of rows (A x B) and columns (C),
-and is the only one to write there; it goes over the clients in a fixed order. No atomics: the same
-bits every time. In tensors with groups, with labels or of odd sizes (`rest`) elements do not move
-16 bytes at a time. Their tiles are split into one of an element a thread, for as few registers, and
-start first, because they take longest.
+A program owns one tile of one tensor of the target: a rectangle of rows (A x B) and columns (C). It
+is the only one to write there, and goes over the clients in a fixed order. There are no atomics, so
+the bits are the same every time.
+
+In tensors with groups, with labels or of odd sizes (`rest`), elements do not move 16 bytes at a
+time. Their tiles are split among several programs with one element a thread, so that a thread needs
+few registers. These programs start first, because they take longest.
 """
 
 from collections.abc import Sequence
@@ -20,21 +22,31 @@ from lightfed_kernels.gpu.masks import TYPES, on_device
 from lightfed_kernels.layout import ALIGNMENT
 from lightfed_kernels.slices import TILE
 
+# What a launch of the merge does: everything (0), only the sums, or the rest of it.
 SUM: tl.constexpr = tl.constexpr(1)
 FINISH: tl.constexpr = tl.constexpr(2)
 _MODES = {"merge": 0, "sum": 1, "finish": 2}
 
-_VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}  # elements that fill 16 bytes
+# Elements that fill 16 bytes.
+_VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}
 
 
 @triton.jit
 def _lanes(tile_ptr, begin, LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr):
-    """A tile's first row and column, and the rows and columns from there of LANES lanes of it."""
-    shift = (tl.load(tile_ptr + 3) & 65535).to(tl.int32)
-    row, column = tl.load(tile_ptr + 1).to(tl.int32), tl.load(tile_ptr + 2)
+    """Where LANES lanes of a tile lie in its tensor, from lane `begin` of the tile on.
+
+    Returns:
+        The tile's first row (int32) and first column (int64), and for every lane, as (LANES,) of
+        int32, its row and its column counted from there.
+    """
+    shift = (tl.load(tile_ptr + 3) & 65535).to(tl.int32)  # log2 of the tile's columns
+    row = tl.load(tile_ptr + 1).to(tl.int32)
+    column = tl.load(tile_ptr + 2)
     lane = begin + tl.arange(0, LANES)
-    r, q = lane >> shift, lane & ((1 << shift) - 1)
+    r = lane >> shift
+    q = lane & ((1 << shift) - 1)
     if FLAT:
+        # Promises to the compiler, with which it moves 16 bytes at a time.
         column = tl.multiple_of(column, VECTOR)
         r = tl.max_constancy(r, VECTOR)
         q = tl.multiple_of(tl.max_contiguous(q, VECTOR), VECTOR)
@@ -43,23 +55,29 @@ def _lanes(tile_ptr, begin, LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.
 
 @triton.jit
 def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.constexpr):
-    """Where a tile lies in a row, of the target or of a client, and which of its lanes are there.
+    """Where a tile lies in a row of the target or of a client, and which of its lanes exist there.
 
     Args:
-        row, column, r, q: of the tile, see _lanes.
-        about_ptr: offset, a, b, c: the row has the leading (a, b, c) of the tensor's axes there.
-        n_b: size of the middle axis in the target.
-        FLAT: the tensor has no groups and labels, so that n_b is 1, and all sizes are multiples of
-            VECTOR, the elements that fill 16 bytes.
+        row: The tile's first row, as of _lanes; likewise the next three.
+        column: Its first column.
+        r: The lanes' rows.
+        q: The lanes' columns.
+        about_ptr: Points to offset, a, b, c: the row has the leading (a, b, c) of the tensor's axes
+            at that offset.
+        n_b: The size of the middle axis in the target.
+        FLAT: Whether the tensor has no groups and no labels, so that n_b is 1, and all sizes are
+            multiples of VECTOR, the number of elements that fill 16 bytes.
 
     Returns:
-        int64 scalar, int32 places of the lanes behind it, and which lanes are there.
+        An int64 scalar, the int32 places of the lanes behind it, and which lanes exist.
     """
     offset = tl.multiple_of(tl.load(about_ptr), 32)
-    a, b = tl.load(about_ptr + 1).to(tl.int32), tl.load(about_ptr + 2)
+    a = tl.load(about_ptr + 1).to(tl.int32)
+    b = tl.load(about_ptr + 2)
     c = tl.load(about_ptr + 3)
     if FLAT:
         c = tl.multiple_of(c, VECTOR)
+
     # Within a tile of several rows all positions fit into 32 bits. In a tile of one row the rest of
     # the row may be longer, but all that matters is whether it ends in the tile.
     columns = tl.minimum(c - column, 1 << 30).to(tl.int32)
@@ -68,6 +86,7 @@ def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.co
         there = tl.max_constancy((r < a - row) & (q < columns), VECTOR)
         place = tl.multiple_of(tl.max_contiguous(r * c.to(tl.int32) + q, VECTOR), VECTOR)
     else:
+        # A row of A x B is i * n_b + j in the target, and i * b + j here.
         first = row // n_b
         base = offset + first * b * c + column
         inner = row - first * n_b + r
@@ -85,13 +104,19 @@ def _merge_tile(
     TYPE: tl.constexpr, MODE: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The merge of one tile; arguments as merge_kernel's, FLAT as _within's."""
-    tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
+    """Merge LANES lanes of one tile, from lane `lane` of the tile on.
+
+    The other arguments are those of merge_kernel, and FLAT is that of _within.
+    """
+    tensor = tl.load(tile_ptr)
+    reach = (tl.load(tile_ptr + 3) >> 16).to(tl.int32)  # how many levels have a part of the tile
     row, column, r, q = _lanes(tile_ptr, lane, LANES, FLAT, VECTOR)
     about_ptr = tensors_ptr + tensor * 5
-    n_b, labelled = tl.load(about_ptr + 2).to(tl.int32), tl.load(about_ptr + 4) != 0
+    n_b = tl.load(about_ptr + 2).to(tl.int32)
+    labelled = tl.load(about_ptr + 4) != 0
     base, place, inside = _within(row, column, r, q, about_ptr, n_b, FLAT, VECTOR)
     if MODE == FINISH:
+        # Only columns that `partial` has.
         ahead = base - start.to(tl.int64) * 32
         inside = inside & (ahead + place >= 0) & (ahead + place < size)
         if FLAT:
@@ -101,10 +126,11 @@ def _merge_tile(
     sums = tl.zeros([LANES], tl.float64)
     weight = tl.zeros([LANES], tl.float64)
     if MODE != SUM:
-        # A load that never happens gives both accumulators one layout; without it the compiler
-        # counts in another and converts through shared memory.
+        # A load that never happens gives both accumulators one layout. Without it the compiler
+        # counts in another layout, and converts through shared memory.
         never = tl.load(out_ptr + base + place, mask=inside & (reach < 0), other=0.0)
         weight = never.to(tl.float64)
+
     # Levels outside and clients inside: where a tile lies in a client's row is a matter of its
     # level, so that a client costs a load, a conversion and a sum. Clients are sorted by level, so
     # the order of the sum is theirs. Four loads are under way at once, without shared memory.
@@ -112,7 +138,8 @@ def _merge_tile(
         source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
         begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
         if MODE != FINISH:
-            first, last = tl.load(first_ptr + level), tl.load(first_ptr + level + 1)
+            first = tl.load(first_ptr + level)
+            last = tl.load(first_ptr + level + 1)
             for client in tl.range(first, last, num_stages=1, loop_unroll_factor=4):
                 x_ptr = tl.multiple_of(tl.load(rows_ptr + client).to(tl.pointer_type(TYPE)), 16)
                 x = tl.load(x_ptr + begin + where, mask=there, other=0.0)
@@ -156,15 +183,28 @@ def merge_kernel(
 ):  # fmt: skip
     """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
 
+    The first n_rest programs own TILE / VECTOR elements of a tile of `rest`, one a thread. Each of
+    the others owns a whole tile of `flat`, VECTOR elements a thread.
+
     Args:
-        rows_ptr: addresses of the clients' rows, wide levels first.
-        flat_ptr, rest_ptr: (N, 4), tensors_ptr: (T, 5), levels_ptr: (L, T, 4); see SliceTable.
+        out_ptr: (P,) the row of the target.
+        partial_ptr: (P,) float64 sums of all columns for SUM, (size,) of some for FINISH.
+        rows_ptr: (clients,) int64 addresses of the clients' rows, wide levels first.
+        flat_ptr: (N, 4) tiles; as of SliceTable, like the next three.
+        rest_ptr: (M, 4) tiles.
+        n_rest: The number of programs for `rest`, M * VECTOR.
+        tensors_ptr: (T, 5).
+        n_tensors: T.
+        levels_ptr: (L, T, 4).
         first_ptr: (L + 1,) where the clients of a level begin.
-        totals_ptr: (L,) weights of all clients of a level.
-        words_ptr: (clients, n_words) labels that a client holds.
-        label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
-        weights_ptr: a_m.
-        start, size: FINISH reads the sums of so many columns, from column 32 * start on.
+        totals_ptr: (L,) the weights of all clients of a level.
+        words_ptr: (clients, n_words) the labels that a client holds.
+        n_words: The words of a client's labels.
+        label_totals_ptr: (L, n_labels) the weights of all clients of a level that hold a label.
+        n_labels: The number of labels.
+        weights_ptr: (clients,) a_m.
+        start: FINISH reads sums from column 32 * start on.
+        size: The number of columns that FINISH reads.
         MODE: SUM (writes partial), FINISH (reads partial), or 0 for both without partial.
     """
     program = tl.program_id(0)
@@ -191,7 +231,12 @@ def _take_tile(
     row_ptr, outs_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, first_ptr,
     TYPE: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
+    """Write LANES lanes of one tile, from lane `lane` of the tile on, to all clients that cover it.
+
+    The other arguments are those of take_kernel, and FLAT is that of _within.
+    """
+    tensor = tl.load(tile_ptr)
+    reach = (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
     row, column, r, q = _lanes(tile_ptr, lane, LANES, FLAT, VECTOR)
     about_ptr = tensors_ptr + tensor * 5
     n_b = tl.load(about_ptr + 2).to(tl.int32)
@@ -210,7 +255,14 @@ def take_kernel(
     row_ptr, outs_ptr, flat_ptr, rest_ptr, n_rest, tensors_ptr, n_tensors, levels_ptr, first_ptr,
     TYPE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """x_m[s] = row[e]: a tile is read once and written to every client that covers it."""
+    """x_m[s] = row[e]: a tile is read once and written to every client that covers it.
+
+    Programs own tiles as in merge_kernel. The arguments are also as there, except for two.
+
+    Args:
+        row_ptr: (P,) the row of the target.
+        outs_ptr: (clients,) int64 addresses of the clients' rows, wide levels first.
+    """
     program = tl.program_id(0)
     LANES: tl.constexpr = TILE // VECTOR
     if program < n_rest:
@@ -238,10 +290,22 @@ def merge(
     *,
     start: int = 0,
 ) -> None:
-    """One launch; "finish" is from column `start` on. What a mode does not use is any tensor."""
+    """Launch one of the three forms of a merge.
+
+    Args:
+        mode: "merge" makes `out` of the rows, "sum" makes `partial` of them, and "finish" makes
+            `out` of `partial`.
+        out: (P,) the row of the target; for "sum" any tensor of its dtype.
+        partial: The sums; any tensor for "merge".
+        rows: The clients' rows; none for "finish".
+        tiles: The tiles `flat` and `rest`.
+        tables: The tables of SliceTable and Members, as merge operators take them.
+        weights: (clients,) the clients' weights; any tensor for "finish".
+        start: The column at which `partial` begins for "finish".
+    """
     tensors, levels, first, totals, words, label_totals = tables
     table = resident(addresses("rows", rows), tensors.device)
-    addresses("out", [out, partial])
+    addresses("out", [out, partial])  # checks that they start at multiples of 16 bytes
     programs, work, constants = _work(f"slice_{mode}{'' if mode == 'sum' else '_'}", out, tiles)
     if programs == 0:
         return
@@ -261,8 +325,18 @@ def take(
     levels: Tensor,
     first: Tensor,
 ) -> None:
+    """Launch the copy of a row of the target into clients' rows.
+
+    Args:
+        row: (P,) the row of the target.
+        outs: The clients' rows, wide levels first.
+        tiles: The tiles `flat` and `rest`.
+        tensors: (T, 5), as of SliceTable.
+        levels: (L, T, 4), as of SliceTable.
+        first: (L + 1,) where the clients of a level begin.
+    """
     table = resident(addresses("outs", outs), tensors.device)
-    addresses("row", [row])
+    addresses("row", [row])  # checks that it starts at a multiple of 16 bytes
     programs, work, constants = _work("slice_take_", row, tiles)
     if programs == 0:
         return
@@ -275,10 +349,25 @@ def take(
 def _work(
     name: str, row: Tensor, tiles: tuple[Tensor, Tensor]
 ) -> tuple[int, tuple[Tensor, Tensor, int], dict[str, Any]]:
-    """The number of programs, the tiles with how many programs own the rest, and constants."""
-    (flat, rest), vector = tiles, _VECTOR[row.dtype]
+    """Return how a launch covers all tiles.
+
+    Args:
+        name: The name of the operation, for errors.
+        row: A row, whose dtype decides how many elements move together.
+        tiles: The tiles `flat` and `rest`.
+
+    Returns:
+        The number of programs, the arguments (flat, rest, n_rest), and the constants of a kernel.
+    """
+    flat, rest = tiles
+    vector = _VECTOR[row.dtype]
     n_rest = len(rest) * vector
-    check_grid(name, n_rest + len(flat))
-    warps = TILE // (32 * vector)  # 16 bytes a thread of a flat tile
-    constants = {"TYPE": TYPES[row.dtype], "TILE": TILE, "VECTOR": vector, "num_warps": warps}
-    return n_rest + len(flat), (flat, rest, n_rest), constants
+    programs = n_rest + len(flat)
+    check_grid(name, programs)
+    constants = {
+        "TYPE": TYPES[row.dtype],
+        "TILE": TILE,
+        "VECTOR": vector,
+        "num_warps": TILE // (32 * vector),  # 16 bytes a thread of a flat tile
+    }
+    return programs, (flat, rest, n_rest), constants

@@ -1,4 +1,4 @@
-"""Operations on whole rows in float64, written like the papers' formulas."""
+"""Operations on whole rows in float64, written like the formulas of the papers."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum_k w_k x_k; what weighs 0 takes no part."""
+    """Return sum_k w_k x_k; a row of weight 0 takes no part."""
     total = torch.zeros(rows[0].shape, dtype=torch.float64)
     for row, weight in zip(rows, weights, strict=True):
         if weight != 0:
@@ -16,7 +16,7 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """FedAvg: sum_k w_k x_k / sum_k w_k."""
+    """Return FedAvg's mean, sum_k w_k x_k / sum_k w_k."""
     return weighted_sum(rows, weights) / sum(weights)
 
 
@@ -25,16 +25,27 @@ def grouped_mean(
     jobs: Sequence[tuple[Sequence[int], int, int]],
     weights: Sequence[float] | None = None,
 ) -> list[Tensor]:
-    """FlexiFed: every group's common layers are the mean of its members; copies of all rows."""
-    out = [row.to(torch.float64, copy=True) for row in rows]
+    """Return copies of all rows in which every group's common layers are the mean of its members.
+
+    This is FlexiFed's average.
+
+    Args:
+        rows: The clients' rows.
+        jobs: The groups: members, the first of their common columns, and the one behind the last.
+        weights: The clients' weights; all 1 by default.
+    """
+    averaged = [row.to(torch.float64, copy=True) for row in rows]
     for members, start, stop in jobs:
-        shares = [1.0 if weights is None else weights[k] for k in members]
-        if sum(shares) == 0:
+        if weights is None:
+            weights_of_members = [1.0] * len(members)
+        else:
+            weights_of_members = [weights[k] for k in members]
+        if sum(weights_of_members) == 0:
             continue
-        mean = weighted_mean([rows[k][start:stop] for k in members], shares)
+        mean = weighted_mean([rows[k][start:stop] for k in members], weights_of_members)
         for k in members:
-            out[k][start:stop] = mean
-    return out
+            averaged[k][start:stop] = mean
+    return averaged
 
 
 def aspg_step(
@@ -48,9 +59,18 @@ def aspg_step(
     extrapolation: float,
     box: tuple[float, float] | None,
 ) -> tuple[Tensor, Tensor]:
-    """FedBCD, eq. (4b) at `point`, and (4a) of the step after it: the next point and iterate."""
-    point, x, gradient, anchor = (t.to(torch.float64) for t in (point, x, gradient, anchor))
-    new = point - lr * (gradient + gamma * (point - anchor))
+    """Take FedBCD's step, eq. (4b) at `point`, and (4a) of the step after it.
+
+    Returns:
+        The next point and the next iterate.
+    """
+    point = point.to(torch.float64)
+    x = x.to(torch.float64)
+    gradient = gradient.to(torch.float64)
+    anchor = anchor.to(torch.float64)
+
+    new_x = point - lr * (gradient + gamma * (point - anchor))
     if box is not None:
-        new = torch.clamp(new, *box)
-    return new + extrapolation * (new - x), new
+        new_x = torch.clamp(new_x, *box)
+    new_point = new_x + extrapolation * (new_x - x)
+    return new_point, new_x

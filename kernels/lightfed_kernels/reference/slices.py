@@ -11,14 +11,16 @@ Shape = tuple[int, ...]
 
 
 def covered_index(wide: Entry, narrow: Entry, groups: Shape) -> tuple[Tensor, ...]:
-    """The indices of the elements of a tensor that its slice has, dimension by dimension.
+    """Return the indices of the elements of a tensor that its slice has, dimension by dimension.
 
-    In a dimension of g groups, the leading elements of every group: group h, place o -> h D_h + o.
+    In a dimension of several groups, these are the leading elements of every group: place o of
+    group h is at h D + o, where D is the size of a group.
     """
     index = []
-    for size, kept, count in zip(wide.shape, narrow.shape, groups, strict=True):
-        group, own = size // count, kept // count
-        index.append((torch.arange(count)[:, None] * group + torch.arange(own)).flatten())
+    for size, kept, num_groups in zip(wide.shape, narrow.shape, groups, strict=True):
+        starts = torch.arange(num_groups) * (size // num_groups)
+        places = torch.arange(kept // num_groups)
+        index.append((starts[:, None] + places).flatten())
     return torch.meshgrid(*index, indexing="ij") if index else ()
 
 
@@ -33,17 +35,17 @@ def merge(
     label_rows: Sequence[str] = (),
     groups: Mapping[str, Shape] | None = None,
 ) -> Tensor:
-    """(P,) float64: the weighted mean where somebody covers, elsewhere `out` (P,).
+    """Return the weighted mean where somebody covers and `out` elsewhere, as (P,) of float64.
 
     Args:
-        out: the target's old values.
-        target: its layout.
-        rows: of the clients.
-        layouts: of every client's row.
-        weights: 1 for all by default.
-        labels: of every client, None for all labels.
-        label_rows: tensors of whose rows a client only gives those of its labels.
-        groups: of the dimensions of a tensor, where not all are 1.
+        out: (P,) the target's old values.
+        target: Its layout.
+        rows: The clients' rows.
+        layouts: The layout of every client's row.
+        weights: The clients' weights; all 1 by default.
+        labels: The labels of every client; None for all labels.
+        label_rows: The tensors of which a client gives only the rows of its labels.
+        groups: The numbers of groups of the dimensions of a tensor, where not all are 1.
     """
     mean = out.double().cpu().clone()
     for entry in target:
@@ -54,19 +56,23 @@ def merge(
             weight = 1.0 if weights is None else weights[k]
             if narrow is None or narrow.numel == 0 or weight == 0:
                 continue
-            part = torch.zeros(entry.shape, dtype=torch.float64)
-            held = torch.zeros(entry.shape, dtype=torch.float64)
-            index = covered_index(
-                entry, narrow, (groups or {}).get(entry.name, (1,) * len(entry.shape))
-            )
-            part[index] = layout.view(row, narrow).double().cpu()
-            held[index] = 1.0
-            own = None if labels is None else labels[k]
-            if entry.name in label_rows and own is not None:
-                others = [i for i in range(entry.shape[0]) if i not in set(own)]
-                part[others], held[others] = 0.0, 0.0
-            total += weight * part
-            count += weight * held
+
+            # The client's values and what it covers, in the shape of the target's tensor.
+            values = torch.zeros(entry.shape, dtype=torch.float64)
+            covers = torch.zeros(entry.shape, dtype=torch.float64)
+            index = covered_index(entry, narrow, _groups_of(entry, groups))
+            values[index] = layout.view(row, narrow).double().cpu()
+            covers[index] = 1.0
+
+            labels_of_client = None if labels is None else labels[k]
+            if entry.name in label_rows and labels_of_client is not None:
+                for label in range(entry.shape[0]):
+                    if label not in labels_of_client:
+                        values[label] = 0.0
+                        covers[label] = 0.0
+            total += weight * values
+            count += weight * covers
+
         view = target.view(mean, entry)
         view.copy_(torch.where(count > 0, total / count, view))
     return mean
@@ -75,14 +81,18 @@ def merge(
 def take(
     row: Tensor, target: Layout, layout: Layout, *, groups: Mapping[str, Shape] | None = None
 ) -> Tensor:
-    """The client's row of the elements it covers; zeros where the target has none."""
+    """Return a client's row with the target's elements; zeros where the target has none."""
     out = layout.new_row(dtype=row.dtype)
     wide = {entry.name: entry for entry in target}
     for narrow in layout:
         entry = wide.get(narrow.name)
         if entry is not None:
-            index = covered_index(
-                entry, narrow, (groups or {}).get(entry.name, (1,) * len(entry.shape))
-            )
+            index = covered_index(entry, narrow, _groups_of(entry, groups))
             layout.view(out, narrow).copy_(target.view(row.cpu(), entry)[index])
     return out
+
+
+def _groups_of(entry: Entry, groups: Mapping[str, Shape] | None) -> Shape:
+    """Return the numbers of groups of a tensor's dimensions."""
+    ungrouped = (1,) * len(entry.shape)
+    return ungrouped if groups is None else groups.get(entry.name, ungrouped)

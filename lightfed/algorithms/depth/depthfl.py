@@ -6,13 +6,15 @@ https://openreview.net/forum?id=pf8RIZTMU58
     L = sum_i [ CE(z_i, y) + c_t / (d - 1) sum_{j != i} KL(q_j || softmax(z_i)) ]
     a[e] <- mean of w_k[e] over the m_e clients that hold the tensor e
 
-z_1 .. z_d are the logits of the d classifiers of a client, and q_j = softmax(z_j) is a constant. As
-in the first author's code, FedDyn corrects the drift of clients and server:
+z_1 .. z_d are the logits of the d classifiers of a client, and q_j = softmax(z_j) is a constant.
+
+As in the first author's code, FedDyn corrects the drift of clients and server:
 
     grad L + alpha (w - w_t) - g_k,            g_k <- g_k - alpha (w_k - w_t)
     h[e] <- h[e] - alpha m_e / N (a - w_t)[e],   w_{t+1} = a - h / alpha
 
-BatchNorm statistics are plain means. The first group is the deepest.
+BatchNorm statistics are plain means. The first group is the deepest. The networks are in
+`networks.py`.
 """
 
 from math import exp
@@ -33,7 +35,11 @@ from lightfed.utils.errors import UserError
 
 
 class DepthFL(OneModel):
-    """Averages every tensor over the clients that hold it; the deepest group comes first."""
+    """Averages every tensor over the clients that hold it; the deepest group comes first.
+
+    Attributes:
+        h: (P,) the server's memory of its steps, in the deepest model.
+    """
 
     depths = True
     side_by_side = True
@@ -41,15 +47,18 @@ class DepthFL(OneModel):
     h: Tensor
 
     def __init__(self, alpha: Weight = 0.1, distil: bool = True, deepest: bool = False) -> None:
-        """Set what clients minimise.
+        """Set what clients minimize.
 
         Args:
-            alpha: Of FedDyn; with 0 it is left out, and clients keep nothing.
+            alpha: The weight of FedDyn's correction; with 0 there is none, and clients keep
+                nothing.
             distil: Classifiers learn from each other.
             deepest: Only a client's last classifier has a loss, as in InclusiveFL.
         """
         super().__init__()
-        self.alpha, self.distil, self.deepest = alpha, distil, deepest
+        self.alpha = alpha
+        self.distil = distil
+        self.deepest = deepest
         self.stateful = alpha > 0  # clients keep g_k
         if alpha:
             self.no_memory = "its clients have such a memory, unless alpha is 0"
@@ -58,8 +67,11 @@ class DepthFL(OneModel):
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         net = ClientModule.of(module, method="DepthFL").net
         if not isinstance(net, DepthNet):
-            found = f"{type(net).__name__}, which has no classifier after each block"
-            raise UserError("model.clients", found, "use DepthConv, or a DepthNet of your own")
+            raise UserError(
+                key="model.clients",
+                found=f"{type(net).__name__}, which has no classifier after each block",
+                fix="use DepthConv, or a DepthNet of your own",
+            )
         net.deepest = self.deepest
 
     @override
@@ -70,30 +82,45 @@ class DepthFL(OneModel):
         self.register_buffer("h", torch.zeros_like(self.model.parameters_row))
         if self.alpha:
             self.corrections = fed.keep("correction", with_server=True)  # g_k
-        self.changes = fed.keep("change", durable=False)
+        self.changes = fed.keep("change", durable=False)  # -alpha (w_k - w_t)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients, w = fed.participants(t), self.model.parameters_row
-        before = w.clone()
+        w = self.model.parameters_row
+        before = w.clone()  # w_t
+
+        clients = fed.participants(t)
         fed.send(self.model, clients)
         fed.train(clients, t)
-        merged = fed.merge(clients, into=self.model, weights="uniform")
-        if self.alpha:
-            held = torch.zeros_like(self.model.floats)  # m_e
-            views = self.model.layout.floats.views(held)
-            for entry in (e for k in merged for e in fed.state(k).layout.floats):
+        merged = fed.merge(clients, into=self.model, weights="uniform")  # a
+        if not self.alpha:
+            return
+
+        m = self._holders(fed, merged)[: len(w)]
+        # h[e] <- h[e] - alpha m_e / N (a - w_t)[e]
+        self.h -= self.alpha / fed.clients * m * (w - before)
+        # w_{t+1} = a - h / alpha, where some client of this round holds the tensor
+        w -= (m > 0) * self.h / self.alpha
+        for k in fed.mine(merged):
+            self.corrections[k] = self.corrections.get(k, 0.0) + self.changes[k]
+
+    def _holders(self, fed: Fleet, clients: list[int]) -> Tensor:
+        """Return m_e of every element of the server's model, (P,): how many clients hold it."""
+        holders = torch.zeros_like(self.model.floats)
+        views = self.model.layout.floats.views(holders)
+        for k in clients:
+            for entry in fed.state(k).layout.floats:
                 views[entry.name] += 1
-            held = held[: len(w)]
-            self.h -= self.alpha / fed.clients * held * (w - before)
-            w -= (held > 0) * self.h / self.alpha
-            for k in fed.mine(merged):
-                self.corrections[k] = self.corrections.get(k, 0.0) + self.changes[k]
+        return holders
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        c = exp(-5 * (1 - min(s.round, 300) / 300) ** 2) if self.distil else 0.0
-        s.module.get_buffer("net.consistency").fill_(c)
+        # c_t rises within 300 rounds, as in the first author's code.
+        consistency = 0.0
+        if self.distil:
+            progress = min(s.round, 300) / 300
+            consistency = exp(-5 * (1 - progress) ** 2)
+        s.module.get_buffer("net.consistency").fill_(consistency)
 
     @override
     def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:

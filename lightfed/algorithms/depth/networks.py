@@ -1,7 +1,6 @@
 """Networks with a classifier after each block, for clients of different depth (DepthFL)."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +15,16 @@ class DepthNet(nn.Module):
 
         L = sum_i [ CE(z_i, y) + c / (d - 1) sum_{j != i} KL(q_j || softmax(z_i)) ]
 
-    Of the d classifiers z_i are the logits, and q_i = softmax(z_i) is a constant. Kim, Yu, Kim,
-    Moon: DepthFL, ICLR 2023.
+    z_i are the logits of the i-th of d classifiers, and q_i = softmax(z_i) is a constant. Kim, Yu,
+    Kim, Moon: DepthFL, ICLR 2023.
 
     Args:
-        blocks: maps of the input, and of each block's output.
-        heads: as many; each maps the output of its block to (B, C) logits.
+        blocks: Map the input, and then each block's output.
+        heads: As many; each maps the output of its block to (B, C) logits.
 
     Attributes:
         consistency: () c, the weight of distillation; 0 at first.
-        deepest: only the last classifier has a loss.
+        deepest: Whether only the last classifier has a loss.
     """
 
     consistency: Tensor
@@ -33,33 +32,47 @@ class DepthNet(nn.Module):
 
     def __init__(self, blocks: Iterable[nn.Module], heads: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.blocks, self.heads = nn.ModuleList(blocks), nn.ModuleList(heads)
+        self.blocks = nn.ModuleList(blocks)
+        self.heads = nn.ModuleList(heads)
         self.register_buffer("consistency", torch.zeros(()), persistent=False)
 
     def logits(self, x: Tensor) -> list[Tensor]:
-        """(B, C) of every classifier."""
-        pairs = zip(self.blocks, self.heads, strict=True)
-        return [head(x := block(x)) for block, head in pairs]
+        """Return the logits (B, C) of every classifier, from samples (B, ...)."""
+        logits = []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            x = block(x)
+            logits.append(head(x))
+        return logits
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits."""
+        """Map samples (B, ...) to logits (B, C)."""
         return torch.stack(self.logits(x)).mean(0)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of every classifier."""
+        """Return the loss of every classifier that has one, as "head0", "head1", and so on.
+
+        Args:
+            x: Samples (B, ...).
+            y: Labels (B,).
+        """
         z = self.logits(x)
-        q = [z_j.softmax(1).detach() + 1e-7 for z_j in z]  # as in the first author's code
-        share, losses = self.consistency / max(len(z) - 1, 1), {}
-        for i in range(len(z) - 1 if self.deepest else 0, len(z)):
-            others, log = q[:i] + q[i + 1 :], z[i].log_softmax(1)
-            kl = [(q_j * (q_j.log() - log)).sum(1).mean() for q_j in others]
-            losses[f"head{i}"] = F.cross_entropy(z[i], y) + share * sum(kl)
+        depth = len(z)
+        q = [z_i.softmax(1).detach() + 1e-7 for z_i in z]  # 1e-7 as in the first author's code
+        weight = self.consistency / max(depth - 1, 1)  # c / (d - 1)
+
+        losses = {}
+        first = depth - 1 if self.deepest else 0
+        for i in range(first, depth):
+            log_p = z[i].log_softmax(1)
+            others = q[:i] + q[i + 1 :]
+            divergences = [(q_j * (q_j.log() - log_p)).sum(1).mean() for q_j in others]
+            losses[f"head{i}"] = F.cross_entropy(z[i], y) + weight * sum(divergences)
         return losses
 
 
 class DepthConv(DepthNet):
-    """Blocks of conv3x3, batch normalisation, ReLU and max-pool.
+    """Blocks of conv3x3, batch normalization, ReLU and max-pool.
 
     Classifiers are a global average and a linear layer. A client of a rate below 1 has the first
     blocks.
@@ -67,9 +80,9 @@ class DepthConv(DepthNet):
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        channels: of all blocks.
-        pools: number of blocks with pooling, the first ones.
-        rate: share of the blocks, rounded up.
+        channels: Output channels of each block of the deepest client.
+        pools: Number of blocks with pooling, the first ones.
+        rate: Share of the blocks, rounded up.
     """
 
     def __init__(
@@ -84,11 +97,21 @@ class DepthConv(DepthNet):
         depth = rounded_up(len(channels) * rate)
         blocks: list[nn.Module] = []
         heads: list[nn.Module] = []
-        for inputs, outputs in list(pairwise([input_shape[0], *channels]))[:depth]:
-            convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-            block = [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
-            pooling = [nn.MaxPool2d(2)] if len(blocks) < pools else []
-            blocks.append(nn.Sequential(*block, *pooling))
-            average = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-            heads.append(nn.Sequential(*average, nn.Linear(outputs, num_classes)))
+        inputs = input_shape[0]
+        for position, outputs in enumerate(channels[:depth]):
+            block = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            )
+            if position < pools:
+                block.append(nn.MaxPool2d(2))
+            head = nn.Sequential(
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(outputs, num_classes),
+            )
+            blocks.append(block)
+            heads.append(head)
+            inputs = outputs
         super().__init__(blocks, heads)

@@ -1,10 +1,13 @@
-"""Accelerated stochastic projected gradient: the local optimiser of FedBCD.
+"""ASPG, accelerated stochastic projected gradient: the local optimizer of FedBCD.
 
 Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
 Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 
     x_ex = x^k + zeta (x^k - x^{k-1})                                            (4a)
     x^{k+1} = clamp(x_ex - eta (g(x_ex) + gamma (x_ex - z)), box)                (4b)
+
+x^k are the iterates, x_ex is the extrapolated point at which the gradient is taken, and z the model
+of the device's server.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +22,7 @@ from typing_extensions import override
 
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, Stepper, views_at
 from lightfed.packs.stacked_optimizer import StackedOptimizer
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 _KEY = "model.optimizer.init_args"
 
@@ -27,9 +30,10 @@ _KEY = "model.optimizer.init_args"
 class AspgStepper(Stepper):
     """ASPG on the row that a live module is bound to.
 
-    Within a session the row holds the extrapolated point, and a separate row the iterate. The final
-    difference of the two, zeta (x^K - x^{K-1}), is carried to the device's next session. Clipping
-    acts on the gradient of the local objective, including its pull.
+    Within a session the row holds the extrapolated point, because the module takes its gradient
+    there. A second row holds the iterate. The final difference of the two, zeta (x^K - x^{K-1}), is
+    carried to the device's next session. Clipping acts on the gradient of the local objective,
+    including its pull.
     """
 
     def __init__(self, optimizer: Optimizer, clipping: Clipping | None) -> None:
@@ -37,21 +41,33 @@ class AspgStepper(Stepper):
         (self._group,) = optimizer.param_groups
         self._zeta: float = self._group["momentum"]
         self.box = self._group["box"]
-        self._point = self._iterate = self._gradient = torch.empty(0)
-        self._parts: Params = []  # of the gradient, as the parameters lie in a row
-        self._runs: list[slice] = []  # of a row, that are trained
+
+        # Rows of shape (P,): the extrapolated point, which is the client's own row; the iterate;
+        # and the gradient, with views of it for each parameter.
+        self._point = torch.empty(0)
+        self._iterate = torch.empty(0)
+        self._gradient = torch.empty(0)
+        self._parts: Params = []
+
+        # The parts of a row that are trained.
+        self._runs: list[slice] = []
 
     @override
     def reset(self, lr: float | None, row: Tensor, proximal: Proximal | None) -> None:
         super().reset(lr, row, None)
         self._zeta = self._group["momentum"]  # a schedule may have changed it
-        self._point, values = row, self._params
+        self._point = row
         if len(self._gradient) != len(row):
-            self._gradient, self._iterate = torch.zeros_like(row), torch.empty_like(row)
-            self._parts = views_at(values, row, self._gradient)
-            starts = [int(part.storage_offset()) for part in self._parts]
-            ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
-            self._runs = _runs([*zip(starts, ends, strict=True)])
+            self._gradient = torch.zeros_like(row)
+            self._iterate = torch.empty_like(row)
+            self._parts = views_at(self._params, row, self._gradient)
+            spans = []
+            for part in self._parts:
+                start = int(part.storage_offset())
+                spans.append((start, start + part.numel()))
+            self._runs = _aligned_runs(spans)
+
+        # x^0 is the model, and x_ex the model plus what the last session has left.
         self._iterate.copy_(row)
         self._proximal = proximal
         if proximal is not None and proximal.momentum is not None:
@@ -59,8 +75,11 @@ class AspgStepper(Stepper):
 
     @override
     def train_only(self, parameters: Sequence[Tensor]) -> None:
-        found = "ASPG, and the algorithm freezes a part of the model"
-        raise UserError("model.optimizer", found, "use torch.optim.SGD")
+        raise UserError(
+            "model.optimizer",
+            "ASPG, and the algorithm freezes a part of the model",
+            "use torch.optim.SGD",
+        )
 
     @override
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
@@ -71,41 +90,60 @@ class AspgStepper(Stepper):
             p.grad = None
 
     def _move(self, hook: GradientHook | None) -> None:
-        used, grads = self._gradients()
+        """Take the step (4b), and extrapolate (4a), from the gradients of the parameters."""
+        used, gradients = self._gradients()
         if len(used) < len(self._parts):
             self._gradient.zero_()
-        torch._foreach_copy_([self._parts[i] for i in used], grads)
+        torch._foreach_copy_([self._parts[i] for i in used], gradients)
         if hook is not None:
             hook(self._gradient)
-        gamma, anchor = 0.0, self._point.clone()  # a pull of no weight
-        if self._proximal is not None and self._proximal.gamma:
-            gamma, anchor = self._proximal.gamma, self._proximal.anchor
+
+        # Without a pull: gamma = 0, and any anchor.
+        gamma = 0.0
+        anchor = self._point.clone()
+        decay = None
+        if self._proximal is not None:
+            decay = self._proximal.decay
+            if self._proximal.gamma:
+                gamma = self._proximal.gamma
+                anchor = self._proximal.anchor
+
         if self.clipping is not None:
+            # The pull has to be in the gradient before it is clipped: the kernel adds none then.
             for run in self._runs:
                 self._gradient[run].add_(self._point[run] - anchor[run], alpha=gamma)
             self.clipping(self._parts, range(len(self._parts)))
             gamma = 0.0
-        if self._proximal is not None and self._proximal.decay is not None:
+
+        if decay is not None:
             for run in self._runs:
-                self._gradient[run].addcmul_(self._point[run], self._proximal.decay[run])
+                self._gradient[run].addcmul_(self._point[run], decay[run])
+
         for run in self._runs:
             aspg_step_(
-                self._point[run], self._iterate[run], self._gradient[run], anchor[run],
-                lr=self._group["lr"], gamma=gamma, extrapolation=self._zeta, box=self.box,
-            )  # fmt: skip
+                self._point[run],
+                self._iterate[run],
+                self._gradient[run],
+                anchor[run],
+                lr=self._group["lr"],
+                gamma=gamma,
+                extrapolation=self._zeta,
+                box=self.box,
+            )
 
     @override
     def finish(self) -> None:
-        """The row becomes the iterate; the momentum is kept if it is carried."""
+        """Put the iterate into the row; keep the momentum if it is carried."""
         if self._proximal is not None and self._proximal.carries:
             self._proximal.momentum = self._point - self._iterate
         self._point.copy_(self._iterate)
 
 
 class StackedASPG(StackedOptimizer):
-    """The steps of `AspgStepper` for K clients.
+    """Takes the steps of `AspgStepper` for K clients at once.
 
-    Within sessions the values are the extrapolated points.
+    Within sessions the values are the extrapolated points. Pulls, decays and clipping are in the
+    gradients already, as for any optimizer of a pack.
     """
 
     @override
@@ -114,7 +152,9 @@ class StackedASPG(StackedOptimizer):
     ) -> None:
         super().start(values, lr=lr, momenta=None)
         (group,) = self._optimizer.param_groups
-        self._lr, self._zeta, self._box = group["lr"], group["momentum"], group["box"]
+        self._lr = group["lr"]
+        self._zeta = group["momentum"]
+        self._box = group["box"]
         self._points = list(values)
         self._iterates = [value.clone() for value in values]
         if momenta is not None:
@@ -128,33 +168,42 @@ class StackedASPG(StackedOptimizer):
     @override
     def step(self, grads: Sequence[Tensor | None]) -> None:
         for i, (leaf, grad) in enumerate(zip(self.leaves, grads, strict=True)):
-            point = leaf.data
-            iterate = self._iterates[i][: len(point)]
+            point = leaf.data  # x_ex
+            iterate = self._iterates[i][: len(point)]  # x^k
+
+            # (4b)
             new = point if grad is None else point.sub(grad, alpha=self._lr)
             new = new.clone() if self._box is None else new.clamp(*self._box)
+
+            # (4a), for the next step
             torch.add(new, new - iterate, alpha=self._zeta, out=point)
             iterate.copy_(new)
 
     @override
     def carried(self) -> list[Tensor | None]:
-        return [p - x for p, x in zip(self._ends, self._iterates, strict=True)]
+        """Return zeta (x^K - x^{K-1}) of each parameter, (K, *shape)."""
+        momenta: list[Tensor | None] = []
+        for point, iterate in zip(self._ends, self._iterates, strict=True):
+            momenta.append(point - iterate)
+        return momenta
 
     @override
     def finish(self) -> None:
+        # The values become the iterates; `carried` still needs the last points.
         self._ends = [point.clone() for point in self._points]
         torch._foreach_copy_(self._points, self._iterates)
 
 
 class ASPG(Optimizer):
-    """The optimiser, for configurations and for use without lightfed.
+    """ASPG as an optimizer of torch, for configurations and for use without lightfed.
 
     Between steps the parameters hold the extrapolated point, where the next gradient is taken. A
-    session of lightfed takes the same steps on a flat row (`AspgStepper`), with the pull to a
-    server's model and carried momentum.
+    session of lightfed takes the same steps on a flat row (`AspgStepper`), with the pull towards a
+    server's model and with carried momentum.
     """
 
-    stepper = AspgStepper  # of a session
-    stacked = StackedASPG  # of the sessions of several clients at once
+    stepper = AspgStepper  # steps a client's session
+    stacked = StackedASPG  # steps the sessions of several clients at once
 
     def __init__(
         self,
@@ -163,28 +212,35 @@ class ASPG(Optimizer):
         momentum: float = 0.9,
         box: tuple[float, float] | None = (-2.0, 2.0),
     ) -> None:
-        """The step.
+        """Set the step.
 
         Args:
-            params: Of the model.
+            params: The parameters of the model.
             lr: eta, the step size.
-            momentum: zeta, the extrapolation; 0 is projected stochastic gradient.
-            box: Bounds of every weight, 0 among them; null for none.
+            momentum: zeta, the extrapolation; 0 gives projected stochastic gradient.
+            box: Bounds of every weight, with 0 between them; null for none.
         """
-        require(0 < lr < inf, f"{_KEY}.lr", lr, "give a number above 0")
-        require(0 <= momentum < inf, f"{_KEY}.momentum", momentum, "give a number of 0 or more")
+        if not 0 < lr < inf:
+            raise UserError(f"{_KEY}.lr", str(lr), "give a number above 0")
+        if not 0 <= momentum < inf:
+            raise UserError(f"{_KEY}.momentum", str(momentum), "give a number of 0 or more")
+
+        bounds = None
         if box is not None:
             low, high = box
-            require(low < high, f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
-            found = f"[{low}, {high}], which excludes 0"
-            require(low <= 0 <= high, f"{_KEY}.box", found, "give bounds around 0")
-        bounds = None if box is None else (float(box[0]), float(box[1]))
+            if not low < high:
+                raise UserError(f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
+            if not low <= 0 <= high:
+                found = f"[{low}, {high}], which excludes 0"
+                raise UserError(f"{_KEY}.box", found, "give bounds around 0")
+            bounds = (float(low), float(high))
+
         super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
 
     @override
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step from the parameters and their gradients; `x` of the state is the model."""
+        """Take one step from the gradients of the parameters; `x` in the state is the iterate."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -193,6 +249,8 @@ class ASPG(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
+
+                # (4b), and (4a) for the next step
                 old = self.state[p].get("x", p.detach().clone())
                 new = p - group["lr"] * p.grad
                 if group["box"] is not None:
@@ -202,16 +260,20 @@ class ASPG(Optimizer):
         return loss
 
 
-def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:
-    """The trained parts of a row, from the spans of its parameters, in whole aligned lines.
+def _aligned_runs(spans: Sequence[tuple[int, int]]) -> list[slice]:
+    """Return the parts of a row that are trained, in whole aligned lines.
 
-    Adjacent parts are joined. Frozen parameters between them are neither pulled nor projected.
+    Adjacent parameters are joined, so that a step launches few kernels. Frozen parameters between
+    them are neither pulled nor projected.
+
+    Args:
+        spans: Start and end of each trained parameter in the row, ascending.
     """
-    lines = [(start, -(-end // ALIGNMENT) * ALIGNMENT) for start, end in spans]
-    runs = [lines[0]]
-    for start, end in lines[1:]:
-        if start == runs[-1][1]:
-            runs[-1] = runs[-1][0], end
+    runs: list[tuple[int, int]] = []
+    for start, end in spans:
+        aligned_end = -(-end // ALIGNMENT) * ALIGNMENT  # rounded up
+        if runs and start == runs[-1][1]:
+            runs[-1] = (runs[-1][0], aligned_end)
         else:
-            runs.append((start, end))
-    return [slice(*run) for run in runs]
+            runs.append((start, aligned_end))
+    return [slice(start, end) for start, end in runs]

@@ -1,11 +1,17 @@
 """FedAvg and FedProx in FedBCD's hierarchy: servers with devices, one model for all, sync.
 
 The baselines of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
-Personalized Models", AAAI 2021, as in its released code: each server has |Q_n| active devices, all
-start from the global model, train K mini-batches, and the global model becomes their plain mean.
-With mu > 0, mu (w - z) is added to the gradient, which is FedProx; the paper trains it with ASPG.
-In the released FedProx, SGD's momentum passes from device to device; here sessions start without
-it. Every server sends the mean of its devices to the coordinator and receives the global model.
+Personalized Models", AAAI 2021, as in its released code. In every round each server n has |Q_n|
+active devices. All of them start from the global model and train K mini-batches:
+
+    w_i <- w,  then K steps along  grad g_i(w_i) + mu (w_i - w)
+    w <- mean of w_i over all active devices
+
+With mu = 0 this is FedAvg, with mu > 0 FedProx, which the paper trains with ASPG. Every server
+sends the mean of its devices to the coordinator, and receives the global model.
+
+Deviation: in the released FedProx, SGD's momentum passes from device to device. Here sessions start
+without momentum.
 """
 
 from typing import Any
@@ -22,7 +28,7 @@ from lightfed.utils.bounds import Count, Weight
 
 
 class CloudFedAvg(Hierarchical, FedAvg):
-    """The new w is the mean of the active devices' models, each K steps away from w."""
+    """The new w is the mean of the active devices' models, each of them K steps away from w."""
 
     side_by_side = True
 
@@ -48,17 +54,25 @@ class CloudFedAvg(Hierarchical, FedAvg):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        phases = [self.phase(fed, n, t) for n in range(self.hierarchy.servers)]
-        units = {i: k for phase in phases for i, k in phase.units.items()}
+        servers = range(self.hierarchy.servers)
+        phases = [self.phase(fed, n, t) for n in servers]
+        units: dict[int, int] = {}  # K_i by device
+        for phase in phases:
+            units |= phase.units
         devices = sorted(units)  # Q_n of all n
+
         fed.send(self.model, devices)  # w_i <- w
         fed.train(devices, t, steps=self.hierarchy.batches(units, fed.data, t))
-        busy = max(self.busy(fed, phases, t))  # all wait for the slowest
-        fed.merge(devices, into=self.model, weights=self.weights)
-        relay(fed, self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
+        slowest = max(self.busy(fed, phases, t))
+        fed.merge(devices, into=self.model, weights=self.weights)  # w <- mean of w_i
+        relay(fed, self.model, self.hierarchy.messages(servers))
+
+        # All servers wait for the slowest.
         clock = clock_of(fed)
-        clock.advance_to(clock.now + busy)
+        clock.advance_to(clock.now + slowest)
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
-        return Proximal(self.model.parameters_row, self.mu) if self.mu else None
+        if self.mu == 0:
+            return None
+        return Proximal(self.model.parameters_row, self.mu)

@@ -1,4 +1,7 @@
-"""Two levels: cloud servers and their devices (clients); which are active, and for how long."""
+"""Two levels, servers and their devices: which devices are active, and for how long they train.
+
+A device is a client. Virtual time is that of `lightfed.devices`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ import numpy as np
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.devices.delays import Delay
 from lightfed.local.local_work import LocalWork
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 Activation = Literal["uniform", "first"]
@@ -20,13 +23,13 @@ _KEY = "model.algorithm.init_args"
 
 @dataclass(frozen=True)
 class Phase:
-    """A server's response phase: from its first round to the round that waits for it.
+    """A server's response phase: from the round in which it starts to the one that waits for it.
 
     Attributes:
-        active: devices that communicate with the server, ascending.
-        available: devices that train, including the active ones; ascending.
-        units: device -> K, steps or epochs of its session.
-        delays: active device -> virtual seconds, besides what it computes and sends.
+        active: Devices that communicate with the server, ascending.
+        available: Devices that train, including the active ones, ascending.
+        units: K by device: the steps or epochs of its session.
+        delays: Virtual seconds by active device, besides what it computes and sends.
     """
 
     active: list[int]
@@ -37,17 +40,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Servers 0 .. N-1; server n has the devices n D .. (n + 1) D - 1.
+    """Servers 0 .. N-1, each with D devices; server n has the devices n D .. (n + 1) D - 1.
 
     Attributes:
         servers: N.
-        active: number of devices per server that communicate with it in a phase.
-        available: number of devices that train, including the active ones.
-        steps: bounds of K, which is uniform between them.
-        unit: what K counts.
-        delay: of a device; none by default.
-        step_delay: of each of its K units; none by default.
-        activation: random devices, or those whose delays end first, as in the released code.
+        active: Number of devices per server that communicate with it in a phase.
+        available: Number of devices per server that train in a phase, including the active ones.
+        steps: Bounds of K, which is uniform between them.
+        unit: What K counts.
+        delay: Delay of a device's session; none by default.
+        step_delay: Delay of each of its K units; none by default.
+        activation: Whether the active devices are drawn, or are those whose delays end first, as in
+            the released code.
     """
 
     servers: int
@@ -60,71 +64,109 @@ class Hierarchy:
     activation: Activation = "uniform"
 
     def __post_init__(self) -> None:
-        require(self.servers >= 1, f"{_KEY}.servers", self.servers, "give at least 1")
-        require(self.active >= 1, f"{_KEY}.active", self.active, "give at least 1")
-        found, fits = f"{self.available}, with {self.active} active", self.available >= self.active
-        require(fits, f"{_KEY}.available", found, "give at least as many")
+        if self.servers < 1:
+            raise UserError(f"{_KEY}.servers", str(self.servers), "give at least 1")
+        if self.active < 1:
+            raise UserError(f"{_KEY}.active", str(self.active), "give at least 1")
+        if self.available < self.active:
+            raise UserError(
+                f"{_KEY}.available",
+                f"{self.available}, with {self.active} active",
+                "give at least as many",
+            )
+
         low, high = self.steps
-        require(1 <= low <= high, f"{_KEY}.steps", [low, high], "give 1 <= low <= high")
+        if not 1 <= low <= high:
+            raise UserError(f"{_KEY}.steps", str([low, high]), "give 1 <= low <= high")
 
     def check(self, clients: int, work: LocalWork) -> None:
-        """Reject settings that do not fit, and settings of the work that have no effect."""
-        self._check_work(work)
-        devices, rest = divmod(clients, self.servers)
-        found = f"{self.servers} servers for {clients} clients"
-        require(rest == 0, f"{_KEY}.servers", found, "give a divisor of the number of clients")
-        for name, count in (("active", self.active), ("available", self.available)):
-            found = f"{count} of the {devices} devices of a server"
-            require(count <= devices, f"{_KEY}.{name}", found, f"give at most {devices}")
+        """Refuse settings that do not fit the clients, and settings of the work without effect.
 
-    def _check_work(self, work: LocalWork) -> None:
-        many, long = "says how many devices of a server train", "says how long their sessions are"
-        for name, given, argument, what in (
-            ("fraction", work.fraction != 1.0, "active", many),
-            ("clients_per_round", work.clients_per_round is not None, "active", many),
-            ("local_epochs", work.epochs != 1, "steps", long),
-            ("local_steps", work.steps is not None, "steps", long),
-        ):
-            fix = f"leave it out: {_KEY}.{argument} {what}"
-            require(not given, f"model.{name}", "given", fix)
+        Raises:
+            UserError: It names the setting.
+        """
+        _check_work(work)
+
+        devices, rest = divmod(clients, self.servers)
+        if rest != 0:
+            raise UserError(
+                f"{_KEY}.servers",
+                f"{self.servers} servers for {clients} clients",
+                "give a divisor of the number of clients",
+            )
+
+        for name, count in (("active", self.active), ("available", self.available)):
+            if count > devices:
+                raise UserError(
+                    f"{_KEY}.{name}",
+                    f"{count} of the {devices} devices of a server",
+                    f"give at most {devices}",
+                )
 
     def devices(self, server: int, clients: int) -> range:
-        """The devices of a server."""
-        each = clients // self.servers
-        return range(server * each, (server + 1) * each)
+        """Return the devices of a server."""
+        count = clients // self.servers
+        return range(server * count, (server + 1) * count)
 
     def server_of(self, client: int, clients: int) -> int:
+        """Return the server of a device."""
         return client * self.servers // clients
 
     def messages(self, first: Sequence[int]) -> int:
-        """Models between a coordinator, if there are servers, and those it waits for: up, down."""
+        """Return the number of models that servers exchange with a coordinator in a round.
+
+        Each of the servers that it waits for, `first`, sends one up and receives one. A single
+        server needs no coordinator.
+        """
         return 2 * len(first) if self.servers > 1 else 0
 
     def batches(self, units: dict[int, int], data: FederatedDataModule, t: int) -> dict[int, int]:
-        """Lengths of sessions of round t in batches, by device."""
+        """Return the lengths of sessions of round t in batches, by device, from their K."""
         if self.unit == "step":
             return units
-        return {i: k * data.num_batches(i, t) for i, k in units.items()}
+        return {device: k * data.num_batches(device, t) for device, k in units.items()}
 
     def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
-        """The phase that a server starts in round t.
+        """Return the phase that a server starts in round t.
 
-        Draws are named by (seed, purpose, t); a device has that of its number.
+        Draws are named by (seed, purpose, t). A device has the draw at its number, so that it does
+        not depend on which other servers start a phase.
         """
-        devices, delays = self.devices(server, clients), np.zeros(clients)
+        devices = self.devices(server, clients)
+        delays = np.zeros(clients)
         if self.delay is not None:
             delays = self.delay.draw(numpy_generator(seed, "delay", t), clients)
+
         if self.activation == "first" and self.delay is not None:
             order = np.argsort(delays[devices], kind="stable")  # ties go to the lower number
         else:
             order = numpy_generator(seed, "active", t, server).permutation(len(devices))
-        active = sorted(devices[i] for i in order[: self.active])
-        available = sorted(devices[i] for i in order[: self.available])
+        active = sorted(devices[position] for position in order[: self.active])
+        available = sorted(devices[position] for position in order[: self.available])
+
         low, high = self.steps
-        units = {
-            i: int(numpy_generator(seed, "steps", t, i).integers(low, high + 1)) for i in available
-        }
+        units = {}
+        for device in available:
+            rng = numpy_generator(seed, "steps", t, device)
+            units[device] = int(rng.integers(low, high + 1))
+
         if self.step_delay is not None:
-            each = self.step_delay.draw(numpy_generator(seed, "step-delay", t), clients)
-            delays[available] += each[available] * [*units.values()]
-        return Phase(active, available, units, {i: float(delays[i]) for i in active})
+            rng = numpy_generator(seed, "step-delay", t)
+            step_delays = self.step_delay.draw(rng, clients)
+            delays[available] += step_delays[available] * list(units.values())
+
+        return Phase(active, available, units, {device: float(delays[device]) for device in active})
+
+
+def _check_work(work: LocalWork) -> None:
+    """Refuse settings of a session's length and of participation that the hierarchy overrides."""
+    says_how_many = f"leave it out: {_KEY}.active says how many devices of a server train"
+    says_how_long = f"leave it out: {_KEY}.steps says how long their sessions are"
+    if work.fraction != 1.0:
+        raise UserError("model.fraction", "given", says_how_many)
+    if work.clients_per_round is not None:
+        raise UserError("model.clients_per_round", "given", says_how_many)
+    if work.epochs != 1:
+        raise UserError("model.local_epochs", "given", says_how_long)
+    if work.steps is not None:
+        raise UserError("model.local_steps", "given", says_how_long)

@@ -8,14 +8,27 @@ averaged over the clients of its groups.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeAlias
 
 from lightfed.algorithms.flexifed.group_mean import SharedTensors
 from lightfed.algorithms.flexifed.signature import Layer
 
+Path: TypeAlias = tuple[tuple[tuple[str, ...], bool], ...]
+"""Layers from the input on: the signature of each, and whether it is the network's last."""
+
+Shapes: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
+"""The shapes of the tensors of each of some layers."""
+
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """A layer of some groups, ascending, `depth` layers from the start (negative: the end)."""
+    """A layer that some groups have in common.
+
+    Attributes:
+        depth: Number of layers in front of it. Negative if it counts from the end: -1 is the last
+            layer.
+        groups: The groups, ascending.
+    """
 
     depth: int
     groups: tuple[int, ...]
@@ -26,11 +39,11 @@ class Trie:
     """The layers of every group, and what they have in common.
 
     The last layer, the classifier, is alike only where the whole architectures are: a last layer
-    and one in the middle are two nodes.
+    and an equal one in the middle are two nodes.
 
     Attributes:
-        models: group -> its layers.
-        nodes: by depth and groups; nodes of one depth have no group in common.
+        models: Group -> its layers, from the input on.
+        nodes: All nodes, sorted by depth and groups. Nodes of one depth have no group in common.
     """
 
     models: Mapping[int, tuple[Layer, ...]]
@@ -38,69 +51,92 @@ class Trie:
 
     @classmethod
     def build(cls, models: Mapping[int, Sequence[Layer]]) -> "Trie":
-        """Build the trie of groups and their layers, in any order."""
-        numbers: dict[tuple[int, tuple[str, ...], bool], int] = {}  # parent, layer, last -> node
-        depths: list[int] = []
-        groups: list[list[int]] = []
-        for group in sorted(models):
-            node = -1
-            for depth, layer in enumerate(models[group]):
-                last = depth == len(models[group]) - 1
-                node = numbers.setdefault((node, layer.signature, last), len(depths))
-                if node == len(depths):
-                    depths.append(depth)
-                    groups.append([])
-                groups[node].append(group)
-        nodes = sorted(Node(d, tuple(c)) for d, c in zip(depths, groups, strict=True))
-        return cls({group: tuple(models[group]) for group in sorted(models)}, tuple(nodes))
+        """Build the trie of groups and their layers; the order of the groups does not matter."""
+        in_order = {group: tuple(models[group]) for group in sorted(models)}
+
+        # Two groups are at one node if and only if their paths to it are equal.
+        groups_of_path: dict[Path, list[int]] = {}
+        for group, layers in in_order.items():
+            path: Path = ()
+            for position, layer in enumerate(layers):
+                is_last = position == len(layers) - 1
+                path = (*path, (layer.signature, is_last))
+                groups_of_path.setdefault(path, []).append(group)
+
+        nodes = []
+        for path, groups in groups_of_path.items():
+            depth = len(path) - 1
+            nodes.append(Node(depth, tuple(groups)))
+        return cls(in_order, tuple(sorted(nodes)))
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All groups, ascending."""
         return tuple(self.models)
 
     def among(self, groups: Collection[int]) -> "Trie":
-        """The trie of some of the groups."""
-        kept = [Node(n.depth, tuple(c for c in n.groups if c in groups)) for n in self.nodes]
-        return Trie(
-            {group: layers for group, layers in self.models.items() if group in groups},
-            tuple(sorted(node for node in kept if node.groups)),
-        )
+        """Return the trie of some of the groups."""
+        models = {group: layers for group, layers in self.models.items() if group in groups}
+
+        nodes = []
+        for node in self.nodes:
+            remaining = tuple(group for group in node.groups if group in groups)
+            if remaining:
+                nodes.append(Node(node.depth, remaining))
+        return Trie(models, tuple(sorted(nodes)))
 
     def common(self) -> list[Node]:
-        """The chain from the root that all groups pass through."""
+        """Return the nodes that all groups pass through: a chain from the root."""
         return [node for node in self.nodes if node.groups == self.groups]
 
     def clusters(self) -> list[tuple[int, ...]]:
-        """The groups by whole architecture."""
-        return [n.groups for n in self.nodes if n.depth == len(self.models[n.groups[0]]) - 1]
+        """Return the groups of each whole architecture."""
+        clusters = []
+        for node in self.nodes:
+            num_layers = len(self.models[node.groups[0]])
+            if node.depth == num_layers - 1:
+                clusters.append(node.groups)
+        return clusters
 
     def whole(self, cluster: tuple[int, ...]) -> list[Node]:
-        """All layers of an architecture, shared by the given groups."""
-        return [Node(depth, cluster) for depth in range(len(self.models[cluster[0]]))]
+        """Return all layers of the architecture that these groups have, shared among them."""
+        num_layers = len(self.models[cluster[0]])
+        return [Node(depth, cluster) for depth in range(num_layers)]
 
     def heads(self) -> list[Node]:
-        """The networks' final linear layers (at least the last layer), regardless of their bases.
+        """Return the networks' final linear layers, regardless of the layers in front of them.
 
-        A layer is shared by the groups with the same shapes from there to the end.
+        A network has at least its last layer in a head. A layer is shared by the groups that have
+        the same shapes from there to the end. Depths are negative.
         """
-        alike: dict[tuple[tuple[tuple[int, ...], ...], ...], list[int]] = {}
+        groups_of_shapes: dict[Shapes, list[int]] = {}
         for group, layers in self.models.items():
-            linear = len(list(takewhile(lambda layer: layer.kind == "Linear", reversed(layers))))
-            for count in range(1, max(linear, 1) + 1):
-                shapes = tuple(layer.shapes for layer in layers[-count:])
-                alike.setdefault(shapes, []).append(group)
-        return sorted(Node(-len(shapes), tuple(groups)) for shapes, groups in alike.items())
+            final_linear = list(takewhile(lambda layer: layer.kind == "Linear", reversed(layers)))
+            longest = max(len(final_linear), 1)
+            for length in range(1, longest + 1):
+                shapes = tuple(layer.shapes for layer in layers[-length:])
+                groups_of_shapes.setdefault(shapes, []).append(group)
+
+        heads = []
+        for shapes, groups in groups_of_shapes.items():
+            heads.append(Node(-len(shapes), tuple(groups)))
+        return sorted(heads)
 
     def shared(self, nodes: Sequence[Node]) -> list[SharedTensors]:
-        """The tensors of nodes, those of the same groups together."""
-        chosen: dict[tuple[int, ...], list[int]] = {}
+        """Return the tensors of nodes; those that the same groups share are in one set."""
+        depths_of: dict[tuple[int, ...], list[int]] = {}
         for node in nodes:
-            chosen.setdefault(node.groups, []).append(node.depth)
-        return [
-            SharedTensors({c: self._tensors(c, depths) for c in groups})
-            for groups, depths in chosen.items()
-        ]
+            depths_of.setdefault(node.groups, []).append(node.depth)
+
+        shared = []
+        for groups, depths in depths_of.items():
+            names = {group: self._tensors(group, depths) for group in groups}
+            shared.append(SharedTensors(names))
+        return shared
 
     def _tensors(self, group: int, depths: Sequence[int]) -> tuple[str, ...]:
-        return tuple(name for depth in depths for name in self.models[group][depth].tensors)
+        """Return the names of the tensors of some of a group's layers."""
+        names: list[str] = []
+        for depth in depths:
+            names.extend(self.models[group][depth].tensors)
+        return tuple(names)

@@ -1,10 +1,10 @@
 """Signatures of a network's layers, read from its modules: equal signatures are equal layers.
 
 FlexiFed compares architectures layer by layer, from the input on. A layer is a module with weights
-together with the norms and activations right after it. Modules without weights in between, such as
+together with the norms and activations right behind it. Modules without weights in between, such as
 pooling and dropout, belong to the next layer. The signature has the kinds, settings and tensor
 shapes of all of them. So the third convolution of CharCNN-3, which has no norm, differs from that
-of CharCNN-4. The second one of VGG-11, after a pooling, differs from that of VGG-13, while their
+of CharCNN-4. The second one of VGG-11, behind a pooling, differs from that of VGG-13, while their
 first ones are equal.
 
 Layers are in the order in which a forward pass calls them. If a network registers its modules in
@@ -20,14 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.models.split import evaluating
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
-# Torch modules that join the layer in front of them.
+# Torch modules that join the layer in front of them are in these Python modules.
 _JOINING = {
-    f"torch.nn.modules.{name}"
-    for name in ("activation", "batchnorm", "instancenorm", "normalization")
+    "torch.nn.modules.activation",
+    "torch.nn.modules.batchnorm",
+    "torch.nn.modules.instancenorm",
+    "torch.nn.modules.normalization",
 }
-# Attributes that do not change what a module computes in evaluation, nor what it learns.
+# Attributes that change neither what a module computes in evaluation nor what it learns.
 _NO_SETTING = {"training", "inplace"}
 
 
@@ -36,13 +38,13 @@ class Layer:
     """A layer of a network.
 
     Attributes:
-        path: of its module with weights.
-        kind: class of that module.
-        signature: two layers are alike if and only if their signatures are equal.
-        tensors: names of its parameters and persistent buffers, in the order of the modules.
-        shapes: of the tensors.
-        parameters: number of elements of its parameters.
-        text: description for display.
+        path: Path of its module with weights, within the network.
+        kind: Class of that module.
+        signature: Two layers are alike if and only if their signatures are equal.
+        tensors: Names of its parameters and persistent buffers, in the order of the modules.
+        shapes: Shapes of the tensors.
+        parameters: Number of elements of its parameters.
+        text: A description to display, such as "Conv2d 3x3x3x3 + BatchNorm2d + ReLU".
     """
 
     path: str
@@ -55,124 +57,180 @@ class Layer:
 
 
 def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...]:
-    """The layers of a network, from the input on.
+    """Return the layers of a network, from the input on.
 
-    The batch may be zeros, on the network's device. A UserError if the order of the layers is
-    ambiguous: a module is called twice or never, or has its own weights next to its parts (names
-    it). Or if there are no layers.
+    Args:
+        module: The network.
+        batch: A batch of samples, which may be zeros, on the network's device.
+        key: The configuration key of the network, for errors.
+
+    Raises:
+        UserError: The order of the layers is ambiguous, because a module is called twice or never,
+            or has its own weights next to its parts. Or there are no layers.
     """
-    leaves = dict(_leaves(module, "", key))
+    paths = dict(_leaves(module, "", key))
+
+    # Of each layer: the module with weights and those that join it, and the signatures of what is
+    # between it and the layer before.
+    modules_of_layers: list[list[nn.Module]] = []
+    before_layers: list[list[str]] = []
     pending: list[str] = []  # signatures of modules without weights since the last layer
-    parts: list[list[nn.Module]] = []
-    before: list[list[str]] = []
-    joinable = False
-    for part in _calls(module, batch, leaves, key):
-        if joinable and _joins(part):
-            parts[-1].append(part)
-        elif _has_tensors(part):
-            parts.append([part])
-            before.append(pending)
-            pending, joinable = [], True
-        elif not isinstance(part, nn.Identity | nn.Sequential):  # an empty one is an identity, too
-            pending.append(_signature(part))
-            joinable = False
-    require(bool(parts), key, "a network without layers that have weights", "use another model")
-    layers = [_layer(own, leaves, first) for own, first in zip(parts, before, strict=True)]
-    layers[-1] = replace(layers[-1], signature=(*layers[-1].signature, *pending))
+    may_join = False  # whether the last module belongs to a layer, so that a norm joins it
+    for leaf in _calls(module, batch, paths, key):
+        if may_join and _joins(leaf):
+            modules_of_layers[-1].append(leaf)
+        elif _has_tensors(leaf):
+            modules_of_layers.append([leaf])
+            before_layers.append(pending)
+            pending = []
+            may_join = True
+        elif not isinstance(leaf, nn.Identity | nn.Sequential):  # an empty one is an identity, too
+            pending.append(_signature(leaf))
+            may_join = False
+
+    if not modules_of_layers:
+        raise UserError(key, "a network without layers that have weights", "use another model")
+
+    layers = []
+    for modules, before in zip(modules_of_layers, before_layers, strict=True):
+        layers.append(_layer(modules, paths, before))
+    # What follows the last layer has no next layer to belong to.
+    last = layers[-1]
+    layers[-1] = replace(last, signature=(*last.signature, *pending))
     return tuple(layers)
 
 
-def _layer(parts: list[nn.Module], paths: dict[nn.Module, str], before: list[str]) -> Layer:
-    """The layer of a module with weights and the modules that join it."""
-    named = [
-        (f"{paths[part]}.{name}".lstrip("."), tensor)
-        for part in parts
-        for name, tensor in part.state_dict(keep_vars=True).items()
-        if isinstance(tensor, Tensor)
-    ]
-    sizes = "x".join(str(size) for size in named[0][1].shape) if named else ""
-    kinds = [type(part).__name__ for part in parts]
+def _layer(modules: list[nn.Module], paths: dict[nn.Module, str], before: list[str]) -> Layer:
+    """Return the layer of a module with weights and the modules that join it.
+
+    Args:
+        modules: The module with weights, then those that join it.
+        paths: The path of each module.
+        before: Signatures of the modules between this layer and the one before.
+    """
+    tensors: dict[str, Tensor] = {}
+    for module in modules:
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor):  # a module may save something else
+                tensors[f"{paths[module]}.{name}".lstrip(".")] = tensor
+
+    kinds = [type(module).__name__ for module in modules]
+    text = kinds[0]
+    if tensors:
+        first_shape = next(iter(tensors.values())).shape
+        sizes = "x".join(str(size) for size in first_shape)
+        text = f"{text} {sizes}".rstrip()
+
+    parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
     return Layer(
-        path=paths[parts[0]],
+        path=paths[modules[0]],
         kind=kinds[0],
-        signature=(*before, *(_signature(part) for part in parts)),
-        tensors=tuple(name for name, _ in named),
-        shapes=tuple(tuple(tensor.shape) for _, tensor in named),
-        parameters=sum(t.numel() for _, t in named if isinstance(t, nn.Parameter)),
-        text=" + ".join([f"{kinds[0]} {sizes}".rstrip(), *kinds[1:]]),
+        signature=(*before, *(_signature(module) for module in modules)),
+        tensors=tuple(tensors),
+        shapes=tuple(tuple(tensor.shape) for tensor in tensors.values()),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        text=" + ".join([text, *kinds[1:]]),
     )
 
 
 def _leaves(module: nn.Module, path: str, key: str) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that compute something when called, and their paths.
+    """Yield the modules that compute something when they are called, and their paths.
 
     A torch module with both weights and parts, such as attention, counts as one.
+
+    Raises:
+        UserError: Another module has both.
     """
     children = list(module.named_children())
-    own = next((name for name, _ in module.named_parameters(recurse=False)), "")
-    if not children or (own and type(module).__module__.startswith("torch.nn.modules.")):
+    own_parameters = [name for name, _ in module.named_parameters(recurse=False)]
+    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+    if not children or (own_parameters and is_torchs):
         yield module, path
         return
-    found = f"{path or type(module).__name__} has its own {own} next to its parts"
-    fix = "the order of its layers is ambiguous: put it into a module that forward calls"
-    require(not own, key, found, fix)
+
+    if own_parameters:
+        name = path or type(module).__name__
+        raise UserError(
+            key=key,
+            found=f"{name} has its own {own_parameters[0]} next to its parts",
+            fix="the order of its layers is ambiguous: put it into a module that forward calls",
+        )
     for name, child in children:
         yield from _leaves(child, f"{path}.{name}".lstrip("."), key)
 
 
 def _calls(
-    module: nn.Module, batch: Tensor, leaves: dict[nn.Module, str], key: str
+    module: nn.Module, batch: Tensor, paths: dict[nn.Module, str], key: str
 ) -> list[nn.Module]:
-    """The leaves in the order in which a forward pass calls them, those with weights once each."""
+    """Return the leaves of a network in the order in which a forward pass calls them.
+
+    Args:
+        module: The network.
+        batch: A batch of samples.
+        paths: The leaves, with their paths.
+        key: The configuration key of the network, for errors.
+
+    Raises:
+        UserError: A leaf with weights is not called exactly once.
+    """
     calls: list[nn.Module] = []
-    handles = [leaf.register_forward_pre_hook(lambda m, _: calls.append(m)) for leaf in leaves]
+    handles = [leaf.register_forward_pre_hook(lambda m, _: calls.append(m)) for leaf in paths]
     try:
+        # Neither statistics nor torch's random numbers may change by reading a network.
         with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             module(batch)
     finally:
         for handle in handles:
             handle.remove()
-    for leaf, path in leaves.items():
+
+    for leaf, path in paths.items():
         times = calls.count(leaf)
+        if times == 1 or not _has_tensors(leaf):
+            continue
+        name = path or type(leaf).__name__
         how = f"called {times} times" if times else "never called"
-        found = f"{path or type(leaf).__name__} is {how} in a forward pass"
-        fix = "the order of its layers is ambiguous: call every module with weights once"
-        require(times == 1 or not _has_tensors(leaf), key, found, fix)
+        raise UserError(
+            key=key,
+            found=f"{name} is {how} in a forward pass",
+            fix="the order of its layers is ambiguous: call every module with weights once",
+        )
     return calls
 
 
-def _joins(part: nn.Module) -> bool:
-    """Whether a module joins the layer right in front of it."""
-    return type(part).__module__ in _JOINING and not isinstance(part, nn.MultiheadAttention)
+def _joins(module: nn.Module) -> bool:
+    """Return whether a module joins the layer right in front of it."""
+    # Attention is in torch's file of activations.
+    return type(module).__module__ in _JOINING and not isinstance(module, nn.MultiheadAttention)
 
 
-def _has_tensors(part: nn.Module) -> bool:
-    return any(True for _ in part.parameters()) or any(True for _ in part.buffers())
+def _has_tensors(module: nn.Module) -> bool:
+    has_parameter = any(True for _ in module.parameters())
+    has_buffer = any(True for _ in module.buffers())
+    return has_parameter or has_buffer
 
 
 def _signature(module: nn.Module) -> str:
-    """Kind, settings and tensors (names, shapes, types) of a module with all its parts."""
-    parts = [
-        f"{path} {type(part).__module__}.{type(part).__qualname__}{_settings(part)}".lstrip()
-        for path, part in module.named_modules()
-    ]
-    tensors = [
-        f"{name} {list(tensor.shape)} {tensor.dtype}"
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-    ]
-    return "; ".join([*parts, *tensors])
+    """Return the kinds and settings of a module and its parts, and their tensors, as text."""
+    lines = []
+    for path, part in module.named_modules():
+        kind = f"{type(part).__module__}.{type(part).__qualname__}"
+        lines.append(f"{path} {kind}{_settings(part)}".lstrip())
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        lines.append(f"{name} {list(tensor.shape)} {tensor.dtype}")
+    return "; ".join(lines)
 
 
-def _settings(part: nn.Module) -> dict[str, Any]:
-    """The public attributes that are numbers, strings or tuples: arguments of constructors."""
-    return {
-        name: value
-        for name, value in sorted(vars(part).items())
-        if not name.startswith("_") and name not in _NO_SETTING and _plain(value)
-    }
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the public attributes that are plain values: the arguments of constructors."""
+    settings = {}
+    for name, value in sorted(vars(module).items()):
+        if not name.startswith("_") and name not in _NO_SETTING and _is_plain(value):
+            settings[name] = value
+    return settings
 
 
-def _plain(value: object) -> bool:
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number, a string or None, or a list or tuple of such values."""
     if isinstance(value, tuple | list):
-        return all(_plain(item) for item in value)
+        return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)

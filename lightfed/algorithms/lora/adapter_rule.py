@@ -1,10 +1,15 @@
-"""What the rules of federated low-rank adapters have in common: all but the merge of a layer.
+"""What the rules of federated low-rank adapters have in common: everything but a layer's merge.
 
 The update of client k to a layer's weight W is s_k B_k A_k, with a scale s_k and a rank r_k of its
-own. Papers assume one scale. Here a client sends A_k and s_k B_k, the factors of what it applies.
-The server holds A and D = s B of the greatest rank R. Client k starts from A[:r_k] and
-B_k = D[:, :r_k] / s_k. All start from one A, drawn row by row, and B = 0. Other trained tensors,
-such as a head, are averaged as in FedAvg. Integer buffers keep their initial values.
+own:
+
+    client k starts from  A_k = A[:r_k],  B_k = D[:, :r_k] / s_k
+    and sends             A_k  and  s_k B_k,  the factors of what it applies
+    the server merges     A, D, perhaps W <- merge_layer(all that was sent of this layer)
+
+Papers assume one scale. The server holds A and D = s B of the greatest rank R. All start from one
+A, drawn row by row, and B = 0. Other trained tensors, such as a head, are averaged as in FedAvg.
+Integer buffers keep their initial values.
 """
 
 from abc import abstractmethod
@@ -27,7 +32,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelKind, Row, Rows
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 
 
@@ -36,11 +41,12 @@ class Sent:
     """What the clients of a round sent of one layer, in the order of their numbers; all float64.
 
     Attributes:
-        p: the clients' shares, of sum 1.
-        A: a client's A_k (r_k, in).
-        D: a client's s_k B_k (out, r_k).
-        old_A, old_D: the server's, (R, in) and (out, R).
-        start: the common initial A (R, in).
+        p: The clients' shares, whose sum is 1.
+        A: A_k of each client, (r_k, in).
+        D: s_k B_k of each client, (out, r_k).
+        old_A: The server's A before the merge, (R, in).
+        old_D: The server's D before the merge, (out, R).
+        start: The common initial A, (R, in).
     """
 
     p: list[float]
@@ -52,7 +58,7 @@ class Sent:
 
     @property
     def top(self) -> int:
-        """The greatest rank of the round."""
+        """The greatest rank of a client in this round."""
         return max(map(len, self.A))
 
     @cached_property
@@ -61,21 +67,29 @@ class Sent:
         return Product.sum(self.p, self.D, self.A)
 
     def averaged(self, weights: Sequence[float], *, by_rank: bool = False) -> tuple[Tensor, Tensor]:
-        """A (R, in) and D (out, R): sums of the clients' padded factors.
+        """Return A (R, in) and D (out, R): weighted sums of the clients' padded factors.
 
-        With `by_rank` a rank is divided by the weights of the clients that have it. A rank of no
-        client with a weight keeps its values: otherwise both of its factors, and so their
-        gradients, would be 0 for good.
+        A rank that no client with a weight has keeps its values. Otherwise both of its factors
+        would be 0, and with them their gradients, for good.
+
+        Args:
+            weights: A weight for each client.
+            by_rank: Whether a rank is divided by the weights of the clients that have it.
         """
-        A, D = torch.zeros_like(self.old_A), torch.zeros_like(self.old_D)
-        owned = torch.zeros_like(A[:, 0])
-        for weight, own_A, own_D in zip(weights, self.A, self.D, strict=True):
-            owned[: len(own_A)] += weight
-            A[: len(own_A)] += weight * own_A
-            D[:, : len(own_A)] += weight * own_D
-        over, present = owned if by_rank else torch.ones_like(owned), owned > 0
-        A = torch.where(present[:, None], A / over[:, None], self.old_A)
-        return rounded(A), rounded(torch.where(present, D / over, self.old_D))
+        A = torch.zeros_like(self.old_A)
+        D = torch.zeros_like(self.old_D)
+        weight_sums = torch.zeros_like(A[:, 0])  # (R,) of the clients that have a rank
+        for weight, A_k, D_k in zip(weights, self.A, self.D, strict=True):
+            rank = len(A_k)
+            weight_sums[:rank] += weight
+            A[:rank] += weight * A_k
+            D[:, :rank] += weight * D_k
+
+        has_owner = weight_sums > 0
+        divisors = weight_sums if by_rank else torch.ones_like(weight_sums)
+        A = torch.where(has_owner[:, None], A / divisors[:, None], self.old_A)
+        D = torch.where(has_owner, D / divisors, self.old_D)
+        return rounded(A), rounded(D)
 
 
 @dataclass(frozen=True)
@@ -83,8 +97,9 @@ class Merged:
     """A layer after a merge.
 
     Attributes:
-        applied: what the server's adapter applies, besides `base`.
-        A, D: of the server; None if they do not change.
+        applied: What the server's adapter applies, besides `base`.
+        A: The server's A; None if it does not change.
+        D: The server's D; None if it does not change.
         base: (out, in) added to the weight W of all clients; None for nothing.
     """
 
@@ -94,23 +109,25 @@ class Merged:
     base: Tensor | None = None
 
     def error(self, mean: Product) -> tuple[float, float]:
-        """||applied - M|| and ||M||, of what is added, in the precision of rows."""
-        wrong = self.applied - mean
+        """Return ||applied + base - M|| and ||M||, with the base in the precision of rows."""
+        difference = self.applied - mean
         if self.base is None:
-            return wrong.norm(), mean.norm()
-        return float((wrong.dense + rounded(self.base)).norm()), mean.norm()
+            return difference.norm(), mean.norm()
+        return float((difference.dense + rounded(self.base)).norm()), mean.norm()
 
 
 class AdapterRule(Algorithm):
-    """A rule: `merge_layer`, and which factors are sent.
+    """A rule of federated adapters: `merge_layer`, and which factors are sent.
 
     Attributes:
-        up: the factors that clients send.
-        down: those that the server sends.
-        shared: names of the tensors that the server writes into rows; None for all.
-        changes_base: the rule adds to the weights W of all clients.
-        model: A and D, and all other trained tensors.
-        base: the weights W, if the rule changes them.
+        up: The factors that clients send.
+        down: The factors that the server sends.
+        shared: Names of the tensors that the server writes into rows; None for all.
+        changes_base: Whether the rule adds to the weights W of all clients.
+        model: The server's A and D, and all other trained tensors.
+        base: The weights W, if the rule changes them.
+        added: The ranks of all that was added to W, (L,) by layer.
+        seen: The same when a client was served last, (N, L).
     """
 
     side_by_side = True
@@ -120,8 +137,8 @@ class AdapterRule(Algorithm):
     changes_base = False
     model: ServerModel
     base: ServerModel
-    added: Tensor  # (L,) ranks of all that was added to W, by layer
-    seen: Tensor  # (N, L) the same when a client was served last
+    added: Tensor
+    seen: Tensor
 
     def __init__(
         self, weights: Weights = "samples", adapters: dict[str, str] | None = None
@@ -130,8 +147,9 @@ class AdapterRule(Algorithm):
 
         Args:
             weights: p_k, by the number of samples, or uniform.
-            adapters: The part of a parameter's name that marks a factor A, and that of its B, such
-                as `{down: up}`; by default those of peft. A module's attribute `scaling` is s_k.
+            adapters: The part of a parameter's name that marks a factor A, and the part that marks
+                its B, such as `{down: up}`; by default those of peft. A module's attribute
+                `scaling` is s_k.
         """
         super().__init__()
         self.weights: Weights = weights
@@ -140,79 +158,147 @@ class AdapterRule(Algorithm):
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
-        self._draws = torch.initial_seed()  # the one of (seed, "prepare"), the same for all groups
+        # This is the seed of (seed, "prepare"), which is the same for all groups.
+        self._draws = torch.initial_seed()
         parameters = dict(module.named_parameters())
-        tensors = {name: p.detach() for name, p in parameters.items()}
-        for own in adapters_of(module, self.names):
-            A, B = own.factors(tensors)
-            both = parameters[own.a].requires_grad and parameters[own.b].requires_grad
-            found, fix = f"one of {own.a} and {own.b} is frozen", "train both; FFALoRA freezes A"
-            require(both, "model.clients", found, fix)
-            fix = "choose an initialisation that does not change the model, as peft's default"
-            require(not B.any(), "model.clients", f"{own.b} does not start at 0", fix)
-            found = f"base_layer.weight, base.weight or weight of {own.layer} is missing, trained, "
-            found, fix = f"{found}quantised or shared", f"{type(self).__name__} needs a frozen one"
-            require(bool(own.base) or not self.changes_base, "model.clients", found, fix)
-            A.copy_(self.initial(own, len(A)))
+        tensors = {name: parameter.detach() for name, parameter in parameters.items()}
+        for adapter in adapters_of(module, self.names):
+            A, B = adapter.factors(tensors)
+            if not (parameters[adapter.a].requires_grad and parameters[adapter.b].requires_grad):
+                raise UserError(
+                    "model.clients",
+                    f"one of {adapter.a} and {adapter.b} is frozen",
+                    "train both; FFALoRA freezes A",
+                )
+            if B.any():
+                raise UserError(
+                    "model.clients",
+                    f"{adapter.b} does not start at 0",
+                    "choose an initialisation that does not change the model, as peft's default",
+                )
+            if self.changes_base and not adapter.base:
+                raise UserError(
+                    "model.clients",
+                    f"base_layer.weight, base.weight or weight of {adapter.layer} is missing, "
+                    "trained, quantised or shared",
+                    f"{type(self).__name__} needs a frozen one",
+                )
+            A.copy_(self.initial(adapter, len(A)))
 
     def initial(self, own: Adapter, rank: int) -> Tensor:
-        """(rank, in) the values of a layer's A at the start: of fewer ranks the first rows."""
+        """Return a layer's A at the start, (rank, in); a lower rank has the first rows."""
         return drawn(own, rank, torch_generator(self._draws, f"adapters/{own.layer}"))
 
     @override
     def setup(self, fed: Fleet) -> None:
-        each = [{a.layer: a for a in adapters_of(s.module, self.names)} for s in fed.groups]
-        for state, theirs in zip(fed.groups, each, strict=True):
-            unlike = ", ".join(sorted(each[0].keys() ^ theirs.keys())[:2])
-            found = f"groups {fed.groups[0].name} and {state.name} differ in adapters of {unlike}"
-            fix = "adapt the same layers; groups may differ in rank"
-            require(not unlike, "model.clients", found, fix)
-        self.adapters = [[theirs[layer] for layer in each[0]] for theirs in each]
-        self.starts = [
-            self.initial(own, rank).to(fed.device)
-            for own, rank in zip(self.adapters[0], self.server_ranks(), strict=True)
-        ]
-        factors = {name for own in self.adapters[0] for name in (own.a, own.b)}
-        layout = fed.groups[0].layout.floats
-        mixed = factors & fed.personal - self.personal(fed.groups[0].module)
-        fix = "leave them out, or choose FedSALoRA, whose clients keep B"
-        require(not mixed, "model.personal", f"factors of adapters, {min(mixed, default='')}", fix)
-        self.others = frozenset(e.name for e in layout if e.name not in factors | fed.personal)
-        for i, own in enumerate(self.adapters[0]):
-            bias = own.b.removesuffix("weight") + "bias"
-            fits = bias not in self.others or len({group[i].scale for group in self.adapters}) == 1
-            found, fix = f"{bias} of groups with unlike alpha / rank", "leave out lora_bias"
-            require(fits, "model.clients", found, fix)
+        self.adapters = self._adapters_by_group(fed)  # groups, layers
+        self.starts = []
+        for adapter, rank in zip(self.adapters[0], self.server_ranks(), strict=True):
+            self.starts.append(self.initial(adapter, rank).to(fed.device))
+
+        self.others = self._other_tensors(fed)
+        self._check_biases()
         self.model = self._server_model(fed)
         for group in range(len(fed.groups)):
             fed.check_nested(self.model, group)
+
         if self.changes_base:
-            for state, own_adapters in zip(fed.groups, self.adapters, strict=True):
-                MergeCheck(state, own_adapters, fed.data).run(type(self).__name__)
-            # Clients' models have views of this row: a change is theirs at once, and no message.
-            names = [state.name for state in fed.groups]
-            self.base = fed.base.server_model(names, [own.base for own in self.adapters[0]])
+            for state, adapters in zip(fed.groups, self.adapters, strict=True):
+                MergeCheck(state, adapters, fed.data).run(type(self).__name__)
+
+            # Clients' models have views of this row: a change is theirs at once, without a message.
+            groups = [state.name for state in fed.groups]
+            weights = [adapter.base for adapter in self.adapters[0]]
+            self.base = fed.base.server_model(groups, weights)
             self.register_buffer("added", torch.zeros(len(self.starts), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))
 
+    def _adapters_by_group(self, fed: Fleet) -> list[list[Adapter]]:
+        """Return the adapters of each group, with the layers in the order of the first group.
+
+        Raises:
+            UserError: Groups adapt unlike layers.
+        """
+        adapters_of_layers = []
+        for state in fed.groups:
+            adapters = adapters_of(state.module, self.names)
+            adapters_of_layers.append({adapter.layer: adapter for adapter in adapters})
+
+        layers = adapters_of_layers[0].keys()
+        for state, by_layer in zip(fed.groups, adapters_of_layers, strict=True):
+            unlike = sorted(layers ^ by_layer.keys())
+            if unlike:
+                raise UserError(
+                    "model.clients",
+                    f"groups {fed.groups[0].name} and {state.name} differ in adapters of "
+                    f"{', '.join(unlike[:2])}",
+                    "adapt the same layers; groups may differ in rank",
+                )
+        return [[by_layer[layer] for layer in layers] for by_layer in adapters_of_layers]
+
+    def _other_tensors(self, fed: Fleet) -> frozenset[str]:
+        """Return the names of the tensors that are averaged as in FedAvg.
+
+        Raises:
+            UserError: The user wants factors of adapters to be personal.
+        """
+        factors = set()
+        for adapter in self.adapters[0]:
+            factors |= {adapter.a, adapter.b}
+
+        personal_by_rule = self.personal(fed.groups[0].module)
+        personal_factors = factors & fed.personal - personal_by_rule
+        if personal_factors:
+            raise UserError(
+                "model.personal",
+                f"factors of adapters, {min(personal_factors)}",
+                "leave them out, or choose FedSALoRA, whose clients keep B",
+            )
+
+        names = [entry.name for entry in fed.groups[0].layout.floats]
+        return frozenset(name for name in names if name not in factors | fed.personal)
+
+    def _check_biases(self) -> None:
+        """Refuse an adapter's bias in groups with unlike scales: it is applied times the scale."""
+        for layer in range(len(self.adapters[0])):
+            bias = self.adapters[0][layer].b.removesuffix("weight") + "bias"
+            scales = {adapters[layer].scale for adapters in self.adapters}
+            if bias in self.others and len(scales) > 1:
+                raise UserError(
+                    "model.clients",
+                    f"{bias} of groups with unlike alpha / rank",
+                    "leave out lora_bias",
+                )
+
     def server_ranks(self) -> list[int]:
-        """The server's rank R of every layer: the greatest of a group."""
-        return [max(own.rank for own in layer) for layer in zip(*self.adapters, strict=True)]
+        """Return the server's rank R of every layer: the greatest rank of a group."""
+        ranks = []
+        for adapters_of_layer in zip(*self.adapters, strict=True):
+            ranks.append(max(adapter.rank for adapter in adapters_of_layer))
+        return ranks
 
     def _server_model(self, fed: Fleet) -> ServerModel:
-        """The first group's initial values, but of R ranks: the common A, and D = 0."""
+        """Return the first group's initial values, but with R ranks: the common A, and D = 0."""
         state = fed.groups[0]
+        parameters = dict(state.module.named_parameters())
         shapes: dict[str, tuple[int, ...]] = {}
-        for own, start in zip(self.adapters[0], self.starts, strict=True):
-            shapes |= own.shapes(dict(state.module.named_parameters()), len(start))
-        floats = Layout.build((e.name, shapes.get(e.name, e.shape)) for e in state.layout.floats)
+        for adapter, start in zip(self.adapters[0], self.starts, strict=True):
+            shapes |= adapter.shapes(parameters, len(start))
+
+        entries = state.layout.floats
+        floats = Layout.build(
+            (entry.name, shapes.get(entry.name, entry.shape)) for entry in entries
+        )
         row = Row(floats.new_row(device=fed.device), state.initial.integers.to(fed.device))
-        values, places = state.layout.floats.views(state.initial.floats), floats.views(row.floats)
+
+        initial = entries.views(state.initial.floats)
+        views = floats.views(row.floats)
         for name in self.others:
-            places[name].copy_(values[name])
-        for own, start in zip(self.adapters[0], self.starts, strict=True):
-            if own.a in places:  # not FFA-LoRA's
-                own.factors(places)[0].copy_(start)
+            views[name].copy_(initial[name])
+        for adapter, start in zip(self.adapters[0], self.starts, strict=True):
+            if adapter.a in views:  # FFA-LoRA's A is frozen, and in no row
+                A, _ = adapter.factors(views)
+                A.copy_(start)
         return ServerModel(replace(state.layout, floats=floats), row)
 
     @override
@@ -222,159 +308,240 @@ class AdapterRule(Algorithm):
         if self.changes_base:
             sizes += self._missed(clients)
             self.seen[clients] = self.added
+
         fed.send(self.model, clients, tensors=self.shared, size=sizes.tolist())
         fed.train(clients, t)
         self.before_sending(fed, clients)
+
+        # In a round without a usable update there is no error.
         fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
         fed.charge(clients, up=self.sizes(fed, clients, self.up).tolist())
-        if valid := [k for k in clients if fed.usable(k)]:
+        usable = [client for client in clients if fed.usable(client)]
+        if usable:
             with fed.server_step(self.model):
-                self.merge(fed, valid)
+                self.merge(fed, usable)
 
     def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """What clients do between their sessions and their messages."""
+        """Do what clients do between their sessions and their messages; by default nothing."""
 
     def ranks(self, fed: Fleet, client: int) -> list[int]:
-        """r_k by layer."""
-        return [own.rank for own in self.adapters[fed.home_group(client)]]
+        """Return r_k by layer."""
+        return [adapter.rank for adapter in self.adapters[fed.home_group(client)]]
 
     def sizes(self, fed: Fleet, clients: Sequence[int], factors: str) -> Tensor:
-        """(K,) bytes of some factors of each client, and of the other tensors."""
-        widths = [
-            own.inputs * ("A" in factors) + own.outputs * ("B" in factors)
-            for own in self.adapters[0]
-        ]
-        ranks = torch.tensor([self.ranks(fed, k) for k in clients])
-        others = torch.tensor([s.layout.floats.only(self.others).numel for s in fed.groups])
-        whose = [fed.home_group(k) for k in clients]
-        return 4 * (ranks @ torch.tensor(widths) + others[whose])
+        """Return the bytes of a message of each client, (K,).
+
+        Args:
+            fed: The federation.
+            clients: The K clients.
+            factors: Which factors are in the message besides the other tensors: "A", "B", "AB" or
+                "".
+        """
+        widths = []  # elements of one rank, by layer
+        for adapter in self.adapters[0]:
+            width = 0
+            if "A" in factors:
+                width += adapter.inputs
+            if "B" in factors:
+                width += adapter.outputs
+            widths.append(width)
+
+        ranks = torch.tensor([self.ranks(fed, client) for client in clients])  # (K, L)
+        others = torch.tensor([state.layout.floats.only(self.others).numel for state in fed.groups])
+        groups = [fed.home_group(client) for client in clients]
+        return 4 * (ranks @ torch.tensor(widths) + others[groups])
 
     def _missed(self, clients: Sequence[int]) -> Tensor:
-        """(K,) bytes of what was added to W since each was served: factors, or dense if smaller."""
-        shapes = torch.tensor([(own.inputs, own.outputs) for own in self.adapters[0]])
-        factors = (self.added - self.seen[clients]).cpu() * shapes.sum(1)
-        return 4 * torch.minimum(factors, shapes.prod(1)).sum(1)
+        """Return the bytes of what was added to W since each client was served, (K,).
+
+        It is sent as factors, or as a dense matrix if that is smaller.
+        """
+        shapes = torch.tensor([(adapter.inputs, adapter.outputs) for adapter in self.adapters[0]])
+        factors = (self.added - self.seen[clients]).cpu() * shapes.sum(1)  # (K, L) elements
+        dense = shapes.prod(1)  # (L,)
+        return 4 * torch.minimum(factors, dense).sum(1)
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        if s.round >= 0:  # an evaluation begins with what a client deploys
-            self.take(s.fed, s.client, s.row.floats)
+        if s.round < 0:
+            return  # an evaluation begins with what a client deploys, which is cut already
+        self.take(s.fed, s.client, s.row.floats)
 
     def take(self, fed: Fleet, client: int, row: Tensor) -> None:
-        """B_k = D / s_k, and no more ranks than r_k, in a row (P,) as the server sends it."""
-        adapters, ranks = self.adapters[fed.home_group(client)], self.ranks(fed, client)
-        every = self.factors(fed, client, row)
-        for own, rank, (A, B) in zip(adapters, ranks, every, strict=True):
-            A[rank:], B[:, rank:] = 0, 0
-            B.div_(own.scale)
+        """Set B_k = D / s_k, and cut to r_k ranks, in a row (P,) as the server sends it."""
+        adapters = self.adapters[fed.home_group(client)]
+        ranks = self.ranks(fed, client)
+        factors = self.factors(fed, client, row)
+        for adapter, rank, (A, B) in zip(adapters, ranks, factors, strict=True):
+            A[rank:] = 0
+            B[:, rank:] = 0
+            B.div_(adapter.scale)
 
     def factors(self, fed: Fleet, client: int, row: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Views (r, in) of A and (out, r) of B, by layer, in a client's row or a gradient (P,)."""
+        """Return views (r, in) of A and (out, r) of B, by layer.
+
+        Args:
+            fed: The federation.
+            client: Number of the client.
+            row: The client's row or a gradient, (P,).
+        """
         state = fed.state(client)
-        floats, trained = state.layout.floats, state.layout.parameters
-        tensors = {e.name: floats.view(row, e) for e in floats.entries[:trained]}
+        floats = state.layout.floats
+        parameters = floats.entries[: state.layout.parameters]
+        tensors = {entry.name: floats.view(row, entry) for entry in parameters}
         tensors |= state.live.frozen  # FFA-LoRA's A
-        return [own.factors(tensors) for own in self.adapters[fed.home_group(client)]]
+        return [adapter.factors(tensors) for adapter in self.adapters[fed.home_group(client)]]
 
     def server_factors(self) -> list[tuple[Tensor, Tensor]]:
-        """Views (R, in) of the server's A and (out, R) of its D, by layer."""
-        frozen = zip(self.adapters[0], self.starts, strict=True)  # FFA-LoRA's A
-        tensors = {own.a: A.T if own.embedding else A for own, A in frozen}
+        """Return views (R, in) of the server's A and (out, R) of its D, by layer."""
+        tensors = {}
+        for adapter, A in zip(self.adapters[0], self.starts, strict=True):
+            # FFA-LoRA's A, which is in no model; of other rules the next line replaces it.
+            tensors[adapter.a] = A.T if adapter.embedding else A
         tensors |= self.model.layout.floats.views(self.model.floats)
-        return [own.factors(tensors) for own in self.adapters[0]]
+        return [adapter.factors(tensors) for adapter in self.adapters[0]]
 
     def merge(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """The mean of all other tensors, and layer by layer the rule's merge, each on one rank."""
+        """Average all other tensors, and merge each layer by the rule, on one rank each."""
         if self.others:
-            free = dict.fromkeys(clients, 0)  # their bytes are charged with the adapters'
             fed.merge(
-                clients, into=self.model, weights=self.weights, tensors=self.others, sizes=free
+                clients,
+                into=self.model,
+                weights=self.weights,
+                tensors=self.others,
+                sizes=dict.fromkeys(clients, 0),  # their bytes are charged with the adapters'
             )
+
         if self.changes_base:
-            mean = [len(start) if self.down else 0 for start in self.starts]  # D A of FedEx-LoRA
-            self.added += torch.tensor([mean, *(self.ranks(fed, k) for k in clients)]).sum(0)
+            # W gets the clients' products, and from FedEx-LoRA also the server's old one, D A.
+            own = [len(start) if self.down else 0 for start in self.starts]
+            theirs = [self.ranks(fed, client) for client in clients]
+            self.added += torch.tensor([own, *theirs]).sum(0)
+
         norms = []
-        jobs = (partial(self._job, sent) for sent in self._sent(fed, clients))
-        places = zip(self.adapters[0], self.server_factors(), strict=True)
-        # Not strict: a plan has no results.
-        for (own, factors), ((*merged, base), error) in zip(places, fed.once(jobs), strict=False):
-            for place, value in zip(factors, merged, strict=True):
-                if value is not None:
-                    place.copy_(value)
+        jobs = (partial(self._merge_on_host, sent) for sent in self._sent_by_layer(fed, clients))
+        layers = zip(self.adapters[0], self.server_factors(), strict=True)
+        # Not strict: a plan merges nothing, and has no results.
+        for (adapter, (old_A, old_D)), result in zip(layers, fed.once(jobs), strict=False):
+            (A, D, base), error = result
+            if A is not None:
+                old_A.copy_(A)
+            if D is not None:
+                old_D.copy_(D)
             if base is not None:
                 weights = self.base.layout.floats.views(self.base.floats)
-                own.weight(weights).add_(base.to(fed.device))
+                adapter.weight(weights).add_(base.to(fed.device))
             norms.append(error)
-        wrong, right = torch.tensor(norms).reshape(-1, 2).T
-        if right.any():
-            each = torch.where(right > 0, wrong / right, torch.zeros(()))
-            fed.report("aggregation_error", float(wrong.norm() / right.norm()))
-            fed.report("aggregation_error_worst", float(each.max()))
+        self._report_errors(fed, norms)
 
-    def _job(self, sent: Sent) -> tuple[list[Tensor | None], tuple[float, float]]:
-        """A, D and what is added to the base, in host memory, and the error."""
+    def _report_errors(self, fed: Fleet, norms: Sequence[tuple[float, float]]) -> None:
+        """Report the relative error of the merge, over all layers and of the worst.
+
+        Args:
+            fed: The federation.
+            norms: Norms of the error and of the mean update, by layer.
+        """
+        errors, means = torch.tensor(norms).reshape(-1, 2).T
+        if not means.any():
+            return
+        relative = torch.where(means > 0, errors / means, torch.zeros(()))
+        fed.report("aggregation_error", float(errors.norm() / means.norm()))
+        fed.report("aggregation_error_worst", float(relative.max()))
+
+    def _merge_on_host(self, sent: Sent) -> tuple[list[Tensor | None], tuple[float, float]]:
+        """Return A, D and what is added to the base, in host memory, and the error."""
         merged = self.merge_layer(sent)
-        parts = (merged.A, merged.D, merged.base)
-        host = [None if part is None else part.float().cpu() for part in parts]
-        return host, merged.error(sent.mean)
+        on_host: list[Tensor | None] = []
+        for tensor in (merged.A, merged.D, merged.base):
+            on_host.append(None if tensor is None else tensor.float().cpu())
+        return on_host, merged.error(sent.mean)
 
     @abstractmethod
     def merge_layer(self, sent: Sent) -> Merged:
-        """The layer after the round."""
+        """Return a layer after the round, from what the clients sent of it."""
 
-    def _sent(self, fed: Fleet, clients: Sequence[int]) -> Iterator[Sent]:
-        """What the clients sent, by layer, on every rank."""
-        numbers = [fed.data.num_samples(k) if self.weights == "samples" else 1 for k in clients]
-        every = fed.collect({k: self._factors(fed, k) for k in fed.mine(clients)})
-        for i, (A, D) in enumerate(self.server_factors()):
-            scales = [self.adapters[fed.home_group(k)][i].scale for k in clients]
+    def _sent_by_layer(self, fed: Fleet, clients: Sequence[int]) -> Iterator[Sent]:
+        """Yield what the clients sent, layer by layer, on every rank."""
+        if self.weights == "samples":
+            numbers = [fed.data.num_samples(client) for client in clients]
+        else:
+            numbers = [1] * len(clients)
+        p = [number / sum(numbers) for number in numbers]
+
+        mine = {client: self._factors_on_host(fed, client) for client in fed.mine(clients)}
+        factors_of = fed.collect(mine)
+        for layer, (old_A, old_D) in enumerate(self.server_factors()):
+            all_A = []
+            all_D = []
+            for client in clients:
+                A, B = factors_of[client][layer]
+                scale = self.adapters[fed.home_group(client)][layer].scale
+                all_A.append(A.to(old_A).double())
+                all_D.append(scale * B.to(old_D).double())
+
             yield Sent(
-                p=[number / sum(numbers) for number in numbers],
-                A=[every[k][i][0].to(A).double() for k in clients],
-                D=[s * every[k][i][1].to(D).double() for k, s in zip(clients, scales, strict=True)],
-                old_A=A.double(),
-                old_D=D.double(),
-                start=self.starts[i].double(),
+                p=p,
+                A=all_A,
+                D=all_D,
+                old_A=old_A.double(),
+                old_D=old_D.double(),
+                start=self.starts[layer].double(),
             )
 
-    def _factors(self, fed: Fleet, client: int) -> list[tuple[Tensor, Tensor]]:
-        """A_k and B_k of every layer, in host memory."""
-        every, ranks = self.factors(fed, client, fed.row(client).floats), self.ranks(fed, client)
-        each = zip(every, ranks, strict=True)
-        return [(A[:rank].detach().cpu(), B[:, :rank].cpu()) for (A, B), rank in each]
+    def _factors_on_host(self, fed: Fleet, client: int) -> list[tuple[Tensor, Tensor]]:
+        """Return A_k (r_k, in) and B_k (out, r_k) of every layer, in host memory."""
+        factors = self.factors(fed, client, fed.row(client).floats)
+        on_host = []
+        for (A, B), rank in zip(factors, self.ranks(fed, client), strict=True):
+            on_host.append((A[:rank].detach().cpu(), B[:, :rank].cpu()))
+        return on_host
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        """The server's adapters, cut to a client's rank; "global" in the module of the widest."""
-        if kind in ("trained", "local"):
-            return fed.rows(clients) if kind == "trained" else None
-        ranks = [sum(own.rank for own in group) for group in self.adapters]
-        whose = clients or [fed.places.home_groups.index(ranks.index(max(ranks)))]
-        rows = fed.server_rows(self.model, whose)
+        """Return the server's adapters, cut to a client's rank.
+
+        "global" is the server's model in the module of the group with the greatest ranks.
+        """
+        if kind == "trained":
+            return fed.rows(clients)
+        if kind == "local":
+            return None
+
+        ranks = [sum(adapter.rank for adapter in adapters) for adapters in self.adapters]
+        widest = ranks.index(max(ranks))
+        read_as = clients or [fed.places.home_groups.index(widest)]
+        rows = fed.server_rows(self.model, read_as)
         if rows is None or (fed.personal and not clients):
             return None
 
         def read(some: Sequence[int]) -> Row:
-            own = some if clients else whose
-            each = [rows.read([client]).clone() for client in own]
-            for client, row in zip(own, each, strict=True):
+            floats = []
+            integers = []
+            for client in some if clients else read_as:
+                row = rows.read([client]).clone()
                 self.take(fed, client, row.floats[0])
-            return Row(torch.cat([r.floats for r in each]), torch.cat([r.integers for r in each]))
+                floats.append(row.floats)
+                integers.append(row.integers)
+            return Row(torch.cat(floats), torch.cat(integers))
 
         return replace(rows, read=read, clients=clients or range(1), shared=not clients)
 
 
 def drawn(own: Adapter, rank: int, generator: torch.Generator) -> Tensor:
-    """(rank, in) new values of A, as peft draws them: row by row."""
-    rows, bound = torch.empty(rank, own.inputs), own.inputs**-0.5
-    for row in rows:
+    """Return new values of A, (rank, in), distributed as peft draws them.
+
+    They are drawn row by row, so that a lower rank has the first rows of a greater one.
+    """
+    A = torch.empty(rank, own.inputs)
+    bound = own.inputs**-0.5
+    for row in A:
         if own.embedding:
             row.normal_(generator=generator)
         else:
             row.uniform_(-bound, bound, generator=generator)
-    return rows
+    return A
 
 
 def rounded(values: Tensor) -> Tensor:
-    """float64 values as rows hold them."""
+    """Return float64 values rounded to what rows hold, float32."""
     return values.float().double()

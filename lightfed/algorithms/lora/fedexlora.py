@@ -1,12 +1,15 @@
-"""FedEx-LoRA: the mean of the factors, and what it lacks to the mean of the products in the base.
+"""FedEx-LoRA: adapters get the mean of the factors, and the base what that mean lacks.
 
 Singhal, Ponkshe, Vepakomma: FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning
 of Foundation Models. ACL 2025. https://arxiv.org/abs/2410.09432
 
-Deviations: clients are weighted by samples and may have unlike ranks; the paper has uniform weights
-and one rank. A client of lower rank starts from the new W and its own ranks: it lacks the others,
-which the residual has taken into account. The released code adds the residual transposed, which is
-right for GPT-2 only.
+    A, D <- means of the clients' factors
+    W <- W + E,   E = sum_k p_k s_k B_k A_k - D A
+
+Deviations: clients are weighted by samples and can have unlike ranks; the paper has uniform weights
+and one rank. A client of lower rank starts from the new W and its own ranks. It lacks the other
+ranks, although the residual E assumes that they are there. The released code adds the residual
+transposed, which is right for GPT-2 only.
 """
 
 from typing_extensions import override
@@ -24,7 +27,7 @@ class FedExLoRA(AdapterRule):
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
-        A, D = sent.averaged(sent.p, by_rank=True)  # the mean by rank
-        mean = Product(D, A)
-        residual = sent.mean - mean  # E = M - D A;  W <- W + E
-        return Merged(mean, A, D, base=residual.dense)
+        A, D = sent.averaged(sent.p, by_rank=True)
+        DA = Product(D, A)
+        E = sent.mean - DA
+        return Merged(applied=DA, A=A, D=D, base=E.dense)  # W <- W + E

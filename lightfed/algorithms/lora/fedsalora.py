@@ -3,7 +3,11 @@
 Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation in Federated Learning.
 ICLR 2025. https://arxiv.org/abs/2410.01463
 
-The released code keeps the classifier with the client too on GLUE, and averages it elsewhere.
+    A <- mean of A_k;   B_k stays with client k
+
+The released code also keeps the classifier with the client on GLUE, and averages it elsewhere
+(`head`).
+
 Deviation: A of unlike ranks is averaged by rank; the paper has one rank.
 """
 
@@ -28,8 +32,9 @@ class FedSALoRA(AdapterRule):
         """Set what clients share besides A.
 
         Args:
-            head: All other trained tensors: `averaged` as in FedAvg, or `personal`: never sent.
-            **rule: `weights` and `adapters` as of `RankMean`.
+            head: Whether all other trained tensors are `averaged`, as in FedAvg, or `personal` and
+                never sent.
+            **rule: `weights` and `adapters`, as for `RankMean`.
         """
         super().__init__(**rule)
         self.head = head
@@ -38,17 +43,21 @@ class FedSALoRA(AdapterRule):
     def personal(self, module: L.LightningModule) -> set[str]:
         adapters = adapters_of(module, self.names)
         if self.head == "averaged":
-            return {own.b for own in adapters}
-        everything = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-        return everything - {own.a for own in adapters}
+            return {adapter.b for adapter in adapters}
+
+        names = {name for name, _ in module.named_parameters()}
+        names |= {name for name, _ in module.named_buffers()}
+        return names - {adapter.a for adapter in adapters}
 
     @override
     def take(self, fed: Fleet, client: int, row: Tensor) -> None:
-        """Nothing: A comes with the client's ranks, and B_k is its own."""
+        """Change nothing: A comes with the client's ranks, and B_k is its own."""
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k
         A, _ = sent.averaged(sent.p, by_rank=True)
-        applied = Product.sum(sent.p, sent.D, [A[: len(own)] for own in sent.A])
-        return Merged(applied, A)  # sum_k p_k s_k B_k A[:r_k], the mean of the clients' models
+
+        # The mean of the clients' models is sum_k p_k s_k B_k A[:r_k].
+        cut_to_rank = [A[: len(A_k)] for A_k in sent.A]
+        return Merged(applied=Product.sum(sent.p, sent.D, cut_to_rank), A=A)

@@ -3,8 +3,11 @@
 Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR 2024.
 https://arxiv.org/abs/2403.12313
 
-Deviation: clients of unlike rank, which the paper does not have. Their B are padded with zeros: as
-A is common, sum_k p_k s_k B_k A[:r_k] = D A. A rank that few clients own shrinks by their share.
+    D <- sum_k p_k s_k B_k,  and so  D A = sum_k p_k s_k B_k A
+
+Deviation: clients can have unlike ranks, which the paper does not consider. Their B are padded with
+zeros. As A is common, sum_k p_k s_k B_k A[:r_k] = D A. A rank that few clients have shrinks by
+their share.
 """
 
 import lightning.pytorch as L
@@ -24,11 +27,11 @@ class FFALoRA(AdapterRule):
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         super().prepare_module(module, data)
-        for own in adapters_of(module, self.names):
-            module.get_parameter(own.a).requires_grad_(False)
+        for adapter in adapters_of(module, self.names):
+            module.get_parameter(adapter.a).requires_grad_(False)
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # D = sum_k p_k s_k pad(B_k)
         _, D = sent.averaged(sent.p)
-        return Merged(Product(D[:, : sent.top], sent.start[: sent.top]), D=D)
+        return Merged(applied=Product(D[:, : sent.top], sent.start[: sent.top]), D=D)

@@ -3,9 +3,12 @@
 Wang, Shen, He, Sun, Liu, Lyu: FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous
 Low-Rank Adaptations. NeurIPS 2024. https://arxiv.org/abs/2409.05976
 
-The server sends stacked factors, whose product is the mean update. The released code multiplies A
-by p_k; here it is B, which gives the same product. Clients that took no part get what was added
-when they come back. A new A is drawn for every client and round.
+    A_k <- new values,  B_k <- 0,   for every client and round
+    W <- W + sum_k p_k s_k B_k A_k,  at all clients
+
+The server sends the stacked factors, whose product is the mean update. The released code multiplies
+A by p_k; here it is B, which gives the same product. Clients that took no part get what was added
+when they come back.
 """
 
 import torch
@@ -31,16 +34,16 @@ class FLoRA(AdapterRule):
     @override
     def session_start(self, s: SessionContext) -> None:
         adapters = self.adapters[s.fed.home_group(s.client)]
-        every = self.factors(s.fed, s.client, s.row.floats)
-        for own, (A, _) in zip(adapters, every, strict=True):
-            A.copy_(self.fresh(s, own))  # and B = 0
+        factors = self.factors(s.fed, s.client, s.row.floats)
+        for adapter, (A, _) in zip(adapters, factors, strict=True):
+            A.copy_(self.fresh(s, adapter))  # B = 0 comes from the server
 
     def fresh(self, s: SessionContext, own: Adapter) -> torch.Tensor:
-        """(r_k, in) the A with which a session starts."""
-        name = f"adapters/{own.layer}"
-        return drawn(own, own.rank, torch_generator(s.fed.seed, name, s.round, s.client))
+        """Return the A with which a session starts, (r_k, in)."""
+        purpose = f"adapters/{own.layer}"
+        return drawn(own, own.rank, torch_generator(s.fed.seed, purpose, s.round, s.client))
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
-        # W <- W + M, M = sum_k p_k s_k B_k A_k
-        return Merged(Product(sent.old_D, sent.old_A), base=sent.mean.dense)  # D = 0
+        # W <- W + M, M = sum_k p_k s_k B_k A_k. The server's adapter applies nothing: D = 0.
+        return Merged(applied=Product(sent.old_D, sent.old_A), base=sent.mean.dense)

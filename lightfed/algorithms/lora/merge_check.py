@@ -1,8 +1,8 @@
 """Checks that adding an adapter's update to its layer's weight gives the same model.
 
-It does not where the weight is also read without the adapter: by a second name of the layer, by
-`x @ layer.weight`, as the logits of an embedding. Nor does it where the adapter computes something
-else than the layer does, as that of a dilated convolution.
+It does not if the weight is also read without the adapter: by a second name of the layer, by
+`x @ layer.weight`, or as the logits of an embedding. Nor does it if the adapter computes something
+other than the layer does, as the adapter of a dilated convolution.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,26 +14,29 @@ from torch import Tensor
 
 from lightfed.algorithms.lora.adapters import Adapter
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import GroupState, ignore
+from lightfed.local.group_state import GroupState
+from lightfed.local.model_costs import ignore
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import seeded, torch_generator
 
+# Samples of the batch that is tried.
 _SAMPLES = 8
 # The size of the updates that are tried, relative to the weights that they are added to.
 _UPDATE = 0.1
 # What the other trained tensors move by: a head that starts at 0 would hide every difference.
 _NOISE = 0.02
-# A difference that is no rounding: a share of what the updates change, and of the loss itself.
+# A difference in the loss is allowed up to this share of what the updates change in it, plus this
+# number of rounding errors of the loss.
 _WRONG = 1e-3
 _ROUNDING = 64
 
 
 @contextmanager
 def _ieee_products() -> Iterator[None]:
-    """Products of float32 on a GPU without TF32, whose rounding would look like a difference.
+    """Have products of float32 on a GPU computed without TF32.
 
-    torch has two sets of switches, and refuses to compute where they contradict each other. The
-    older ones set both.
+    The rounding of TF32 would look like a difference. torch has two sets of switches, and refuses
+    to compute if they contradict each other. The older switches set both.
     """
     cudnn: Any = torch.backends.cudnn
     backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
@@ -64,15 +67,15 @@ def _ieee_products() -> Iterator[None]:
 
 
 class MergeCheck:
-    """One batch through a group's module, with adapters and with their updates in the weights.
+    """Runs a batch through a group's module, with adapters and with their updates in the weights.
 
-    The updates are drawn, so that the check needs no training. The module has its values again
+    The updates are drawn, so that the check needs no training. The module has its old values again
     afterwards.
 
     Args:
         state: The group.
-        adapters: Of its module; all have a base.
-        data: With training samples, on the device.
+        adapters: The adapters of its module; all have a base.
+        data: Has the training samples, on the device.
     """
 
     def __init__(
@@ -80,7 +83,6 @@ class MergeCheck:
     ) -> None:
         self._state = state
         self._adapters = adapters
-        self._trainer = data.trainer
         self._batch = data.train_batch(0, _SAMPLES)
         self._row = state.borrow(state.initial)
         state.bind(self._row)
@@ -92,35 +94,44 @@ class MergeCheck:
 
         trained = state.layout.floats.views(self._row.floats)
         tensors: dict[str, Tensor] = {**trained, **state.live.frozen}
-        self._weights = [own.weight(tensors).detach() for own in adapters]
-        self._factors = [own.factors(tensors) for own in adapters]
+        self._weights = [adapter.weight(tensors).detach() for adapter in adapters]
+        self._factors = [adapter.factors(tensors) for adapter in adapters]
         self._originals = [weight.clone() for weight in self._weights]
         self._drawn = [torch.randn(B.shape, generator=generator) for _, B in self._factors]
-        types = [weight.dtype for weight in self._weights]
-        self._rounding = _ROUNDING * max(torch.finfo(kind).eps for kind in types)
+        coarsest = max(torch.finfo(weight.dtype).eps for weight in self._weights)
+        self._rounding = _ROUNDING * coarsest
 
     def run(self, method: str) -> None:
-        """Compare; a UserError names the first layer that differs.
+        """Compare the two models, and refuse the adapters if they differ.
 
-        What the module's step raises is raised.
+        Args:
+            method: Name of the method, for the message.
+
+        Raises:
+            UserError: It names the first layer that differs.
+            Exception: What the module's step raises.
         """
         module = self._state.module
-        module.trainer = self._trainer  # a step may ask it
+        module.trainer = self._state.trainer  # a step may ask it
         vars(module).update(log=ignore, log_dict=ignore)
         module.eval()
         try:
             with torch.no_grad(), _ieee_products():
-                every = range(len(self._adapters))
-                if self._equal(every):
+                layers = range(len(self._adapters))
+                if self._are_equal(layers):
                     return
-                alone = [i for i in every if not self._equal([i])] or [0]
+
+                # If no layer differs alone, all that can be named is the first one.
+                different = [layer for layer in layers if not self._are_equal([layer])]
+                first = different[0] if different else 0
         finally:
             del module.log, module.log_dict
             module.trainer = None
             module.train()
             self._state.live.unbind()
             self._state.live.restore()
-        layer = self._adapters[alone[0]].layer
+
+        layer = self._adapters[first].layer
         found = (
             f"{layer} is another model with its update in the weight, where {method} adds it, than "
             "with its adapter"
@@ -131,39 +142,43 @@ class MergeCheck:
         )
         raise UserError("model.clients", found, fix)
 
-    def _equal(self, layers: Collection[int]) -> bool:
-        """Whether the updates of these layers are the same in the adapters and in the weights."""
-        updates = [self._update(i) if i in layers else None for i in range(len(self._adapters))]
+    def _are_equal(self, layers: Collection[int]) -> bool:
+        """Return whether the updates of these layers act the same in adapters and in weights."""
+        updates = {layer: self._new_update(layer) for layer in layers}
         plain = self._loss()
-        for (_, B), update in zip(self._factors, updates, strict=True):
-            if update is not None:
-                B.copy_(update)
+
+        for layer, update in updates.items():
+            _, B = self._factors[layer]
+            B.copy_(update)
         adapted = self._loss()
 
-        for weight, own, (A, B), update in zip(
-            self._weights, self._adapters, self._factors, updates, strict=True
-        ):
-            if update is not None:
-                weight.add_((own.scale * (B @ A)).to(weight.dtype))
-                B.zero_()
+        for layer in updates:
+            A, B = self._factors[layer]
+            weight = self._weights[layer]
+            weight.add_((self._adapters[layer].scale * (B @ A)).to(weight.dtype))
+            B.zero_()
         merged = self._loss()
 
         for weight, original in zip(self._weights, self._originals, strict=True):
             weight.copy_(original)
+
         difference = abs(merged - adapted)
         limit = _WRONG * abs(adapted - plain) + self._rounding * max(abs(adapted), abs(plain))
-        return not difference > limit  # a loss that is no number shows nothing
+        return not difference > limit  # a loss that is NaN shows nothing
 
-    def _update(self, i: int) -> Tensor:
-        """(out, r) a B whose update is small beside the weight; B is 0 afterwards."""
-        A, B = self._factors[i]
+    def _new_update(self, layer: int) -> Tensor:
+        """Return a B (out, r) whose update is small beside the weight; the adapter has B = 0."""
+        A, B = self._factors[layer]
         B.zero_()
-        drawn = self._drawn[i].to(B.device, B.dtype)
-        size = self._adapters[i].scale * float((drawn @ A).norm())
-        weight = float(self._originals[i].norm()) or 1.0
-        return drawn * (_UPDATE * weight / max(size, 1e-12))
+        drawn = self._drawn[layer].to(B.device, B.dtype)
+        size_of_update = self._adapters[layer].scale * float((drawn @ A).norm())
+        size_of_weight = float(self._originals[layer].norm())
+        if size_of_weight == 0:
+            size_of_weight = 1.0
+        return drawn * (_UPDATE * size_of_weight / max(size_of_update, 1e-12))
 
     def _loss(self) -> float:
+        """Return the loss of the batch; 0 if the module skips it."""
         device = self._row.floats.device
         with seeded(0, device):
             output: Any = self._state.module.training_step(self._batch, 0)

@@ -1,4 +1,4 @@
-"""Sums of low-rank matrices, held as their factors and never formed: norms and singular values."""
+"""Sums of low-rank matrices, held as factors: norms and singular values without the matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Product:
     def sum(
         cls, weights: Sequence[float], lefts: Sequence[Tensor], rights: Sequence[Tensor]
     ) -> "Product":
-        """sum_k w_k left_k right_k, whose factors are stacked in the given order."""
+        """Return sum_k w_k left_k right_k; its factors are stacked in the given order."""
         scaled = [weight * left for weight, left in zip(weights, lefts, strict=True)]
         return cls(torch.cat(scaled, 1), torch.cat([*rights]))
 
@@ -33,23 +33,25 @@ class Product:
 
     @cached_property
     def dense(self) -> Tensor:
-        """(out, in)."""
+        """The matrix itself, (out, in)."""
         return self.left @ self.right
 
     def norm(self) -> float:
-        """The Frobenius norm: ||R1 R2^T|| of left = Q1 R1 and right^T = Q2 R2."""
+        """Return the Frobenius norm, ||R1 R2^T|| with left = Q1 R1 and right^T = Q2 R2."""
         _, r1 = torch.linalg.qr(self.left, mode="r")
         _, r2 = torch.linalg.qr(self.right.T, mode="r")
         return float((r1 @ r2.T).norm())
 
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        """U (out, m), S (m,) descending and V (in, m), by the SVD of R1 R2^T = X S Y^T.
+        """Return U (out, m), S (m,) descending and V (in, m), by the SVD of R1 R2^T = X S Y^T.
 
-        Of every column of V the entry of largest magnitude is positive, for the same bits.
+        In every column of V the entry of largest magnitude is positive. Without such a rule the
+        sign of a column would be arbitrary, and with it the bits of a merge.
         """
-        q1, r1 = torch.linalg.qr(self.left)
-        q2, r2 = torch.linalg.qr(self.right.T)
-        x, s, yt = torch.linalg.svd(r1 @ r2.T, full_matrices=False)
-        u, v = q1 @ x, q2 @ yt.T
-        signs = v.gather(0, v.abs().argmax(0, keepdim=True)).sign()
-        return u * signs, s, v * signs
+        Q1, R1 = torch.linalg.qr(self.left)
+        Q2, R2 = torch.linalg.qr(self.right.T)
+        X, S, Y_T = torch.linalg.svd(R1 @ R2.T, full_matrices=False)
+        U = Q1 @ X
+        V = Q2 @ Y_T.T
+        signs = V.gather(0, V.abs().argmax(0, keepdim=True)).sign()
+        return U * signs, S, V * signs

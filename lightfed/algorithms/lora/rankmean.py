@@ -11,10 +11,10 @@ from lightfed.algorithms.lora.products import Product
 
 
 class RankMean(AdapterRule):
-    """A rank is the mean over its owners; adapters are trained from round to round."""
+    """A rank is the mean over the clients that have it; adapters are kept from round to round."""
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
-        # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k; of D = s B the columns alike
+        # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k, and likewise the columns of D
         A, D = sent.averaged(sent.p, by_rank=True)
-        return Merged(Product(D[:, : sent.top], A[: sent.top]), A, D)
+        return Merged(applied=Product(D[:, : sent.top], A[: sent.top]), A=A, D=D)

@@ -1,7 +1,7 @@
 """The zero-padded mean: adapters of unlike rank, where a missing rank counts as zeros.
 
-The baseline of all papers on adapters of unlike rank. The ranks of few clients shrink in every
-round, in A and in B, so that their product shrinks by the square of the owners' share.
+This is the baseline of all papers on adapters of unlike rank. A rank that few clients have shrinks
+in every round, in A and in B, so that its product shrinks by the square of their share.
 """
 
 from typing_extensions import override
@@ -17,4 +17,4 @@ class ZeroPadded(AdapterRule):
     def merge_layer(self, sent: Sent) -> Merged:
         # A = sum_k p_k pad(A_k), D = sum_k p_k s_k pad(B_k)
         A, D = sent.averaged(sent.p)
-        return Merged(Product(D[:, : sent.top], A[: sent.top]), A, D)
+        return Merged(applied=Product(D[:, : sent.top], A[: sent.top]), A=A, D=D)

@@ -1,4 +1,4 @@
-"""Clients without a server, which receive from the neighbours of a graph."""
+"""Clients without a server, each of which receives from its neighbors in a graph."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,18 +6,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.peers.gossip import Exchange, Over
-from lightfed.algorithms.topology.topology import (
-    TimeVarying,
-    Topology,
-    round_senders,
-)
+from lightfed.algorithms.topology.topology import TimeVarying, Topology, round_senders
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.state.rows import Moment
 
 
 class Peers(Algorithm):
-    """Every client keeps its model; the graph may change every round."""
+    """Every client keeps its own model; the graph may change from round to round."""
 
     stateful = True
     no_server_step = "clients exchange models among themselves, without a server"
@@ -29,11 +25,11 @@ class Peers(Algorithm):
         """Set the graph.
 
         Args:
-            topology: The graph; by default every client receives from 10 clients, redrawn every
+            topology: The graph. By default every client receives from 10 clients, redrawn every
                 round.
         """
         super().__init__()
-        self.topology = topology or TimeVarying()
+        self.topology = TimeVarying() if topology is None else topology
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -42,7 +38,7 @@ class Peers(Algorithm):
         self._exchange = Exchange(layout, fed.ranks, owner=fed.places.owner, device=fed.row_device)
 
     def senders(self, fed: Fleet, t: int, active: Sequence[int]) -> dict[int, list[int]]:
-        """S_{k,t}: the active clients that each active client receives from, in round t."""
+        """Return S_{k,t}: the active clients that each active client k receives from in round t."""
         return round_senders(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
 
     def exchange(
@@ -54,29 +50,41 @@ class Peers(Algorithm):
         keep: Mapping[int, Tensor] | None = None,
         over: Over = "covered",
     ) -> None:
-        """Replace every listed client's row by the mean over itself and its senders.
+        """Replace the row of every receiver by the mean over itself and its senders.
 
         All read the old rows; sums are in ascending order of the clients.
 
         Args:
-            fed: Of the clients.
+            fed: The clients.
             senders: Receiver -> its senders, without itself; the same on every rank.
-            masks: Of this rank's clients: packed words (P / 32,) of a row's covered elements; None
-                for all.
-            keep: Of this rank's receivers: elements of the mean that they keep; None for all.
-            over: Divide by the number of rows that cover an element, or by that of all rows.
+            masks: Of this rank's clients: packed words (P / 32,) of the elements that a row covers;
+                None if rows are dense.
+            keep: Of this rank's receivers: packed words of the elements of the mean that they keep;
+                None if they keep all.
+            over: Whether to divide by the number of rows that cover an element, or by that of all
+                rows.
         """
+        # In virtual time a receiver waits for its senders, also in a dry run.
         fed.clock.meet(senders)
         if fed.only_counts(senders, masked=masks is not None):
             return
 
-        mine = fed.mine(range(fed.clients))
-        block = fed.client_rows.view(mine)
-        each = map(fed.row, mine) if block is None else block.each()
-        rows = dict(zip(mine, each, strict=True))
+        # One view of all rows, where they follow each other in one store.
+        clients_on_this_rank = fed.mine(range(fed.clients))
+        block = fed.client_rows.view(clients_on_this_rank)
+        if block is None:
+            rows = {client: fed.row(client) for client in clients_on_this_rank}
+        else:
+            rows = dict(zip(clients_on_this_rank, block.each(), strict=True))
         sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over, block=block)
 
-        pairs = [(receiver, sender) for receiver in sorted(senders) for sender in senders[receiver]]
-        sent = [sizes[sender] for _, sender in pairs]
-        fed.ledger.sent_up([sender for _, sender in pairs], sent)
-        fed.ledger.sent_down([receiver for receiver, _ in pairs], sent)
+        # Every rank counts the messages of all clients, in one call: graphs have many edges.
+        receiving: list[int] = []
+        sending: list[int] = []
+        for receiver in sorted(senders):
+            for sender in senders[receiver]:
+                receiving.append(receiver)
+                sending.append(sender)
+        sent = [sizes[sender] for sender in sending]
+        fed.ledger.sent_up(sending, sent)
+        fed.ledger.sent_down(receiving, sent)

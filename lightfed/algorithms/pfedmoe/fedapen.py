@@ -3,11 +3,14 @@
 Qin, Deng, Zhao, Yan: FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
 Statistical Heterogeneity. KDD 2023. https://doi.org/10.1145/3580305.3599344
 
-Both networks learn from the labels, from each other and from their ensemble. The shared one is sent
-and averaged without weights. A participant receives the shared network and learns its share, the
-private network's weight in the ensemble, on samples that it never trains on. Then it trains with
-that share. Evaluation uses the ensemble with the client's current shared network, the one that it
-has trained.
+    e = lambda p + (1 - lambda) s
+    L_p = CE(p) + KL(s || p) + CE(e),   and likewise L_s
+
+Both networks, the private p and the shared s, learn from the labels, from each other and from their
+ensemble e. The shared network is sent, and averaged without weights. A participant receives it and
+learns its share lambda, the private network's weight in the ensemble, on samples that it never
+trains on. Then it trains with that share. Evaluation uses the ensemble with the client's current
+shared network, the one that it has trained.
 
 The released code learns the share after the aggregation (`learn: aggregated`), trains with it in
 the next session, and tests with the new shared network. That costs one more download for a
@@ -38,7 +41,7 @@ class FedAPEN(PersonalShared):
     """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
 
     holds = "the ensemble of its private network and the shared one"
-    # (clients,) bool: clients that have downloaded the server's current shared network
+    # (clients,) bool: which clients have downloaded the server's current shared network.
     current: torch.Tensor
 
     def __init__(
@@ -50,21 +53,24 @@ class FedAPEN(PersonalShared):
         weights: Weights = "uniform",
         learn: Literal["received", "aggregated"] = "received",
     ) -> None:
-        """The ensemble.
+        """Set the ensemble.
 
         Args:
             shared: s, the network that is sent.
-            hold_out: Share of a client's training samples, at least one, that it uses to learn
-                lambda instead of training.
+            hold_out: Share of a client's training samples, at least one, on which it learns lambda
+                and does not train.
             share_lr: Learning rate of lambda.
-            passes: Passes over the hold-out per round; 0 keeps lambda at one half.
-            weights: Of the participants in the mean: uniform, or by samples.
-            learn: A participant learns lambda with the shared network that it receives, before it
-                trains, or, as in the released code, with the aggregated one, which it downloads for
-                that.
+            passes: Passes over these samples per round; 0 keeps lambda at one half.
+            weights: Weights of the participants in the mean: uniform, or by samples.
+            learn: Whether a participant learns lambda with the shared network that it receives,
+                before it trains; or, as in the released code, with the aggregated one, which it
+                downloads for that.
         """
         super().__init__(shared, weights)
-        self.hold_out, self.share_lr, self.passes, self.learn = hold_out, share_lr, passes, learn
+        self.hold_out = hold_out
+        self.share_lr = share_lr
+        self.passes = passes
+        self.learn = learn
         if learn == "aggregated":
             self.moments = ("aggregated",)  # the shared network is back before the round is over
 
@@ -80,20 +86,24 @@ class FedAPEN(PersonalShared):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
-        current = self.current.tolist()
-        fed.send(self.model, [k for k in clients if not current[k]])  # s_k <- s
+        is_current = self.current.tolist()
+        outdated = [client for client in clients if not is_current[client]]
+        fed.send(self.model, outdated)  # s_k <- s
+
         if self.learn == "received":
-            self._learn(fed, clients)
+            self._learn_shares(fed, clients)
+
         fed.train(clients, t)  # with the last lambda
         fed.merge(clients, into=self.model, weights=self.weights)  # s <- mean of s_k
+
         if self.learn == "aggregated":
             fed.send(self.model, clients)
             self.current.fill_(False)
             self.current[clients] = True
-            self._learn(fed, clients)
+            self._learn_shares(fed, clients)
 
-    def _learn(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """Learning for adaptability, with the client's shared network."""
+    def _learn_shares(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """Let clients learn lambda with the shared network that they have."""
         for client in clients:
             forward = fed.state(client).flops * fed.data.num_held_out(client)
             fed.ledger.computed(client, forward if self.passes else 0.0)
@@ -103,5 +113,8 @@ class FedAPEN(PersonalShared):
             assert isinstance(module.net, mutual.FedAPEN)
             batches = fed.data.held_out_batches(client)
             module.net.learn_share(batches, lr=self.share_lr, passes=self.passes)
-            row = fed.row(client).floats  # the module's, unless that is a copy on the device
-            fed.state(client).layout.floats.views(row)[_SHARE].copy_(module.net.share)
+
+            # The module may have been bound to a copy of the row on the device.
+            row = fed.row(client).floats
+            views = fed.state(client).layout.floats.views(row)
+            views[_SHARE].copy_(module.net.share)

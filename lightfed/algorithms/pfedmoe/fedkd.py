@@ -7,11 +7,14 @@ A private teacher and a shared student teach each other, more strongly the bette
 student's updates are sent both ways as the largest singular values of their matrices, and the
 student is averaged without weights. The energy that is kept grows over the rounds.
 
-An update is a difference from r_k, the student that client k received last. The server knows r_k,
-too. The server sends C(theta - r_k). The client trains w_k from the new r_k and sends C(w_k - r_k).
-A new participant receives the uncompressed student. Between rounds a client keeps r_k, not w_k,
-however many rounds it misses. With all clients in every round, r_k is the same for all and
-C(theta - r) is C of their mean update, as in the paper.
+    r_k <- r_k + C(theta - r_k)          sent down; theta itself to a new participant
+    w_k <- r_k, trained
+    theta <- mean of r_k + C(w_k - r_k)  sent up
+
+C compresses. An update is a difference from r_k, the student that client k received last, which the
+server knows too. Between rounds a client keeps r_k, not w_k, however many rounds it misses. With
+all clients in every round, r_k is the same for all, and C(theta - r) is C of their mean update, as
+in the paper.
 
 HtFLlib compresses the student's parameters instead of updates: with `compress: parameters` clients
 keep the student that they have sent.
@@ -31,7 +34,7 @@ from typing_extensions import override
 from lightfed.algorithms.pfedmoe import low_rank as svd
 from lightfed.algorithms.pfedmoe import mutual
 from lightfed.algorithms.pfedmoe.personal_shared import PREFIX, NetworkFactory, PersonalShared
-from lightfed.api.algorithm import KEY, require_argument
+from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec, blank
@@ -39,6 +42,7 @@ from lightfed.models.split import split
 from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Count, Part
+from lightfed.utils.errors import UserError
 
 
 class FedKD(PersonalShared):
@@ -46,7 +50,7 @@ class FedKD(PersonalShared):
 
     holds = "its private network"
     side_by_side = True
-    received: Tensor  # (clients,) bool: clients that have received the student
+    received: Tensor  # (clients,) bool: which clients have received the student
 
     def __init__(
         self,
@@ -57,25 +61,29 @@ class FedKD(PersonalShared):
         rounds: Count | None = None,
         compress: Literal["update", "parameters"] = "update",
     ) -> None:
-        """Distillation and compression.
+        """Set the distillation and the compression.
 
         Args:
             shared: G, the student, which is sent.
-            energy: Share of the squared singular values to keep, before the first and in the last
-                round; it grows by as much in each. 1 sends everything.
-            weights: Of the participants in the mean: uniform, or by samples.
-            form: Of mutual learning: separate losses, or htfllib's.
+            energy: Share of the squared singular values to keep, before the first round and in the
+                last one; it grows by the same amount in each. 1 sends everything.
+            weights: Weights of the participants in the mean: uniform, or by samples.
+            form: Form of mutual learning: separate losses, or htfllib's.
             rounds: Rounds until the energy has grown; the length of the run by default.
-            compress: Compress the update of a round, as in the paper, or the student's parameters,
-                as in HtFLlib.
+            compress: What is compressed: the update of a round, as in the paper, or the student's
+                parameters, as in HtFLlib.
         """
         super().__init__(shared, weights)
         self.energy = (energy[0], energy[1])
         self.form: mutual.Form = form
-        self.rounds, self.compress = rounds, compress
-        self._sent: list[ServerModel] = []  # the student as sent; not state
-        self._held: dict[int, dict[str, Tensor]] = {}  # r_k of this rank's participants
-        self._share = 1.0
+        self.rounds = rounds
+        self.compress = compress
+
+        # No state of the algorithm, but of a round: the student as it is sent, r_k of this rank's
+        # participants, and the energy that is kept.
+        self._sent: list[ServerModel] = []
+        self._references: dict[int, dict[str, Tensor]] = {}
+        self._energy = 1.0
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
@@ -86,8 +94,12 @@ class FedKD(PersonalShared):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        found = "nothing, and trainer.max_epochs does not say how long the run is"
-        require_argument(bool(self.rounds or fed.rounds), "rounds", found, "give their number")
+        if not (self.rounds or fed.rounds):
+            raise UserError(
+                f"{KEY}.rounds",
+                "nothing, and trainer.max_epochs does not say how long the run is",
+                "give their number",
+            )
         self._sent = [fed.new_part(PREFIX)]
         self._bytes = fed.keep("bytes", durable=False)  # sent by the participants
         self.register_buffer("received", torch.zeros(fed.clients, dtype=torch.bool))
@@ -95,78 +107,96 @@ class FedKD(PersonalShared):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
-        length = self.rounds or fed.rounds or 1
+        rounds = self.rounds or fed.rounds or 1
         start, end = self.energy
-        self._share = svd.energy_of_round(min(t, length - 1), length, start=start, end=end)
-        self._held = {}
+        self._energy = svd.energy_of_round(min(t, rounds - 1), rounds, start=start, end=end)
+
+        self._references = {}
         if self.compress == "update":
             self._send_updates(fed, clients)
         else:
             self._send_parameters(fed, clients)
+
         fed.train(clients, t)
+
         # theta <- sum_k (r_k + C(w_k - r_k)) / K
-        fed.merge(
-            clients,
-            into=self.model,
-            weights=self.weights,
-            sizes=fed.collect({k: int(size) for k, size in self._bytes.items()}),
-        )
-        for client, held in self._held.items():
-            _put(self._student(fed, client, fed.row(client)), held)
+        sizes = fed.collect({client: int(size) for client, size in self._bytes.items()})
+        fed.merge(clients, into=self.model, weights=self.weights, sizes=sizes)
+
+        # Between rounds a client keeps r_k.
+        for client, reference in self._references.items():
+            _copy_into(self._student(fed, client, fed.row(client)), reference)
 
     def _send_updates(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """r_k <- r_k + C(theta - r_k), or theta for a new client."""
-        received = self.received.tolist()
-        fed.send(self.model, [k for k in clients if not received[k]])
+        """Set r_k <- r_k + C(theta - r_k), or theta for a new client."""
+        has_received = self.received.tolist()
+        fed.send(self.model, [client for client in clients if not has_received[client]])
+
         theta = self.model.layout.floats.views(self.model.floats)
         sizes = {}
         for client in fed.mine(clients):
             student = self._student(fed, client, fed.row(client))
-            if received[client]:
-                arrived, sizes[client] = self._travel(theta, student)
+            if has_received[client]:
+                arrived, size = self._compressed(theta, student)
                 fed.load(self.model, client)  # integer buffers are not compressed
-                _put(student, arrived)
-            self._held[client] = {name: view.clone() for name, view in student.items()}
+                _copy_into(student, arrived)
+                sizes[client] = size
+            self._references[client] = {name: view.clone() for name, view in student.items()}
+
         for client, size in fed.collect(sizes).items():
             fed.ledger.sent_down(client, size)
         self.received[clients] = True
 
     def _send_parameters(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """w_k <- C(theta)."""
+        """Set w_k <- C(theta)."""
         sent = self._sent[0]
         sent.row.copy_(self.model.row)
         views = sent.layout.floats.views(sent.floats)
-        arrived, size = self._travel(views, {})
-        _put(views, arrived)
+        arrived, size = self._compressed(views, {})
+        _copy_into(views, arrived)
         fed.send(sent, clients, size=size)
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        """The student as the server receives it."""
+        """Replace the student w_k by what the server receives: r_k + C(w_k - r_k)."""
         student = self._student(s.fed, s.client, s.row)
-        arrived, size = self._travel(student, self._held.get(s.client, {}))
+        arrived, size = self._compressed(student, self._references.get(s.client, {}))
         self._bytes[s.client] = torch.tensor(size)
-        _put(student, arrived)
+        _copy_into(student, arrived)
 
-    def _travel(
-        self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]
+    def _compressed(
+        self, tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], int]:
-        """The tensors received, given those held (if any), and the bytes sent."""
-        counters = 8 * self.model.layout.integers.numel
-        finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
-        if self._share == 1 or not finite:  # the merge leaves out non-finite updates
-            return tensors, counters + sum(tensor.nbytes for tensor in tensors.values())
-        base = {name: held[name].to(x.device) if held else 0 for name, x in tensors.items()}
-        packages = svd.compress({n: x - base[n] for n, x in tensors.items()}, self._share)
+        """Return r + C(x - r) for tensors x by name, and the number of bytes sent.
+
+        Args:
+            tensors: x.
+            references: r, which the receiver has; empty to compress x itself.
+        """
+        size_of_counters = 8 * self.model.layout.integers.numel
+        is_finite = all(bool(torch.isfinite(x).all()) for x in tensors.values())
+
+        # What is not finite has no singular values. The merge leaves it out.
+        if self._energy == 1 or not is_finite:
+            return tensors, size_of_counters + sum(x.nbytes for x in tensors.values())
+
+        base: dict[str, Tensor | int] = {}
+        differences = {}
+        for name, x in tensors.items():
+            base[name] = references[name].to(x.device) if references else 0
+            differences[name] = x - base[name]
+
+        packages = svd.compress(differences, self._energy)
         arrived = {name: base[name] + package.tensor() for name, package in packages.items()}
-        return arrived, counters + sum(package.bytes for package in packages.values())
+        return arrived, size_of_counters + sum(package.bytes for package in packages.values())
 
     def _student(self, fed: Fleet, client: int, row: Row) -> dict[str, Tensor]:
-        """Views of a client's row."""
+        """Return the student's tensors by name, as views of a client's row."""
         views = fed.state(client).layout.floats.views(row.floats)
         return {name: view for name, view in views.items() if name.startswith(PREFIX)}
 
 
-def _put(views: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def _copy_into(views: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into views of the same names."""
     for name, view in views.items():
         view.copy_(values[name])

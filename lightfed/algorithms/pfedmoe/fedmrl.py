@@ -6,11 +6,12 @@ NeurIPS 2024. https://arxiv.org/abs/2406.00488
     z = W_k (G(x), F_k(x)) + b_k,   L = CE(head_F(z), y) + CE(head_G(z[:d]), y)
     G <- sum_k n_k / n G_k
 
-G has d features. A client keeps its network F_k and its projection W_k, b_k. Equations were read in
-the released code (LipingYi/FedMRL 5a5309a), where both losses have weight 1. Deviations: there all
-participants' entries of the mean are the same network, the last participant's, and its momentum
-outlives sessions. In HtFLlib (TsingZ0/HtFLlib c45f68e) the mean is uniform, and a trained
-projection is not saved.
+G has d features. A client keeps its network F_k and its projection W_k, b_k. The equations were
+read in the released code (LipingYi/FedMRL 5a5309a), where both losses have weight 1.
+
+Deviations: in that code all entries of the mean are the same network, that of the last participant,
+and momentum outlives sessions. In HtFLlib (TsingZ0/HtFLlib c45f68e) the mean is uniform, and a
+trained projection is not saved.
 """
 
 from torch import nn
@@ -18,9 +19,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.pfedmoe import mutual
 from lightfed.algorithms.pfedmoe.personal_shared import PersonalShared
-from lightfed.api.algorithm import KEY, require_argument
+from lightfed.api.algorithm import KEY
 from lightfed.models.build import DataSpec, blank
 from lightfed.models.split import split
+from lightfed.utils.errors import UserError
 
 
 class FedMRL(PersonalShared):
@@ -31,8 +33,12 @@ class FedMRL(PersonalShared):
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         batch = blank(data, samples=2)
-        own, common = split(private, batch), split(shared, batch, key=f"{KEY}.shared")
-        fits = common.feature_dim <= own.feature_dim
-        found = f"it has {common.feature_dim} features, and a client's network {own.feature_dim}"
-        require_argument(fits, "shared", found, "use a smaller one")
-        return mutual.FedMRL(own, common)
+        large = split(private, batch)
+        small = split(shared, batch, key=f"{KEY}.shared")
+        if small.feature_dim > large.feature_dim:
+            raise UserError(
+                f"{KEY}.shared",
+                f"it has {small.feature_dim} features, and a client's network {large.feature_dim}",
+                "use a smaller one",
+            )
+        return mutual.FedMRL(large, small)

@@ -3,10 +3,14 @@
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning. 2020.
 https://arxiv.org/abs/2006.16765
 
-Both networks learn from the labels and from each other; the small one is sent and averaged by
-samples. The other network's output is a constant target, and a divergence is the mean over samples,
-as in the paper's formulas; `form: htfllib` follows the HtFLlib library. The private network is
-evaluated.
+    L_F = alpha CE(F) + (1 - alpha) KL(G || F)
+    L_G = beta CE(G) + (1 - beta) KL(F || G)
+    G <- sum_k n_k / n G_k
+
+The private network F and the shared one G learn from the labels and from each other. The shared one
+is sent, and averaged by samples. The private one is evaluated. In a divergence the other network's
+output is a constant target, and the divergence is the mean over samples, as in the paper's
+formulas; `form: htfllib` follows the HtFLlib library.
 """
 
 from torch import nn
@@ -32,17 +36,18 @@ class FML(PersonalShared):
         weights: Weights = "samples",
         form: mutual.Form = "separate",
     ) -> None:
-        """Mutual learning.
+        """Set the mutual learning.
 
         Args:
             shared: G, the network that is sent.
             alpha: Weight of the labels in the private network's loss.
             beta: Weight of the labels in the shared network's loss.
-            weights: Of the participants in the mean: by samples, or uniform.
-            form: Of mutual learning: separate losses, or htfllib's.
+            weights: Weights of the participants in the mean: by samples, or uniform.
+            form: Form of mutual learning: separate losses, or htfllib's.
         """
         super().__init__(shared, weights)
-        self.alpha, self.beta = alpha, beta
+        self.alpha = alpha
+        self.beta = beta
         self.form: mutual.Form = form
 
     @override

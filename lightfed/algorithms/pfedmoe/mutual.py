@@ -1,8 +1,8 @@
-"""Clients that train a private and a shared network side by side and teach each other.
+"""The networks of clients that train a private and a shared network, which teach each other.
 
-`lightfed.algorithms` has the papers. `losses` gives one loss per network. One backward pass of
-their sum updates both. In the form "separate" a network's targets are constants, so the sum has the
-gradient of each loss.
+The papers are named in the files of the methods. `losses` gives one loss for each network. One
+backward pass of their sum updates both. In the form "separate" a network's targets are constants,
+so that the sum has the gradient of each loss.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.split import SplitNetwork, evaluating
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 
 Form = Literal["separate", "htfllib"]
 """The form of mutual learning. separate: the other network's outputs are constants, and the
@@ -23,32 +23,40 @@ and the divergence is the mean over samples and classes."""
 
 
 def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """Mean over the samples of KL(softmax(target) || softmax(logits)), in nats.
+    """Return the mean over the samples of KL(softmax(target) || softmax(logits)), in nats.
 
-    `target` (B, C) are logits of the teacher, `logits` (B, C) those of the learner.
+    Args:
+        target: Logits of the teacher, (B, C).
+        logits: Logits of the learner, (B, C).
     """
-    wanted, found = target.log_softmax(1), logits.log_softmax(1)
-    return (wanted.exp() * (wanted - found)).sum(1).mean()
+    log_p = target.log_softmax(1)
+    log_q = logits.log_softmax(1)
+    return (log_p.exp() * (log_p - log_q)).sum(1).mean()
 
 
 def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
+    """Return the divergence of a form of mutual learning; tensors as for `kl_divergence`."""
     if form == "htfllib":
         return kl_divergence(target, logits) / logits.shape[1]
     return kl_divergence(target.detach(), logits)
 
 
 class _Pair(nn.Module):
-    """A private network, which is evaluated, and a shared one, both (B, ...) -> (B, C) logits."""
+    """A private network, which is evaluated, and a shared one.
+
+    Both map samples (B, ...) to logits (B, C).
+    """
 
     clipped_separately: tuple[str, ...] = ("shared",)
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__()
-        self.private, self.shared = private, shared
+        self.private = private
+        self.shared = shared
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits of the private network."""
+        """Return the logits of the private network, (B, C)."""
         return self.private(x)
 
 
@@ -61,9 +69,9 @@ class FML(_Pair):
     Args:
         private: F.
         shared: G.
-        alpha: weight of the labels in the private network's loss, in [0, 1].
-        beta: weight of the labels in the shared network's loss, in [0, 1].
-        form: of mutual learning.
+        alpha: Weight of the labels in the private network's loss, in [0, 1].
+        beta: Weight of the labels in the shared network's loss, in [0, 1].
+        form: Form of mutual learning.
     """
 
     def __init__(
@@ -76,12 +84,14 @@ class FML(_Pair):
         form: Form = "separate",
     ) -> None:
         super().__init__(private, shared)
-        self.alpha, self.beta = alpha, beta
+        self.alpha = alpha
+        self.beta = beta
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch (B, ...) with labels (B,): "private", L_F, and "shared", L_G."""
-        own, common = self.private(x), self.shared(x)
+        """Return the losses of a batch (B, ...): "private", L_F, and "shared", L_G."""
+        own = self.private(x)
+        common = self.shared(x)
         return {
             "private": self.alpha * F.cross_entropy(own, y)
             + (1 - self.alpha) * _divergence(common, own, self.form),
@@ -96,16 +106,16 @@ class FedKD(_Pair):
         D = CE(F) + CE(G),  M = MSE(z_F, W_h z_G)
         L_F = CE(F) + (KL(G || F) + M) / D,  L_G = CE(G) + (KL(F || G) + M) / D
 
-    In the form "separate" D is a weight without a gradient (its gradient reverses that of the
-    labels where D^2 is less than what it divides) and W_h learns by L_G.
+    In the form "separate" D is a weight without a gradient, and W_h learns from L_G. The gradient
+    of D would reverse that of the labels where D^2 is less than what it divides.
 
     Args:
         private: F, the teacher.
         shared: G, the student.
-        form: of mutual learning.
+        form: Form of mutual learning.
 
     Attributes:
-        projection: W_h without bias, private: (B, features of G) -> (B, features of F).
+        projection: W_h, without bias and private; maps the features of G to as many as F has.
     """
 
     clipped_separately = ("shared", "projection")
@@ -120,22 +130,25 @@ class FedKD(_Pair):
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch (B, ...) with labels (B,): "private", L_F, and "shared", L_G."""
-        own_features, common_features = self.private.extractor(x), self.shared.extractor(x)
-        own, common = self.private.head(own_features), self.shared.head(common_features)
-        hard_own, hard_common = F.cross_entropy(own, y), F.cross_entropy(common, y)
-        scale = self._constant(hard_own + hard_common)
-        projected = self.projection(common_features)
-        soft_own = _divergence(common, own, self.form) + F.mse_loss(
-            own_features, self._constant(projected)
-        )
-        soft_common = _divergence(own, common, self.form) + F.mse_loss(
-            self._constant(own_features), projected
-        )
-        return {"private": hard_own + soft_own / scale, "shared": hard_common + soft_common / scale}
+        """Return the losses of a batch (B, ...): "private", L_F, and "shared", L_G."""
+        # The order of these operations is also that of the backward pass, and so of its sums.
+        z_F = self.private.extractor(x)
+        z_G = self.shared.extractor(x)
+        logits_F = self.private.head(z_F)
+        logits_G = self.shared.head(z_G)
+        hard_F = F.cross_entropy(logits_F, y)
+        hard_G = F.cross_entropy(logits_G, y)
+        D = self._constant(hard_F + hard_G)
+        projected = self.projection(z_G)  # W_h z_G
+
+        soft_F = _divergence(logits_G, logits_F, self.form)
+        soft_F = soft_F + F.mse_loss(z_F, self._constant(projected))
+        soft_G = _divergence(logits_F, logits_G, self.form)
+        soft_G = soft_G + F.mse_loss(self._constant(z_F), projected)
+        return {"private": hard_F + soft_F / D, "shared": hard_G + soft_G / D}
 
     def _constant(self, value: Tensor) -> Tensor:
-        """Detach a loss's target in the form "separate"."""
+        """Return a loss's target, detached in the form "separate"."""
         return value if self.form == "htfllib" else value.detach()
 
 
@@ -144,11 +157,11 @@ class FedMRL(_Pair):
 
         z = W (z_G, z_F) + b,   L = CE(head_F(z)) + CE(head_G(z[:d]))
 
-    z is as large as z_F, the features of F.
+    z has as many elements as z_F, the features of F.
 
     Args:
         private: F.
-        shared: G, of d features, at most as many as F has.
+        shared: G, with d features, at most as many as F has.
     """
 
     clipped_separately = ("shared", "projection")
@@ -157,22 +170,27 @@ class FedMRL(_Pair):
 
     def __init__(self, private: SplitNetwork, shared: SplitNetwork) -> None:
         super().__init__(private, shared)
-        small, large = shared.feature_dim, private.feature_dim
-        self.projection = nn.Linear(small + large, large)
+        inputs = shared.feature_dim + private.feature_dim
+        self.projection = nn.Linear(inputs, private.feature_dim)  # W, b
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits of the private network's head."""
+        """Return the logits of the private network's head, (B, C)."""
         return self.private.head(self._nested(x))
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch (B, ...) with labels (B,): "private", of all of z, and "shared"."""
+        """Return the losses of a batch (B, ...): "private", of all of z, and "shared"."""
         z = self._nested(x)
-        large, small = self.private.head(z), self.shared.head(z[:, : self.shared.feature_dim])
-        return {"private": F.cross_entropy(large, y), "shared": F.cross_entropy(small, y)}
+        d = self.shared.feature_dim
+        logits_F = self.private.head(z)
+        logits_G = self.shared.head(z[:, :d])
+        return {"private": F.cross_entropy(logits_F, y), "shared": F.cross_entropy(logits_G, y)}
 
     def _nested(self, x: Tensor) -> Tensor:
-        return self.projection(torch.cat((self.shared.extractor(x), self.private.extractor(x)), 1))
+        """Return z, (B, features of F)."""
+        z_G = self.shared.extractor(x)
+        z_F = self.private.extractor(x)
+        return self.projection(torch.cat((z_G, z_F), 1))
 
 
 class FedAPEN(_Pair):
@@ -181,15 +199,15 @@ class FedAPEN(_Pair):
         e = lambda p + (1 - lambda) s, of logits; lambda is the private network's share
         L_p = CE(p) + KL(s || p) + CE(lambda p + (1 - lambda) s'), L_s likewise
 
-    where ' and the first argument of KL are constants. The share is 0.5 until it is learned between
-    sessions (`learn_share`). Without learning this is the released code's "equal" training.
+    where s' and the first argument of KL are constants. The share is 0.5 until it is learned
+    between sessions (`learn_share`). Without learning this is the released code's "equal" training.
 
     Args:
         private: p.
         shared: s.
 
     Attributes:
-        share: () lambda, a buffer that stays with the client.
+        share: lambda, a buffer () that stays with the client.
     """
 
     share: Tensor
@@ -200,49 +218,58 @@ class FedAPEN(_Pair):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits of the ensemble."""
+        """Return the logits of the ensemble, (B, C)."""
         return _ensemble(self.private(x), self.shared(x), self.share)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch (B, ...) with labels (B,): "private", L_p, and "shared", L_s."""
-        own, common = self.private(x), self.shared(x)
-        taught_own = _ensemble(own, common.detach(), self.share)
-        taught_common = _ensemble(own.detach(), common, self.share)
+        """Return the losses of a batch (B, ...): "private", L_p, and "shared", L_s."""
+        p = self.private(x)
+        s = self.shared(x)
+        e_of_p = _ensemble(p, s.detach(), self.share)
+        e_of_s = _ensemble(p.detach(), s, self.share)
         return {
-            "private": F.cross_entropy(own, y)
-            + _divergence(common, own, "separate")
-            + F.cross_entropy(taught_own, y),
-            "shared": F.cross_entropy(common, y)
-            + _divergence(own, common, "separate")
-            + F.cross_entropy(taught_common, y),
+            "private": F.cross_entropy(p, y)
+            + _divergence(s, p, "separate")
+            + F.cross_entropy(e_of_p, y),
+            "shared": F.cross_entropy(s, y)
+            + _divergence(p, s, "separate")
+            + F.cross_entropy(e_of_s, y),
         }
 
     def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The private network's share, "private_share"; the batch does not matter."""
+        """Return lambda, "private_share"; the batch does not matter."""
         return {"private_share": self.share}
 
     @torch.no_grad()
     def learn_share(
         self, batches: Iterable[tuple[Tensor, Tensor]], *, lr: float = 1e-3, passes: int = 10
     ) -> None:
-        """Learning for adaptability: SGD on the share alone, kept within [0, 1].
+        """Learn lambda ("learning for adaptability"): SGD on it alone, kept within [0, 1].
 
-        The networks do not change, so their logits are computed once for all passes. `batches` are
-        (x, y) of the hold-out, in the order of every pass. A UserError with the key "hold_out" if
-        there is none.
+        The networks do not change, so their logits are computed once for all passes.
+
+        Args:
+            batches: Samples and labels (x, y) that were held out, in the order of every pass.
+            lr: Learning rate of lambda.
+            passes: Number of passes over the batches.
+
+        Raises:
+            UserError: There is no batch; the key is "hold_out".
         """
         with evaluating(self):
             logits = [(self.private(x), self.shared(x), y) for x, y in batches]
-        found = "no sample to learn the share from"
-        require(bool(logits), "hold_out", found, "give a larger one")
+        if not logits:
+            raise UserError("hold_out", "no sample to learn the share from", "give a larger one")
+
         for _ in range(passes):
-            for own, common, y in logits:
+            for p, s, y in logits:
                 # d CE(e) / d lambda = mean over samples of (softmax(e) - onehot(y)) . (p - s)
-                error = _ensemble(own, common, self.share).softmax(1)
+                error = _ensemble(p, s, self.share).softmax(1)
                 error[torch.arange(len(y), device=y.device), y] -= 1
-                slope = (error * (own - common)).sum(1).mean()
+                slope = (error * (p - s)).sum(1).mean()
                 self.share.sub_(lr * slope).clamp_(0, 1)
 
 
-def _ensemble(own: Tensor, common: Tensor, share: Tensor) -> Tensor:
-    return share * own + (1 - share) * common
+def _ensemble(p: Tensor, s: Tensor, share: Tensor) -> Tensor:
+    """Return e = lambda p + (1 - lambda) s."""
+    return share * p + (1 - share) * s

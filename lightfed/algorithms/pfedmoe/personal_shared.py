@@ -1,8 +1,11 @@
 """Clients that train a private network and a shared one; only the shared one is sent.
 
-This is the base of pFedMoE, FML, FedKD and FedAPEN. The client's module becomes a composite with a
-part `shared` and others, such as `private`. A server model of the tensors below `shared` is sent to
-the participants and becomes the mean of their trained copies.
+This is the base of pFedMoE, FML, FedKD, FedMRL and FedAPEN. The client's module becomes a composite
+with a part `shared` and others, such as `private`. The server has a model of the tensors below
+`shared`. It is sent to the participants, and becomes the mean of their trained copies:
+
+    theta_k <- theta, trained together with the client's own parts
+    theta <- sum_k n_k / n theta_k
 """
 
 from abc import abstractmethod
@@ -36,8 +39,8 @@ class PersonalShared(Algorithm):
         """Set the shared network.
 
         Args:
-            shared: Network that all clients have in addition to their own.
-            weights: Of the participants in the mean: by samples, or uniform.
+            shared: The network that all clients have in addition to their own.
+            weights: Weights of the participants in the mean: by samples, or uniform.
         """
         super().__init__()
         self.shared = shared
@@ -45,9 +48,10 @@ class PersonalShared(Algorithm):
 
     @abstractmethod
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
-        """The client's network: attributes `shared`, and `losses(x, y)` by the parts' names.
+        """Return the client's network.
 
-        Also `clipped_separately`, the parts that are clipped as separate networks.
+        It has an attribute `shared`; a method `losses(x, y)`, which gives losses by the names of
+        the parts; and `clipped_separately`, the parts that are clipped as separate networks.
         """
 
     @override
@@ -58,7 +62,7 @@ class PersonalShared(Algorithm):
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        """A client's row is as trained; aggregated it has the server's shared network."""
+        """Return the clients' rows; "aggregated" they have the server's shared network."""
         if kind == "aggregated" and "trained" in self.moments:
             return fed.rows(clients, given=self.model)
         return super().models(fed, kind, clients)

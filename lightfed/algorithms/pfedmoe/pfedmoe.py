@@ -3,20 +3,22 @@
 Yi, Yu, Ren, Zhang, Wang, Liu, Li: pFedMoE: Data-Level Personalization with Mixture of Experts for
 Model-Heterogeneous Personalized Federated Learning. 2024. https://arxiv.org/abs/2402.01350
 
-A client has its own large extractor, head and gate, and a small extractor that all clients share.
-Only the small extractor is sent. One backward pass of the cross-entropy updates all parts at once.
-The shared extractor becomes the mean over the participants, by samples. Inference uses the whole
-mixture.
+    (a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)
+    G <- sum_k n_k / n G_k
+
+A client has its own large extractor F_ex, head F_hd and gate H, and a small extractor G that all
+clients share. Only the small extractor is sent. One backward pass of the cross-entropy updates all
+parts at once. Inference uses the whole mixture.
 
 After an evaluation the run folder contains `gate.npz`: for every client and class the mean weights
 of the shared and the private expert over the client's test samples.
 
-The paper does not state the gate's hidden units and learning rate. The defaults are 128 and the
-rate of the other parts. There is no released code.
+Choices where the paper is silent: the gate has 128 hidden units and the learning rate of the other
+parts by default. There is no released code.
 
-Three settings are not from the paper. They separate what it combines: `federate: false` has the
-capacity of two experts without any exchange, `gate: half` has the exchange without weights per
-sample, and `gate: unnormalised` leaves out the gate's last batch normalisation.
+Three settings are not from the paper. They separate what it combines. `federate: false` has the
+capacity of two experts without any exchange. `gate: half` has the exchange without weights per
+sample. `gate: unnormalised` lacks the gate's last batch normalization.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,32 +55,42 @@ class PFedMoE(PersonalShared):
         gate: Literal["paper", "unnormalised", "half"] = "paper",
         federate: bool = True,
     ) -> None:
-        """The experts and the gate.
+        """Set the experts and the gate.
 
         Args:
-            shared: Network whose extractor all clients share. If it does not define parts, the
-                extractor is all below its last linear layer.
-            gate_units: Units of the gate's first linear layer.
+            shared: The network whose extractor all clients share. If it does not define parts, the
+                extractor is everything below its last linear layer.
+            gate_units: Number of units of the gate's first linear layer.
             gate_lr: eta_phi, the gate's learning rate relative to that of the other parts; 1 by
                 default.
-            weights: Of the participants in the mean: by samples, or uniform.
-            gate: The paper's gate; without its last normalisation; or none: both experts have
-                weight one half.
-            federate: Exchange the shared extractor; if not, every client trains its mixture alone.
+            weights: Weights of the participants in the mean: by samples, or uniform.
+            gate: "paper" is the paper's gate, "unnormalised" lacks its last normalization, and with
+                "half" both experts always have the weight one half.
+            federate: Whether the shared extractor is exchanged; if not, every client trains its
+                mixture alone.
         """
         super().__init__(shared, weights)
-        self.gate_units, self.gate_lr, self.gate = gate_units, gate_lr, gate
+        self.gate_units = gate_units
+        self.gate_lr = gate_lr
+        self.gate = gate
         self.federate = federate
-        self._gates: dict[int, Tensor] = {}  # sums of this rank's clients, last evaluation
+
+        # Of the last evaluation: (C, 3) sums of the gate's weights by client of this rank.
+        self._gate_sums: dict[int, Tensor] = {}
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         batch = blank(data, samples=2)
-        own, common = split(private, batch), split(shared, batch, key=f"{KEY}.shared")
-        gate: nn.Module = FixedGate(0.5)
-        if self.gate != "half":
+        own = split(private, batch)
+        common = split(shared, batch, key=f"{KEY}.shared")
+
+        gate: nn.Module
+        if self.gate == "half":
+            gate = FixedGate(0.5)
+        else:
             last_norm = self.gate == "paper"
             gate = Gate(data.input_shape, hidden=self.gate_units, last_norm=last_norm)
+
         try:
             return MixtureClient(own.extractor, own.head, common.extractor, gate, batch=batch)
         except UserError as error:
@@ -98,32 +110,38 @@ class PFedMoE(PersonalShared):
 
     @override
     def lr_factors(self, module: L.LightningModule) -> Mapping[str, float]:
-        return {} if self.gate_lr is None else {"net.gate.": self.gate_lr}
+        if self.gate_lr is None:
+            return {}
+        return {"net.gate.": self.gate_lr}
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
         if not self.federate and kind == "aggregated":
             kind = "trained"  # the same model: nothing is aggregated
         rows = super().models(fed, kind, clients)
-        classes, device = fed.data.num_classes, fed.device
+        if rows is None:
+            return None
 
-        def sums(some: Sequence[int]) -> Views:
-            """Of gates by class, which a test writes."""
-            new = torch.zeros(len(some), classes, 3, dtype=torch.float64, device=device)
-            self._gates |= zip(some, new, strict=True)
-            return {"net.gate_sums": new}
+        shape = (fed.data.num_classes, 3)
 
-        return None if rows is None else replace(rows, buffers=sums)
+        def new_gate_sums(tested: Sequence[int]) -> Views:
+            """Return a buffer of each client into which its test adds the gate's weights."""
+            sums = torch.zeros(len(tested), *shape, dtype=torch.float64, device=fed.device)
+            self._gate_sums |= zip(tested, sums, strict=True)
+            return {"net.gate_sums": sums}
+
+        return replace(rows, buffers=new_gate_sums)
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:
-        self._gates = {}  # clients may have left this rank
+        self._gate_sums = {}  # clients may have left this rank
 
     @override
     def evaluation_end(self, fed: Fleet) -> Mapping[str, Mapping[str, Tensor]]:
-        """(clients, C) means of a_G and a_F; NaN for classes without test samples."""
+        """Return the means of a_G and a_F, (clients, C) each; NaN for classes without samples."""
+        on_host = {client: sums.cpu() for client, sums in self._gate_sums.items()}
         weights = torch.full((fed.clients, fed.data.num_classes, 2), torch.nan)
-        for client, sums in fed.collect({k: s.cpu() for k, s in self._gates.items()}).items():
-            mean = class_sums(sums).means()
-            weights[client, mean.seen] = mean.values[mean.seen]
+        for client, sums in fed.collect(on_host).items():
+            means = class_sums(sums).means()
+            weights[client, means.seen] = means.values[means.seen]
         return {"gate": {"general": weights[..., 0], "personal": weights[..., 1]}}

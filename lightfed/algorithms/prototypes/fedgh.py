@@ -6,9 +6,11 @@ Multimedia 2023. https://arxiv.org/abs/2303.13137
     r_k^c = mean of F_k(x) over the client's samples x of class c, after its session
     theta <- theta - eta grad CE(H(theta; r_k^c), c),   over all k and c
 
-All receive the head H; client k keeps its extractor F_k. Read in the released code
-(LipingYi/FedGH 2a6a29d) and in TsingZ0/HtFLlib 09ec051. In the former the server's optimiser holds
-a client's network, so that the head keeps its first values. Here it learns, as in the latter.
+All clients receive the head H; client k keeps its extractor F_k.
+
+Read in the released code (LipingYi/FedGH 2a6a29d) and in TsingZ0/HtFLlib 09ec051. Deviation: in the
+former the server's optimizer holds a client's network, so that the head keeps its first values.
+Here the head learns, as in the latter.
 """
 
 from collections.abc import Sequence
@@ -42,11 +44,11 @@ class FedGH(Algorithm):
     model: ServerModel  # the head
 
     def __init__(self, lr: Positive = 0.01, epochs: Count = 1) -> None:
-        """How the server trains the head.
+        """Set how the server trains the head.
 
         Args:
             lr: eta.
-            epochs: Passes over a round's vectors.
+            epochs: The server's passes over a round's vectors.
         """
         super().__init__()
         self.sgd = ServerSGD(lr, epochs)
@@ -65,25 +67,30 @@ class FedGH(Algorithm):
         clients = fed.participants(t)
         fed.send(self.model, clients)  # theta_k <- theta
         fed.train(clients, t)
-        packages = uploads(fed, trained_means(fed, clients, "net"))
+        packages = uploads(fed, trained_means(fed, clients, "net"))  # r_k
         if packages:
-            self._learn(fed, packages, t)
+            self._train_head(fed, packages, t)
 
-    def _learn(self, fed: Fleet, packages: Sequence[ClassMeans], t: int) -> None:
-        net: Any = fed.groups[0].module.net
-        layout, views = self.model.layout, self.model.layout.floats.views(self.model.floats)
-        trained = [entry.name for entry in layout.floats.entries[: layout.parameters]]
+    def _train_head(self, fed: Fleet, packages: Sequence[ClassMeans], t: int) -> None:
+        """Set theta <- theta - eta grad CE(H(theta; r_k^c), c), over all k and c."""
+        network: Any = fed.groups[0].module.net
+        layout = self.model.layout
+        views = layout.floats.views(self.model.floats)
+        parameters = layout.floats.entries[: layout.parameters]
+        theta = {entry.name: views[entry.name] for entry in parameters}
 
         def loss(theta: dict[str, Tensor], r: Tensor, c: Tensor) -> Tensor:
-            named = {name.removeprefix("net.head."): value for name, value in theta.items()}
-            with evaluating(net.head):
-                return F.cross_entropy(functional_call(net.head, named, (r,)), c)
+            of_head = {name.removeprefix("net.head."): value for name, value in theta.items()}
+            with evaluating(network.head):
+                logits = functional_call(network.head, of_head, (r,))
+                return F.cross_entropy(logits, c)
 
-        theta = self.sgd.of(fed, t, packages, {n: views[n] for n in trained}, loss)
+        theta = self.sgd.of(fed, t, packages, theta, loss)
         for name, value in theta.items():
             views[name].copy_(value)
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:
-        given = self.model if kind == "aggregated" else None
-        return fed.rows(clients, given=given) if kind in self.moments else None
+        if kind not in self.moments:
+            return None
+        return fed.rows(clients, given=self.model if kind == "aggregated" else None)

@@ -3,12 +3,18 @@
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous
 Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 
-A client's features are pulled towards the server's prototype of their class. A server's prototype
-is the plain mean over the participants that hold the class, as in the released code (eq. 6 of the
-paper weights them by their samples of it); without any it stays the same. A client's own one is the
-mean over all batches of a session, each before its step, as in HtFLlib. Clients may differ in all
-but the number of features. The nearest prototype or the client's own head classifies a sample. An
-evaluation also reports the other rule's accuracy, as accuracy_head or accuracy_prototypes.
+    L = CE(logits, y) + lambda MSE(z, C_y)
+    C_c <- mean over the participants that hold class c of their mean features of that class
+
+A client's features z are pulled towards the server's prototype C of their class. Clients may differ
+in everything but the number of features. The nearest prototype or the client's own head classifies
+a sample. An evaluation also reports the other rule's accuracy, as accuracy_head or
+accuracy_prototypes.
+
+Deviations: the server's mean is not weighted, as in the released code; eq. (6) of the paper weights
+clients by their samples of the class. A prototype of a class that no participant holds stays as it
+is. A client's own prototype is the mean over all batches of a session, each before its step, as in
+HtFLlib.
 """
 
 from typing import Any
@@ -35,11 +41,11 @@ class FedProto(ByClass):
     def __init__(
         self, weight: Weight = 1.0, inference: Inference = "prototypes", **by_class: Any
     ) -> None:
-        """Prototypes.
+        """Set the prototypes.
 
         Args:
-            weight: lambda, of the distance to the prototype.
-            inference: Classify by the nearest prototype, or by the head.
+            weight: lambda, the weight of the distance to the prototype.
+            inference: Whether the nearest prototype or the head classifies.
             **by_class: See ByClass.
         """
         super().__init__(weight, **by_class)

@@ -7,9 +7,12 @@ https://arxiv.org/abs/2401.03230
     min over P of  CE(-d_k^c, c),   d_k^c[c'] = || r_k^c - P^c' || + delta [c' = c]
     delta = min(tau, max_c min_{c' != c} || Q^c - Q^c' ||)
 
-P are outputs of an MLP for embeddings of the classes. r_k^c is client k's mean of the features of
-class c after its session, FedProto's, and Q^c the clients' mean. Read in the authors' code
-(TsingZ0/HtFLlib 43b4ff7, TsingZ0/FedTGP 11b2297): also a class that nobody holds has a prototype.
+P are the outputs of an MLP for embeddings of the classes, which the server trains. r_k^c is client
+k's mean of the features of class c after its session. Q^c is the clients' mean of r_k^c. Clients
+train as in FedProto, with the prototypes P.
+
+Read in the authors' code (TsingZ0/HtFLlib 43b4ff7, TsingZ0/FedTGP 11b2297): a class that nobody
+holds has a prototype, too.
 """
 
 from collections.abc import Sequence
@@ -41,25 +44,29 @@ class FedTGP(FedProto):
         epochs: Count = 100,
         inference: Inference = "prototypes",
     ) -> None:
-        """Prototypes and how the server trains them.
+        """Set the prototypes and how the server trains them.
 
         Args:
-            weight: lambda, of a client's distance to the prototype.
+            weight: lambda, the weight of a client's distance to the prototype.
             margin: tau, the largest delta.
-            lr: Of the server's SGD.
-            epochs: Its passes over a round's vectors.
-            inference: Classify by the nearest prototype, or by the head.
+            lr: Learning rate of the server's SGD.
+            epochs: The server's passes over a round's vectors.
+            inference: Whether the nearest prototype or the head classifies.
         """
         super().__init__(weight, inference)
-        self.margin, self.sgd = margin, ServerSGD(lr, epochs)
+        self.margin = margin
+        self.sgd = ServerSGD(lr, epochs)
 
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
         classes, size = self.values.shape
         with seeded(derive_seed(fed.seed, "prototypes")):
-            hidden = nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size)
-            self.prototypes = nn.Sequential(nn.Embedding(classes, size), *hidden)
+            # The embedding is drawn last, though it is the first layer: this order fixes the bits.
+            first = nn.Linear(size, size)
+            last = nn.Linear(size, size)
+            embedding = nn.Embedding(classes, size)
+            self.prototypes = nn.Sequential(embedding, first, nn.ReLU(), last)
 
     @override
     def packages(self, fed: Fleet, clients: Sequence[int]) -> dict[int, ClassMeans]:
@@ -68,19 +75,26 @@ class FedTGP(FedProto):
     @override
     def learn(self, fed: Fleet, t: int, packages: Sequence[ClassMeans]) -> None:
         delta = adaptive_margin(mean_of_clients(packages), self.margin)
-        every, net = torch.arange(len(self.seen)), self.prototypes.cpu()
+        classes = torch.arange(len(self.seen))
+        network = self.prototypes.cpu()
 
         def loss(theta: dict[str, Tensor], r: Tensor, c: Tensor) -> Tensor:
-            d = distances(r, functional_call(net, theta, (every,)))
-            return F.cross_entropy(-d - delta * F.one_hot(c, len(every)), c)
+            P = functional_call(network, theta, (classes,))
+            d = distances(r, P)
+            return F.cross_entropy(-d - delta * F.one_hot(c, len(classes)), c)
 
-        net.load_state_dict(self.sgd.of(fed, t, packages, net.state_dict(), loss))
-        [vectors] = fed.once([lambda: net(every).detach()])
-        self.take(ClassMeans(vectors, torch.ones_like(self.seen)))
+        network.load_state_dict(self.sgd.of(fed, t, packages, network.state_dict(), loss))
+        [P] = fed.once([lambda: network(classes).detach()])
+        self.take(ClassMeans(P, torch.ones_like(self.seen)))
 
 
 def adaptive_margin(means: ClassMeans, largest: float) -> float:
-    """The largest distance of a class's vector from the nearest other one, at most `largest`."""
+    """Return delta: the largest distance of a class's vector from its nearest other one.
+
+    Args:
+        means: Q, of the classes that a client holds.
+        largest: tau, which delta does not exceed.
+    """
     values = means.values[means.seen]
     nearest = distances(values, values).fill_diagonal_(inf).min(1).values
     return min(largest, float(nearest.max()))

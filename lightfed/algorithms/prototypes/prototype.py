@@ -1,7 +1,7 @@
-"""Clients that share a vector per class instead of weights: FD, FedProto, FedTGP.
+"""The networks of clients that share a vector per class instead of weights: FD, FedProto, FedTGP.
 
-`lightfed.algorithms` has the papers. In a session a client gathers the outputs of all its batches
-and epochs, each as it was before the step on its batch.
+The papers are named in the files of the methods. In a session a client gathers the outputs of all
+its batches and epochs, each as it was before the step on its batch.
 """
 
 from typing import Literal
@@ -19,7 +19,18 @@ Inference = Literal["prototypes", "head"]
 
 
 class ClassClient(nn.Module):
-    """The handling of C vectors of `size` D that both methods share."""
+    """Gathers a client's vectors by class, and holds the server's.
+
+    Args:
+        num_classes: C.
+        size: D, the number of elements of a vector.
+
+    Attributes:
+        sums: Sums of the session's vectors by class, (C, D) float64.
+        counts: Numbers of these vectors, (C,) float64.
+        common: The server's vectors, (C, D).
+        common_seen: Which classes have one, (C,) bool.
+    """
 
     sums: Tensor
     counts: Tensor
@@ -30,23 +41,27 @@ class ClassClient(nn.Module):
         super().__init__()
         self._shape = num_classes, size
         self._has_common = False
-        # Buffers that belong to no row: clients that train side by side have each its own.
-        sums, counts = torch.zeros(num_classes, size).double(), torch.zeros(num_classes).double()
+
+        # Buffers, so that clients that train side by side have values of their own; not persistent,
+        # because they belong to no row.
+        sums = torch.zeros(num_classes, size, dtype=torch.float64)
+        counts = torch.zeros(num_classes, dtype=torch.float64)
+        common = torch.zeros(num_classes, size)
+        common_seen = torch.zeros(num_classes, dtype=torch.bool)
         self.register_buffer("sums", sums, persistent=False)
         self.register_buffer("counts", counts, persistent=False)
-        self.register_buffer("common", torch.zeros(num_classes, size), persistent=False)
-        seen = torch.zeros(num_classes, dtype=torch.bool)
-        self.register_buffer("common_seen", seen, persistent=False)
+        self.register_buffer("common", common, persistent=False)
+        self.register_buffer("common_seen", common_seen, persistent=False)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(C, D) of the exchanged vectors."""
+        """The shape of the exchanged vectors, (C, D)."""
         return self._shape
 
     def receive(self, common: ClassMeans) -> None:
-        """Take the server's vectors, and forget all gathered ones.
+        """Take the server's vectors, and forget all vectors that were gathered.
 
-        Called at the start of a session, and before an evaluation that uses them.
+        This is called at the start of a session, and before an evaluation that uses the vectors.
         """
         assert common.values.shape == self._shape, f"{tuple(common.values.shape)}"
         self.common.copy_(common.values)
@@ -56,10 +71,11 @@ class ClassClient(nn.Module):
         self.counts.zero_()
 
     def upload(self) -> ClassMeans:
-        """The means by class of the session's gathered outputs. On the device of the network."""
+        """Return the means by class of the session's outputs, on the device of the network."""
         return ClassSums(self.sums, self.counts).means()
 
     def _gather(self, y: Tensor, values: Tensor) -> None:
+        """Add the outputs (B, D) of a batch with labels (B,)."""
         ClassSums(self.sums, self.counts).add(y, values.detach())
 
 
@@ -71,27 +87,31 @@ class FDClient(ClassClient):
     A sample of a class without common logits has only the first term.
 
     Args:
-        net: (B, ...) -> (B, C) logits.
+        net: Maps (B, ...) to (B, C) logits.
         num_classes: C.
-        weight: of distillation, lambda.
-        target: raw: the target is the logits without softmax or, if there are none, the sample's
-            own; as in HtFLlib.
+        weight: lambda, the weight of the distillation.
+        target: With "raw", the target is the common logits without softmax, as in HtFLlib; for a
+            class without any, the sample's own logits.
     """
 
     def __init__(
         self, net: nn.Module, num_classes: int, *, weight: float = 1.0, target: Target = "softmax"
     ) -> None:
         super().__init__(num_classes, num_classes)
-        self.net, self.weight = net, weight
+        self.net = net
+        self.weight = weight
         self.target: Target = target
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits."""
+        """Return logits, (B, C), of samples (B, ...)."""
         return self.net(x)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "hard", by labels, and "soft", weighted; gathers its logits."""
+        """Return the losses of a batch, and gather its logits.
+
+        They are "hard", by the labels, and "soft", by the common logits, times its weight.
+        """
         logits = self.net(x)
         self._gather(y, logits)
         losses = {"hard": F.cross_entropy(logits, y)}
@@ -100,11 +120,14 @@ class FDClient(ClassClient):
         return losses
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B, C) targets for the logits of every sample."""
-        common, seen = self.common[y], self.common_seen[y, None]
+        """Return the targets for the logits of every sample, (B, C)."""
+        common = self.common[y]
+        seen = self.common_seen[y, None]
         if self.target == "raw":
             return torch.where(seen, common, logits.detach().float())
-        return torch.where(seen, common.softmax(1), 0)  # of zeros the loss is 0
+
+        # A target of zeros has a loss of 0.
+        return torch.where(seen, common.softmax(1), 0)
 
 
 class FedProtoClient(ClassClient):
@@ -115,11 +138,12 @@ class FedProtoClient(ClassClient):
     A sample of a class without prototype has only the first term.
 
     Args:
-        private: extractor and head.
+        private: The client's network, split into extractor and head.
         num_classes: C.
-        weight: of the prototypes, lambda.
-        inference: prototypes: classify by the nearest one in mean squared difference. The head
-            classifies if there are no prototypes yet, and with "head".
+        weight: lambda, the weight of the prototypes.
+        inference: With "prototypes", a sample belongs to the class of the prototype with the
+            smallest mean squared difference. With "head", and as long as there are no prototypes,
+            the head classifies.
     """
 
     def __init__(
@@ -131,12 +155,13 @@ class FedProtoClient(ClassClient):
         inference: Inference = "prototypes",
     ) -> None:
         super().__init__(num_classes, private.feature_dim)
-        self.private, self.weight = private, weight
+        self.private = private
+        self.weight = weight
         self.inference: Inference = inference
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits, or the negative distances to the prototypes.
+        """Return logits, (B, C), or the negative distances to the prototypes.
 
         The distance to a missing prototype is infinite, and so is the cross-entropy of a sample of
         its class.
@@ -144,24 +169,29 @@ class FedProtoClient(ClassClient):
         return self._scores(self.private.extractor(x), self.inference)
 
     def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Accuracy of a batch (B, ...) with labels (B,) by the rule that `forward` does not use."""
+        """Return the accuracy of a batch by the rule that `forward` does not use."""
         other: Inference = "head" if self.inference == "prototypes" else "prototypes"
         scores = self._scores(self.private.extractor(x), other)
         return {f"accuracy_{other}": (scores.argmax(1) == y).float().mean()}
 
     def _scores(self, features: Tensor, rule: Inference) -> Tensor:
+        """Return a score of each class, (B, C), by a rule of inference."""
         if rule == "head" or not self._has_common:
             return self.private.head(features)
         squares = distances(features.float(), self.common).square()
         return torch.where(self.common_seen, -squares / features.shape[1], -torch.inf)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "hard" and "prototypes", weighted; gathers its features."""
+        """Return the losses of a batch, and gather its features.
+
+        They are "hard", by the labels, and "prototypes", times its weight.
+        """
         features = self.private.extractor(x)
         self._gather(y, features)
         losses = {"hard": F.cross_entropy(self.private.head(features), y)}
         if self._has_common:
+            # Without a prototype the target is the features themselves: then the loss is 0.
             own = features.detach().float()
-            wanted = torch.where(self.common_seen[y, None], self.common[y], own)
-            losses["prototypes"] = self.weight * F.mse_loss(features, wanted)
+            targets = torch.where(self.common_seen[y, None], self.common[y], own)
+            losses["prototypes"] = self.weight * F.mse_loss(features, targets)
         return losses

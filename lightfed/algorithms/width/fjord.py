@@ -9,9 +9,11 @@ https://arxiv.org/abs/2102.13451
     w[e] <- sum n_k w_k[e] / sum n_k over the clients that own e
 
 net_p has the leading ceil(p K) units of each layer; p_k is the rate of the client's group. A client
-exchanges its block, and BatchNorm statistics of each of its widths. Distillation is that of
-Flower's baseline: the drawn width learns from soft targets alone. Weights outside the drawn width
+exchanges its block, and BatchNorm statistics of each of its widths. Weights outside the drawn width
 have a gradient of 0, so that they decay and keep their momentum.
+
+Deviation: distillation is that of Flower's baseline, where the drawn width learns from soft targets
+alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ import lightning.pytorch as L
 from typing_extensions import override
 
 from lightfed.algorithms.width.ordered_dropout import OrderedDropout
-from lightfed.api.algorithm import Algorithm, require_argument
+from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec, blank
@@ -31,7 +33,7 @@ from lightfed.models.trials import on_trial
 from lightfed.state.costs import forward_flops
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Share
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 
@@ -55,30 +57,43 @@ class FjORD(Algorithm):
             distil: The drawn width learns from the client's largest one.
         """
         super().__init__()
-        require_argument(bool(widths), "widths", "an empty list", "give at least one width")
-        self.widths, self.distil = list(widths), distil
+        if not widths:
+            raise UserError(f"{KEY}.widths", "an empty list", "give at least one width")
+        self.widths = list(widths)
+        self.distil = distil
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         net = ClientModule.of(module, method="FjORD").net
         if not isinstance(net, OrderedDropout):
-            fix = "name OrderedDropout, with this network as its argument"
-            raise UserError("model.clients", f"{type(net).__name__}, of one width", fix)
-        fix = f"give one of the algorithm's widths, {self.widths}"
-        require(net.rate in self.widths, "model.clients", f"a rate of {net.rate:g}", fix)
+            raise UserError(
+                key="model.clients",
+                found=f"{type(net).__name__}, of one width",
+                fix="name OrderedDropout, with this network as its argument",
+            )
+        if net.rate not in self.widths:
+            raise UserError(
+                key="model.clients",
+                found=f"a rate of {net.rate:g}",
+                fix=f"give one of the algorithm's widths, {self.widths}",
+            )
         net.nest(self.widths)
         net.distil = self.distil
 
     @override
     def setup(self, fed: Fleet) -> None:
         self.model = fed.new_model()
+        x = blank(fed.data, samples=2).to(fed.device)
         for group, state in enumerate(fed.groups):
             fed.check_nested(self.model, group)
+
+            # A batch costs the mean over the widths, as they are drawn uniformly, and with
+            # distillation the largest width besides.
             net: Any = state.module.net
-            x = blank(fed.data, samples=2).to(fed.device)
             with on_trial(net, fed.device) as trial:
                 flops = [forward_flops(trial, x, partial(trial.at, p)) for p in trial.widths]
-            state.set_flops(sum(flops) / len(flops) + self.distil * max(flops))
+            of_teacher = max(flops) if self.distil else 0
+            state.set_flops(sum(flops) / len(flops) + of_teacher)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -89,10 +104,11 @@ class FjORD(Algorithm):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        vars(s.module.net)["draws"] = self.draws(s)
+        net: Any = s.module.net
+        net.draws = self.draws(s)
 
     def draws(self, s: SessionContext) -> Iterator[float]:
-        """P for each batch of a session."""
+        """Yield p for each batch of a session."""
         net: Any = s.module.net
         rng = numpy_generator(s.fed.seed, "width", s.round, s.client)
         while True:

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from lightfed.models.build import build_network, parameters_of
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.torch_private import _BatchNorm
 
 
@@ -21,15 +21,21 @@ class OrderedDropout(nn.Module):
     Horvath et al., NeurIPS 2021, https://arxiv.org/abs/2102.13451
 
     Args:
-        network: makes a network of any width, its argument `rate`; wider ones have more units.
+        network: Makes a network of any width, its argument `rate`; wider ones have more units.
         num_classes: C.
-        input_shape: of a sample.
-        rate: the largest width.
+        input_shape: The shape of a sample.
+        rate: The largest width.
 
     Attributes:
-        widths: of the networks, ascending; FjORD gives them by `nest`.
-        draws: widths of the next batches; the largest one when they end.
-        distil: a drawn width learns from the largest one.
+        whole: The network of the largest width, whose weights all widths share. It has no
+            statistics.
+        nested: The network of every width. They have statistics of their own, and no weights.
+        widths: The widths of the networks, ascending; FjORD gives them by `nest`.
+        draws: The widths of the next batches; the largest one when they end.
+        distil: Whether a drawn width learns from the largest one.
+
+    Raises:
+        UserError: The network has no argument `rate`.
     """
 
     draws: Iterator[float] = iter(())
@@ -43,11 +49,17 @@ class OrderedDropout(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        narrows, fix = "rate" in parameters_of(network), "name one that has it, such as Conv"
-        require(narrows, "network", "a network without the argument rate", fix)
-        data: Any = SimpleNamespace(task="classification", num_classes=num_classes)
-        data.input_shape = tuple(input_shape)
-        self.rate, self._make = rate, partial(build_network, network, data, key="network")
+        if "rate" not in parameters_of(network):
+            raise UserError(
+                key="network",
+                found="a network without the argument rate",
+                fix="name one that has it, such as Conv",
+            )
+        data: Any = SimpleNamespace(
+            task="classification", num_classes=num_classes, input_shape=tuple(input_shape)
+        )
+        self.rate = rate
+        self._make = partial(build_network, network, data, key="network")
         self.whole = self._make(rate=rate)
         self.nest([rate])
 
@@ -55,31 +67,49 @@ class OrderedDropout(nn.Module):
         """Make the networks of the widths up to the rate, with statistics of their own."""
         self.widths = [p for p in sorted(widths) if p <= self.rate]
         self.nested = nn.ModuleList(self._make(rate=p) for p in self.widths)
-        each = [dict(net.named_parameters()) for net in self.nested]
-        self._parts = [{n: tuple(map(slice, w.shape)) for n, w in net.items()} for net in each]
-        for part in self.nested.modules():  # their weights are parts of the whole's
-            part._parameters = {n: None for n, w in part._parameters.items() if w is None}
-        for part in self.whole.modules():
-            part._buffers.update(dict.fromkeys(part._buffers))
-            if isinstance(part, _BatchNorm):
+
+        # Of each width, where its weights are within the whole's.
+        self._slices: list[dict[str, tuple[slice, ...]]] = []
+        for net in self.nested:
+            slices = {}
+            for name, weight in net.named_parameters():
+                slices[name] = tuple(slice(size) for size in weight.shape)
+            self._slices.append(slices)
+
+        # Weights belong to the whole, and statistics to the nested networks.
+        for layer in self.nested.modules():
+            weights = [name for name, weight in layer._parameters.items() if weight is not None]
+            for name in weights:
+                del layer._parameters[name]
+        for layer in self.whole.modules():
+            layer._buffers.update(dict.fromkeys(layer._buffers))
+            if isinstance(layer, _BatchNorm):
                 # Otherwise torch expects a number of batches when it loads a plain file.
-                part.track_running_stats = False
+                layer.track_running_stats = False
 
     def at(self, p: float, x: Tensor) -> Tensor:
-        """The logits of net_p."""
-        i = self.widths.index(p)
-        weights = {name: w[self._parts[i][name]] for name, w in self.whole.named_parameters()}
-        return functional_call(self.nested[i], weights, (x,))
+        """Return the logits (B, C) of net_p."""
+        position = self.widths.index(p)
+        slices = self._slices[position]
+        weights = {name: w[slices[name]] for name, w in self.whole.named_parameters()}
+        return functional_call(self.nested[position], weights, (x,))
 
     @override
     def forward(self, x: Tensor) -> Tensor:
+        """Map samples (B, ...) to logits (B, C) of the largest width."""
         return self.at(self.rate, x)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of the drawn width, and of the largest one if it teaches."""
+        """Return the loss of the drawn width, and of the largest one if it teaches.
+
+        Args:
+            x: Samples (B, ...).
+            y: Labels (B,).
+        """
         p = next(self.draws, self.rate)
         if not self.distil:
             return {"drawn": F.cross_entropy(self.at(p, x), y)}
-        z = self(x)
-        soft = F.cross_entropy(self.at(p, x), z.detach().softmax(1))
-        return {"largest": F.cross_entropy(z, y), "drawn": soft}
+        teacher = self(x)
+        soft_targets = teacher.detach().softmax(1)
+        drawn = F.cross_entropy(self.at(p, x), soft_targets)
+        return {"largest": F.cross_entropy(teacher, y), "drawn": drawn}

@@ -1,17 +1,17 @@
-"""Clients that hold slices of a global model: logits of held labels, static batch normalisation.
+"""Clients that hold slices of a global model: logits of held labels, static batch normalization.
 
-HeteroFL (Diao, Ding, Tarokh, ICLR 2021, section 3.3). For tests separate modules take the weights
-of the global model, or of a client's slice, and estimate batch-norm statistics.
+HeteroFL (Diao, Ding, Tarokh, ICLR 2021, section 3.3). Models are tested in modules of their own,
+apart from those that train: they take the weights of the global model, or of a client's slice, and
+estimate batch-norm statistics.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
@@ -20,7 +20,7 @@ from lightfed.models.client_module import NetworkClient
 from lightfed.networks.layers import Scaler
 from lightfed.state.rows import LiveModule, ModelLayout, Rows, Views
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, seed_default_generators
 from lightfed.utils.torch_private import _BatchNorm
 
@@ -28,33 +28,51 @@ _BUFFER = "absent_labels"
 
 
 def mask_logits(module: L.LightningModule, num_classes: int) -> None:
-    """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`.
+    """Set the logits of labels that a client does not hold to zero, in every forward pass.
 
-    The hook sets the logits of labels outside a client's data to zero, and not to minus infinity:
-    absent classes still add exp(0) to the softmax denominator, but get no gradient. Which labels
-    are absent lies in a buffer of the module, `absent_labels` (C,).
+    Zero, and not minus infinity: absent classes still add exp(0) to the softmax denominator, but
+    get no gradient. Which labels are absent is in a new buffer of the module, `absent_labels`, (C,)
+    bool.
+
+    Args:
+        module: A NetworkClient, whose network is hooked, or a user's module, whose steps have to
+            call `self(x)`.
+        num_classes: C.
     """
     absent = torch.zeros(num_classes, dtype=torch.bool, device=module.device)
     module.register_buffer(_BUFFER, absent, persistent=False)
-    network = module.net if isinstance(module, NetworkClient) else module
-    network.register_forward_hook(_Mask(module))
+    _hooked(module).register_forward_hook(_Mask(module))
 
 
 def check_masked(module: L.LightningModule) -> None:
-    """Reject a module whose masked sessions never called the hook; a UserError names it."""
-    found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
+    """Refuse a module if its sessions had labels to mask, but have never called the hook.
+
+    Raises:
+        UserError: Names the module.
+    """
     for mask in _masks(module):
-        fits = mask.called or not mask.needed
-        require(fits, f"{KEY}.mask", found, "call it there, or set mask: false")
+        if mask.needed and not mask.called:
+            name = type(module).__name__
+            raise UserError(
+                key=f"{KEY}.mask",
+                found=f"true, but the training_step of {name} does not call self(x)",
+                fix="call it there, or set mask: false",
+            )
+
+
+def _hooked(module: L.LightningModule) -> nn.Module:
+    """Return the module whose outputs are logits."""
+    return module.net if isinstance(module, NetworkClient) else module
 
 
 def _masks(module: L.LightningModule) -> "list[_Mask]":
-    network = module.net if isinstance(module, NetworkClient) else module
-    return [hook for hook in network._forward_hooks.values() if isinstance(hook, _Mask)]
+    """Return the hooks of `mask_logits`: one, or none."""
+    hooks = _hooked(module)._forward_hooks.values()
+    return [hook for hook in hooks if isinstance(hook, _Mask)]
 
 
 def absent_labels(labels: Sequence[Tensor], num_classes: int) -> Tensor:
-    """(K, C) bool: those of K clients, from the labels that each holds."""
+    """Return which labels clients do not hold, (K, C) bool, from the labels that each holds."""
     absent = torch.ones(len(labels), num_classes, dtype=torch.bool)
     for row, held in zip(absent, labels, strict=True):
         row[held] = False
@@ -62,59 +80,78 @@ def absent_labels(labels: Sequence[Tensor], num_classes: int) -> Tensor:
 
 
 class _Mask:
-    """The hook of one module.
+    """The forward hook of one module.
 
-    If `stacked`, it takes the logits of several clients at once, (K, B, C), with a buffer (K, C).
+    Attributes:
+        stacked: That it can take the logits of several clients at once, with a buffer (K, C).
+        called: Whether a forward pass has called it.
+        needed: Whether some session's client lacked a label.
     """
 
     stacked = True
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
-        self.called = self.needed = False  # some session's client lacks a label
+        self.called = False
+        self.needed = False
 
-    def __call__(self, network: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+    def __call__(self, network: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
         self.called = True
         absent: Tensor = self._module.absent_labels  # type: ignore[assignment]
-        shape = (*absent.shape[:-1], *[1] * (logits.dim() - absent.dim()), absent.shape[-1])
-        return logits.masked_fill(absent.view(shape), 0.0)
+        # absent: (C,) for one client, (K, C) for a pack. logits: (B, C), (B, L, C), (K, B, C).
+        # Insert axes of size 1 before the classes, so that `absent` broadcasts.
+        while absent.dim() < logits.dim():
+            absent = absent.unsqueeze(-2)
+        return logits.masked_fill(absent, 0.0)
 
 
 class StaticNorms:
-    """A separate module for evaluations, whose statistics are not in rows of `layout`.
+    """A separate module for evaluations, whose batch-norm statistics are estimated on data.
 
-    `module` is a new one, on the device; its own weights are dropped.
+    Args:
+        module: A new module, on the device. Its own weights are dropped.
+        layout: The layout of the rows that it is bound to. They have no statistics.
 
     Attributes:
-        live: the module, to be bound to rows.
-        norms: its batch norms, by name.
+        live: The module, to be bound to rows.
+        norms: Its batch-norm layers, by name.
     """
 
     def __init__(self, module: L.LightningModule, layout: ModelLayout) -> None:
-        self.module, self.live = module, LiveModule(module, layout)
-        parts = [*module.named_modules()]
-        self.norms = {name: part for name, part in parts if isinstance(part, _BatchNorm)}
-        self._scalers = [part for _, part in parts if isinstance(part, Scaler)]
+        self.module = module
+        self.live = LiveModule(module, layout)
+        self.norms: dict[str, _BatchNorm] = {}
+        self._scalers: list[Scaler] = []
+        for name, layer in module.named_modules():
+            if isinstance(layer, _BatchNorm):
+                self.norms[name] = layer
+            if isinstance(layer, Scaler):
+                self._scalers.append(layer)
+
         self._device = next(module.parameters()).device
         for norm in self.norms.values():
             # The statistics of one batch at a time: `estimate` averages them in float64.
             norm.momentum = 1.0
             norm.track_running_stats = True
             if norm.running_mean is None:
-                shape = norm.num_features
-                norm.running_mean = torch.zeros(shape, device=self._device)
-                norm.running_var = torch.ones(shape, device=self._device)
+                size = norm.num_features
+                norm.running_mean = torch.zeros(size, device=self._device)
+                norm.running_var = torch.ones(size, device=self._device)
                 norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._ready()
+        self._evaluate()
 
     @torch.no_grad()
     def estimate(
         self, batches: Iterable[tuple[int, Tensor]], *, sum_: Callable[[Tensor], Tensor], seed: int
     ) -> None:
-        """The mean of the batches' statistics, with equal weights; variances are unbiased.
+        """Set the statistics to the mean of the batches', with equal weights.
 
-        The numbers of the batches name the draws of dropout. `sum_` turns the sum over these
-        batches into the mean over all batches.
+        Variances are unbiased.
+
+        Args:
+            batches: Numbered batches of samples. A batch's number names its draws of dropout.
+            sum_: Turns the sum over these batches into the mean over all batches.
+            seed: The seed of the draws.
         """
         if self.norms:
             self.module.train()
@@ -122,10 +159,11 @@ class StaticNorms:
             total = torch.zeros(sum(sizes), dtype=torch.float64, device=self._device)
             for number, x in batches:
                 # Dropout is on, as in training.
-                drawn = derive_seed(seed, "statistics", client=number)
-                seed_default_generators(drawn, self._device)
+                batch_seed = derive_seed(seed, "statistics", client=number)
+                seed_default_generators(batch_seed, self._device)
                 self.module(x)
-                total += torch.cat([*self.statistics.values()])
+                total += torch.cat(list(self.statistics.values()))
+
             means = sum_(total).float().split(sizes)
             for tensor, mean in zip(self.statistics.values(), means, strict=True):
                 tensor.copy_(mean)
@@ -133,49 +171,68 @@ class StaticNorms:
                 # How often a process has estimated them, and on which ranks, is no result.
                 if norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.zero_()
-        self._ready()
+        self._evaluate()
 
-    def _ready(self) -> None:
-        """Switch to evaluation."""
+    def _evaluate(self) -> None:
+        """Put the module into evaluation mode."""
         self.module.eval()
         for scaler in self._scalers:
             scaler.train()  # a slice on its own is scaled as in its training
 
     @property
     def statistics(self) -> Views:
-        """Mean and variance of all norms, in order, by the names of the buffers."""
-        parts = itertools.product(self.norms.items(), ("running_mean", "running_var"))
-        return {f"{name}.{part}": norm.get_buffer(part) for (name, norm), part in parts}
+        """The mean and the variance of all norms, in order, by the names of the buffers."""
+        statistics = {}
+        for name, norm in self.norms.items():
+            for buffer in ("running_mean", "running_var"):
+                statistics[f"{name}.{buffer}"] = norm.get_buffer(buffer)
+        return statistics
 
 
 def _scale_to(global_rate: float, module: L.LightningModule) -> None:
-    """Scalers divide by the rate relative to the widest client's: its model is not scaled."""
-    for part in module.modules():
-        if isinstance(part, Scaler):
-            part.rate /= global_rate
+    """Let Scalers divide by the rate relative to the widest client's, whose model is not scaled."""
+    for layer in module.modules():
+        if isinstance(layer, Scaler):
+            layer.rate /= global_rate
 
 
 class SliceTests:
-    """A module for the global model, of the first group, and one for the slices of every group.
+    """Modules to test with: one for the global model, and one for the slices of every group.
 
-    The Scalers are set to rates relative to the first; a UserError if another group is wider.
-    `batch_size` is that of the passes that estimate statistics; `masks` as of HeteroFL's `mask`.
+    The global model is that of the first group. The Scalers of all groups, also of those that
+    train, are set to rates relative to the first group's.
+
+    Args:
+        fed: The clients.
+        batch_size: Batch size of the passes that estimate statistics.
+        masks: Whether logits of absent labels are zero, HeteroFL's `mask`.
+
+    Raises:
+        UserError: Another group is wider than the first.
     """
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: bool) -> None:
-        self._fed, self._batch_size, self._masks = fed, batch_size, masks
+        self._fed = fed
+        self._batch_size = batch_size
+        self._masks = masks
         self._classes = fed.data.num_classes
-        widest, first = max(s.group.width for s in fed.groups), fed.groups[0].group.width
-        found = f"{first}, while another group has {widest}"
-        fix = "put the widest group first: its model is the global one"
-        require(first == widest, "model.clients.0.rate", found, fix)
+
+        first = fed.groups[0].group.width
+        widest = max(state.group.width for state in fed.groups)
+        if first != widest:
+            raise UserError(
+                key="model.clients.0.rate",
+                found=f"{first}, while another group has {widest}",
+                fix="put the widest group first: its model is the global one",
+            )
+
         for state in fed.groups:
             _scale_to(widest, state.module)
         self._global = self._module(0, widest)
-        self._slices = [self._module(c, widest) for c in range(len(fed.groups))]
+        self._slices = [self._module(group, widest) for group in range(len(fed.groups))]
 
     def _module(self, group: int, widest: float) -> StaticNorms:
-        """A group's model, scaled and masked as in training."""
+        """Build a module of a group, scaled and masked as in training."""
         fed = self._fed
         module = fed.groups[group].group.build(fed.data, position=group, seed=fed.seed)
         for penalty in fed.penalties:
@@ -183,64 +240,88 @@ class SliceTests:
         _scale_to(widest, module.to(fed.device))
         if self._masks:
             mask_logits(module, self._classes)
-        found = StaticNorms(module, fed.groups[group].layout)
-        fed.base.share(found.live, group)
-        return found
+
+        static = StaticNorms(module, fed.groups[group].layout)
+        fed.base.share(static.live, group)  # frozen tensors are in memory once
+        return static
 
     def estimate_global(self, model: ServerModel) -> None:
-        """The global model's statistics of all training data; called on every rank."""
-        fed, size = self._fed, self._batch_size
-        batches = fed.data.train_batches(size)
-        own = range(fed.ranks.rank, batches, fed.ranks.world)
+        """Estimate the global model's statistics on all training data; called on every rank."""
+        fed = self._fed
+        size = self._batch_size
+        num_batches = fed.data.train_batches(size)
+        numbers_on_this_rank = range(fed.ranks.rank, num_batches, fed.ranks.world)
+        # Made one by one, because all of them may not fit into memory.
+        batches = ((i, fed.data.train_batch(i, size)[0]) for i in numbers_on_this_rank)
+
         self._global.live.bind(model.row)
         self._global.estimate(
-            ((i, fed.data.train_batch(i, size)[0]) for i in own),
-            sum_=lambda total: fed.ranks.sum_(total) / batches,
+            batches,
+            sum_=lambda total: fed.ranks.sum_(total) / num_batches,
             seed=fed.seed,
         )
 
     def of_global(self, model: ServerModel, clients: Sequence[int]) -> Rows | None:
-        """The global model, for the labels that each client holds, or without clients for all."""
-        whole = self._fed.server_rows(model, [])
-        if whole is None:
+        """Return the global model, to be tested for the labels that each of some clients holds.
+
+        Args:
+            model: The global model.
+            clients: The clients; none to test the model for all labels.
+
+        Returns:
+            None if there is no whole model, because clients have personal tensors.
+        """
+        rows = self._fed.server_rows(model, [])
+        if rows is None:
             return None
-        rows = replace(whole, live=self._global.live)
-        return replace(rows, clients=clients, buffers=self._absent) if clients else rows
+        rows = replace(rows, live=self._global.live)
+        if not clients:
+            return rows
+        return replace(rows, clients=clients, buffers=self._absent)
 
     def of_slices(self, rows: Rows) -> Rows:
-        """Rows of a group, with statistics of each client's training data."""
-        places = [state.live is rows.live for state in self._fed.groups]
-        static = self._slices[places.index(True)]
+        """Return rows of a group, to be tested with statistics of each client's training data."""
+        groups = self._fed.groups
+        group = next(i for i, state in enumerate(groups) if state.live is rows.live)
+        static = self._slices[group]
 
         def buffers(clients: Sequence[int]) -> Views:
-            own = [self._statistics(static, rows, client) for client in clients]
-            statistics = {name: torch.stack([one[name] for one in own]) for name in own[0]}
-            return statistics | self._absent(clients)
+            of_clients = [self._statistics(static, rows, client) for client in clients]
+            stacked = {}
+            for name in of_clients[0]:
+                stacked[name] = torch.stack([statistics[name] for statistics in of_clients])
+            return stacked | self._absent(clients)
 
-        own = buffers if static.norms or self._masks else None
-        return replace(rows, live=static.live, buffers=own)
+        has_buffers = bool(static.norms) or self._masks
+        return replace(rows, live=static.live, buffers=buffers if has_buffers else None)
 
     @torch.inference_mode(False)  # the module is reused in later evaluations
     def _statistics(self, static: StaticNorms, rows: Rows, client: int) -> Views:
-        """Of a client's training data, by the names of the buffers."""
+        """Return statistics of a client's training data, by the names of the buffers."""
         if static.norms:
             data = self._fed.data
             static.live.bind(rows.row(client))
             batches = [x for x, _ in data.batches(data.client_plan(client, self._batch_size))]
-            seed = derive_seed(self._fed.seed, "own-statistics", client=client)
-            static.estimate(enumerate(batches), sum_=lambda total: total / len(batches), seed=seed)
+            static.estimate(
+                enumerate(batches),
+                sum_=lambda total: total / len(batches),
+                seed=derive_seed(self._fed.seed, "own-statistics", client=client),
+            )
         return {name: tensor.clone() for name, tensor in static.statistics.items()}
 
     def _absent(self, clients: Sequence[int]) -> Views:
-        """The labels that each client does not hold, (K, C); nothing without masks."""
+        """Return which labels each client does not hold, (K, C), as a buffer; {} without masks."""
         if not self._masks:
             return {}
         labels = [self._fed.data.labels(client) for client in clients]
         return {_BUFFER: sent(absent_labels(labels, self._classes), self._fed.device)}
 
-    def hold(self, module: L.LightningModule, client: int) -> None:
+    def mask_session(self, module: L.LightningModule, client: int) -> None:
         """Set the logits of labels that a client does not hold to zero in its session."""
-        for name, absent in self._absent([client]).items():
-            module.get_buffer(name).copy_(absent[0])
-            for mask in _masks(module):
-                mask.needed |= len(self._fed.data.labels(client)) < self._classes
+        if not self._masks:
+            return
+        absent = self._absent([client])[_BUFFER]
+        module.get_buffer(_BUFFER).copy_(absent[0])
+        lacks_labels = len(self._fed.data.labels(client)) < self._classes
+        for mask in _masks(module):
+            mask.needed |= lacks_labels

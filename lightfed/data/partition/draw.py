@@ -1,4 +1,4 @@
-"""The partition of a run: which samples each client owns, and how it was drawn."""
+"""The partition of a run: which samples each client owns, and how that was drawn."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ import numpy as np
 from lightfed.data.dataset import Dataset, Samples
 from lightfed.data.partition.schemes import Partitioner
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 Csr = tuple[np.ndarray, np.ndarray]
@@ -22,21 +22,26 @@ samples[offsets[k] : offsets[k + 1]]."""
 PersonalTest = Literal["match", "random", "split", "labels", "all"]
 Meta = dict[str, str | int | float | list[str]]
 
+# A table of counts by class is shown for at most this many classes.
+_MOST_COLUMNS = 20
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
     """Which samples each client owns, in flat form, and how that was drawn.
 
     Attributes:
-        train_index: (T,) int32: samples of client 0, of client 1, ..., each ascending, as indices
-            into the training set.
-        train_offsets: (clients + 1,) int64: client k owns train_index[offsets[k] : offsets[k + 1]].
-        test_index: (M,) like train_index, into the set that meta["test_source"] names. With
-            "random" and "split", a client may own none if there are very few.
-        test_offsets: (clients + 1,) int64.
-        train_counts: (clients, classes) int32 samples of each class.
-        test_counts: (clients, classes) int32.
-        meta: everything it depends on; equal meta means equal draws.
+        train_index: The samples of client 0, of client 1, and so on, each ascending, as indices
+            into the training set. (T,) int32.
+        train_offsets: Client k owns train_index[train_offsets[k] : train_offsets[k + 1]].
+            (clients + 1,) int64.
+        test_index: The same for test samples, as indices into the set that meta["test_source"]
+            names. (M,) int32. With "random" and "split", a client may own none if there are very
+            few.
+        test_offsets: The offsets into `test_index`. (clients + 1,) int64.
+        train_counts: The training samples of each client and class. (clients, classes) int32.
+        test_counts: The test samples of each client and class. (clients, classes) int32.
+        meta: Everything that the partition depends on. Equal meta means equal draws.
     """
 
     train_index: np.ndarray
@@ -49,41 +54,55 @@ class Partition:
 
     @property
     def clients(self) -> int:
+        """The number of clients."""
         return len(self.train_offsets) - 1
 
     def train(self, client: int) -> np.ndarray:
-        """The training samples of a client, a view."""
+        """Return the training samples of a client, as a view."""
         return self.train_index[self.train_offsets[client] : self.train_offsets[client + 1]]
 
     def test(self, client: int) -> np.ndarray:
-        """The test samples of a client, a view."""
+        """Return the test samples of a client, as a view."""
         return self.test_index[self.test_offsets[client] : self.test_offsets[client + 1]]
 
     def labels(self, client: int) -> np.ndarray:
-        """The classes that a client trains on, ascending."""
+        """Return the classes that a client trains on, ascending."""
         return np.flatnonzero(self.train_counts[client])
 
     def table(self, *, rows: int = 50, groups: Sequence[str] = ()) -> str:
-        """Sample counts per class and client as text; clients after `rows` are only counted.
+        """Return the sample counts of each client and class as text.
 
-        `groups` say what each client holds, if they are shown.
+        Args:
+            rows: The number of clients to show. Further ones are only counted.
+            groups: The name of each client's group, for a column of its own; empty for no column.
         """
+        # pandas takes half a second to import, and most runs print no table.
         import pandas as pd
 
-        samples, different = len(self.train_index), len(np.unique(self.train_index))
-        repeated = f" ({different} different)" if different < samples else ""
+        samples = len(self.train_index)
+        title = (
+            f"{self.meta['scheme']} of {self.meta['dataset']}, seed {self.meta['seed']}: "
+            f"{samples} training samples"
+        )
+        different = len(np.unique(self.train_index))
+        if different < samples:
+            title += f" ({different} different)"
+        title += f", {self.clients} clients"
+
         counts = self.train_counts[:rows]
-        columns = [counts.sum(1), np.diff(self.test_offsets)[:rows], (counts > 0).sum(1)]
-        table = pd.DataFrame(dict(zip(("train", "test", "classes"), columns, strict=True)))
-        if counts.shape[1] <= 20:
+        table = pd.DataFrame(
+            {
+                "train": counts.sum(1),
+                "test": np.diff(self.test_offsets)[:rows],
+                "classes": (counts > 0).sum(1),
+            }
+        )
+        if counts.shape[1] <= _MOST_COLUMNS:
             table = table.join(pd.DataFrame(counts))
         if groups:
             table.insert(0, "group", groups[:rows])
-        lines = [
-            f"{self.meta['scheme']} of {self.meta['dataset']}, seed {self.meta['seed']}: "
-            f"{samples} training samples{repeated}, {self.clients} clients",
-            table.rename_axis("client").reset_index().to_string(index=False),
-        ]
+        lines = [title, table.rename_axis("client").reset_index().to_string(index=False)]
+
         if self.clients > rows:
             lines.append(f"... {self.clients - rows} more clients")
         sizes = np.diff(self.train_offsets)
@@ -92,7 +111,9 @@ class Partition:
 
     @property
     def _arrays(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "meta"}
+        """All fields but `meta`, by name."""
+        names = [field.name for field in fields(self) if field.name != "meta"]
+        return {name: getattr(self, name) for name in names}
 
     @cached_property
     def digest(self) -> str:
@@ -104,7 +125,7 @@ class Partition:
         return state.hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write an npz file, atomically."""
+        """Write the partition to an npz file, atomically. Its folder is made if it is missing."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"meta": json.dumps(self.meta), "digest": self.digest, **self._arrays}
@@ -122,66 +143,45 @@ def draw_partition(
     train: Samples,
     test_samples: Samples,
 ) -> Partition:
-    """Deal the training samples to clients and choose the test samples of each client.
+    """Deal the training samples to clients, and choose the test samples of each client.
 
-    `test` says where the test samples of a client come from, see `FederatedDataModule`: "match" is
-    DisPFL's rule, "random" FlexiFed's, "split" pFedMoE's, and "labels" FedBCD's. `train_fraction`
-    is for "split". `seed` names the draw, together with the class of the scheme. `train` and
-    `test_samples` are the splits of the data set.
+    Args:
+        dataset: The data set.
+        scheme: How training samples are dealt.
+        clients: The number of clients.
+        seed: Names the draw, together with the class of the scheme.
+        test: Where the test samples of a client come from, see `FederatedDataModule`. "match" is
+            the rule of DisPFL, "random" that of FlexiFed, "split" that of pFedMoE, and "labels"
+            that of FedBCD.
+        train_fraction: The part of a client's samples that it trains on with "split".
+        train: The training split of the data set.
+        test_samples: Its test split.
 
     Raises:
-        UserError: the scheme does not fit these samples, or an argument is out of range.
+        UserError: If the scheme does not fit these samples, or an argument is out of range.
     """
-    require(clients >= 1, "model.clients", f"{clients} clients", "give at least one client")
-    name, num_classes = type(scheme).__name__, max(1, len(dataset.classes))
-    found = f"{name} deals classes, and the samples have none"
-    fix = "choose Iid or Quantity; or name a column of classes: label of Hub, by of FromTorch"
-    fits = bool(dataset.classes) or not scheme.needs_classes
-    require(fits, "data.partition", found, fix)
-    # A regression has no classes: all samples are of one.
-    labels, test_labels = (
-        np.zeros(len(s), np.int64) if s.y.is_floating_point() else s.y.numpy()
-        for s in (train, test_samples)
-    )
-    parts = scheme.split(
-        labels,
-        clients=clients,
-        num_classes=num_classes,
-        rng=numpy_generator(seed, f"partition/{name}"),
-        groups=None if train.groups is None else train.groups.numpy(),
-    )
-    whole = all(len(part) and np.asarray(part).dtype.kind in "iu" for part in parts)
-    fix = f"make {clients} of samples 0 to {len(labels) - 1}, whole numbers, and none empty"
-    found = f"{len(parts)} parts by {scheme!r}"
-    require(len(parts) == clients and whole, "data.partition", found, fix)
-    owned = flatten(parts)
-    del parts  # of a million clients: more than all else
-    for end in (int(owned[0].min()), int(owned[0].max())):
-        require(0 <= end < len(labels), "data.partition", f"sample {end} by {scheme!r}", fix)
-    rng = numpy_generator(seed, f"partition/test/{name}")
+    _check_arguments(dataset, scheme, clients)
+    name = type(scheme).__name__
+    num_classes = max(1, len(dataset.classes))
+    labels = _classes_of(train)
+
+    owned = _deal(scheme, train, labels, clients=clients, num_classes=num_classes, seed=seed)
+
+    test_rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
-        again = len(owned[0]) - len(np.unique(owned[0]))
-        found = f"split, but {scheme!r} deals {again} samples to clients again"
-        fix = "choose match or labels, so that no client is tested on what others train on"
-        require(not again, "data.personal_test", found, fix)
-        owned, tested = hold_out(
-            owned, labels, fraction=train_fraction, num_classes=num_classes, rng=rng
-        )
+        _check_no_sample_twice(owned, scheme)
         test_labels = labels
-    train_counts = class_counts(owned, labels, num_classes)
-    pool_sizes = np.bincount(test_labels, minlength=num_classes)
-    if test == "random":
-        shares = scheme.shares(clients)
-        tested = equal_shares(len(test_labels), shares=shares, clients=clients, rng=rng)
-    elif test == "match":
-        tested = draw_test(matched_counts(train_counts, pool_sizes), test_labels, rng)
-    elif test == "all":
-        tested = draw_test(np.tile(pool_sizes, (clients, 1)), test_labels, rng)
-    elif test == "labels":
-        tested = draw_test(np.where(train_counts > 0, pool_sizes, 0), test_labels, rng)
-    state = hashlib.blake2b(digest_size=16)
-    for tensor in (train.y, test_samples.y, train.groups):
-        state.update(b"none" if tensor is None else tensor.numpy().tobytes())
+        owned, tested = hold_out(
+            owned, labels, fraction=train_fraction, num_classes=num_classes, rng=test_rng
+        )
+        train_counts = class_counts(owned, labels, num_classes)
+    else:
+        test_labels = _classes_of(test_samples)
+        train_counts = class_counts(owned, labels, num_classes)
+        tested = _choose_test(
+            test, scheme, train_counts, test_labels, clients=clients, rng=test_rng
+        )
+
     return Partition(
         train_index=owned[0],
         train_offsets=owned[1],
@@ -197,7 +197,7 @@ def draw_partition(
             "classes": list(dataset.classes),
             "train_samples": len(train),
             "test_samples": len(test_samples),
-            "labels_digest": state.hexdigest(),
+            "labels_digest": _digest_of_labels(train, test_samples),
             "test": test,
             "test_source": "train" if test == "split" else "test",
             "train_fraction": train_fraction if test == "split" else 1.0,
@@ -205,59 +205,188 @@ def draw_partition(
     )
 
 
+def _check_arguments(dataset: Dataset, scheme: Partitioner, clients: int) -> None:
+    """Refuse no clients, and a scheme that deals classes which the samples do not have."""
+    if clients < 1:
+        raise UserError(
+            key="model.clients", found=f"{clients} clients", fix="give at least one client"
+        )
+    if scheme.needs_classes and not dataset.classes:
+        raise UserError(
+            key="data.partition",
+            found=f"{type(scheme).__name__} deals classes, and the samples have none",
+            fix=(
+                "choose Iid or Quantity; or name a column of classes: label of Hub, by of FromTorch"
+            ),
+        )
+
+
+def _classes_of(samples: Samples) -> np.ndarray:
+    """Return the class of each sample, (N,). In a regression all samples are of one class."""
+    if samples.y.is_floating_point():
+        return np.zeros(len(samples), np.int64)
+    return samples.y.numpy()
+
+
+def _deal(
+    scheme: Partitioner,
+    train: Samples,
+    labels: np.ndarray,
+    *,
+    clients: int,
+    num_classes: int,
+    seed: int,
+) -> Csr:
+    """Let a scheme deal the training samples, and check what it returns: it may be a user's own."""
+    parts = scheme.split(
+        labels,
+        clients=clients,
+        num_classes=num_classes,
+        rng=numpy_generator(seed, f"partition/{type(scheme).__name__}"),
+        groups=None if train.groups is None else train.groups.numpy(),
+    )
+
+    fix = f"make {clients} of samples 0 to {len(labels) - 1}, whole numbers, and none empty"
+    are_indices = all(len(part) and np.asarray(part).dtype.kind in "iu" for part in parts)
+    if len(parts) != clients or not are_indices:
+        raise UserError(key="data.partition", found=f"{len(parts)} parts by {scheme!r}", fix=fix)
+
+    owned = flatten(parts)
+    for sample in (int(owned[0].min()), int(owned[0].max())):
+        if not 0 <= sample < len(labels):
+            raise UserError(key="data.partition", found=f"sample {sample} by {scheme!r}", fix=fix)
+
+    # Only the flat form is returned: an array for each of a million clients is more than all else.
+    return owned
+
+
+def _check_no_sample_twice(owned: Csr, scheme: Partitioner) -> None:
+    """Refuse to split clients' samples if one client could be tested on what another trains on."""
+    samples = owned[0]
+    repeated = len(samples) - len(np.unique(samples))
+    if repeated:
+        raise UserError(
+            key="data.personal_test",
+            found=f"split, but {scheme!r} deals {repeated} samples to clients again",
+            fix="choose match or labels, so that no client is tested on what others train on",
+        )
+
+
+def _choose_test(
+    test: PersonalTest,
+    scheme: Partitioner,
+    train_counts: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    clients: int,
+    rng: np.random.Generator,
+) -> Csr:
+    """Choose each client's samples from the test set.
+
+    Args:
+        test: Any rule but "split".
+        scheme: How training samples were dealt.
+        train_counts: The training samples of each client and class, (clients, classes).
+        test_labels: The class of each test sample, (M,).
+        clients: The number of clients.
+        rng: Draws the samples.
+    """
+    if test == "random":
+        shares = scheme.shares(clients)
+        return equal_shares(len(test_labels), shares=shares, clients=clients, rng=rng)
+
+    pool_sizes = np.bincount(test_labels, minlength=train_counts.shape[1])
+    if test == "match":
+        counts = matched_counts(train_counts, pool_sizes)
+    elif test == "labels":
+        counts = np.where(train_counts > 0, pool_sizes, 0)
+    else:
+        assert test == "all"
+        counts = np.tile(pool_sizes, (clients, 1))
+    return draw_test(counts, test_labels, rng)
+
+
+def _digest_of_labels(train: Samples, test: Samples) -> str:
+    """Return a digest of what draws depend on: the labels of both splits, and natural owners."""
+    state = hashlib.blake2b(digest_size=16)
+    for tensor in (train.y, test.y, train.groups):
+        state.update(b"none" if tensor is None else tensor.numpy().tobytes())
+    return state.hexdigest()
+
+
 def flatten(parts: list[np.ndarray]) -> Csr:
-    """Flat form of one array per client; the samples are int32."""
+    """Return the flat form of one array of samples for each client. The samples become int32."""
     sizes = np.array([len(part) for part in parts])
-    return np.concatenate(parts, dtype=np.int32, casting="same_kind"), _offsets(sizes)
+    samples = np.concatenate(parts, dtype=np.int32, casting="same_kind")
+    return samples, _offsets(sizes)
 
 
 def class_counts(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """(clients, classes) int32 number of samples per client and class."""
+    """Return the number of samples of each client and class, (clients, classes) int32."""
     clients = len(csr[1]) - 1
-    cells = np.bincount(_cells(csr, labels, num_classes), minlength=clients * num_classes)
-    return cells.reshape(clients, num_classes).astype(np.int32)
+    cells = _cells(csr, labels, num_classes)
+    counts = np.bincount(cells, minlength=clients * num_classes)
+    return counts.reshape(clients, num_classes).astype(np.int32)
 
 
 def matched_counts(held: np.ndarray, pool_sizes: np.ndarray) -> np.ndarray:
-    """Test samples per client and class if clients may share them.
+    """Return how many test samples of each class a client gets, if clients may share them.
 
     The rule of DisPFL's published code: a client's share of the test set is ceil(M / clients). Of
-    each class it takes ceil(share * fraction of that class among its training samples). `held` are
-    (clients, classes) training samples, `pool_sizes` (classes,) test samples, M in total. Returns
-    (clients, classes) int64.
+    each class it takes ceil(share * fraction of that class among its training samples).
+
+    Args:
+        held: The training samples of each client and class, (clients, classes).
+        pool_sizes: The test samples of each class, (classes,), M in total.
+
+    Returns:
+        (clients, classes) int64, at most `pool_sizes`.
     """
     held = held.astype(np.int64)
     share = -(-int(pool_sizes.sum()) // len(held))
     sizes = held.sum(axis=1, keepdims=True)
-    # Integers, because ceil(0.1 * 100) can be 11 in floats.
-    return np.minimum((held * share + sizes - 1) // sizes, pool_sizes)
+    # In whole numbers, because ceil(0.1 * 100) can be 11 in floats.
+    wanted = (held * share + sizes - 1) // sizes
+    return np.minimum(wanted, pool_sizes)
 
 
 def equal_shares(samples: int, *, shares: int, clients: int, rng: np.random.Generator) -> Csr:
-    """Cut samples at random into equal shares (within one); each client gets one."""
+    """Cut samples at random into equal shares (within one), and give one to each client."""
     owner = rng.permutation(samples) % shares
     offsets = _offsets(np.bincount(owner, minlength=shares)[:clients])
-    return np.argsort(owner, kind="stable")[: offsets[-1]], offsets
+    by_owner = np.argsort(owner, kind="stable")
+    return by_owner[: offsets[-1]], offsets
 
 
 def draw_test(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Csr:
     """Draw the test samples of all clients, which may share them.
 
     Each class is put in random order. A client's samples of it are consecutive in that order, from
-    a random place, wrapping around at the end. `counts` (clients, classes) are at most the size of
-    the class, `labels` (M,) the classes of the test set.
+    a random place, wrapping around at the end.
+
+    Args:
+        counts: How many samples each client gets of each class, (clients, classes). At most the
+            size of the class.
+        labels: The class of each test sample, (M,).
+        rng: Draws the orders and the places.
     """
-    owners, members = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    owners = [np.empty(0, dtype=np.int64)]
+    members = [np.empty(0, dtype=np.int64)]
     for label in np.flatnonzero(counts.any(axis=0)):
         pool = rng.permutation(np.flatnonzero(labels == label))
         wanted = counts[:, label]
-        before = _offsets(wanted)[:-1]
         start = rng.integers(len(pool), size=len(wanted))
-        step = np.arange(wanted.sum()) - np.repeat(before, wanted)
+
+        # The number of each sample among its client's: 0, 1, ..., 0, 1, ...
+        first = np.repeat(_offsets(wanted)[:-1], wanted)
+        step = np.arange(wanted.sum()) - first
         members.append(pool[(np.repeat(start, wanted) + step) % len(pool)])
         owners.append(np.repeat(np.arange(len(wanted)), wanted))
-    owner, member = np.concatenate(owners), np.concatenate(members)
-    return member[np.lexsort((member, owner))], _offsets(counts.sum(axis=1, dtype=np.int64))
+
+    owner = np.concatenate(owners)
+    member = np.concatenate(members)
+    by_owner_then_member = np.lexsort((member, owner))
+    return member[by_owner_then_member], _offsets(counts.sum(axis=1, dtype=np.int64))
 
 
 def hold_out(
@@ -266,34 +395,49 @@ def hold_out(
     """Divide the samples of each client into a training and a test part, class by class.
 
     A client keeps at least one training sample and, if it owns two samples, one test sample.
-    `fraction` is the part of a client's samples used for training. `rng` draws the samples, and the
-    classes that are rounded up.
+
+    Args:
+        csr: The samples of each client.
+        labels: The class of each sample of the data set, (N,).
+        fraction: The part of a client's samples that is used for training.
+        num_classes: The number of classes.
+        rng: Draws the samples, and the classes that are rounded up.
+
+    Returns:
+        The training part and the test part.
     """
     index, offsets = csr
     sizes = np.diff(offsets)
     owned = class_counts(csr, labels, num_classes)
+
+    # How many samples of each class a client trains on: first rounded down.
     kept = np.floor(owned * fraction).astype(np.int64)
     total = np.clip(np.rint(sizes * fraction), 1, np.maximum(sizes - 1, 1)).astype(np.int64)
-    # Round up the classes with the largest remainders; the jitter only breaks ties.
+    # Then the classes with the largest remainders are rounded up. The jitter only breaks ties.
     remainder = owned * fraction - kept + rng.random(owned.shape) * 1e-6
     remainder[owned == 0] = -1.0
     rank = np.argsort(np.argsort(-remainder, axis=1), axis=1)
     kept += rank < (total - kept.sum(axis=1))[:, None]
+
+    # Put the samples of each client and class in random order; the first of them train.
     cell = _cells(csr, labels, num_classes)
     order = np.lexsort((rng.random(len(index)), cell))
-    first = _offsets(owned.ravel())[cell[order]]
+    start_of_cell = _offsets(owned.ravel())[cell[order]]
+    number_in_cell = np.arange(len(index)) - start_of_cell
     trains = np.empty(len(index), dtype=bool)
-    trains[order] = np.arange(len(index)) - first < kept.ravel()[cell[order]]
+    trains[order] = number_in_cell < kept.ravel()[cell[order]]
+
     train_offsets = _offsets(kept.sum(axis=1))
     return (index[trains], train_offsets), (index[~trains], offsets - train_offsets)
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
-    """(n + 1,) the start of each of n consecutive pieces, and the end of the last."""
+    """Return the start of each of n consecutive pieces, and the end of the last, (n + 1,)."""
     return np.concatenate(([0], np.cumsum(sizes)))
 
 
 def _cells(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """(samples,) client * num_classes + class of each sample."""
+    """Return client * num_classes + class for each sample of all clients, (samples,)."""
     index, offsets = csr
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * num_classes + labels[index]
+    client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return client * num_classes + labels[index]

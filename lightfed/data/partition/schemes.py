@@ -1,7 +1,8 @@
 """Partition schemes: how training samples are dealt to clients.
 
-A scheme is a class whose arguments are config keys. It draws only from the generator passed to
-`split`. Unless noted, every sample goes to exactly one client, and every client gets some.
+A scheme is a class whose arguments are keys of a configuration. It draws only from the generator
+that `split` is given. Unless a scheme says otherwise, every sample goes to exactly one client, and
+every client gets some.
 """
 
 from abc import ABC, abstractmethod
@@ -12,16 +13,18 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.utils.counts import largest_remainder
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
 
 KEY = "data.partition.init_args"
-_ATTEMPTS = 10  # draws until every client has min_size samples; then the last one is repaired
+
+# Draws until every client has min_size samples. After the last one, samples are moved instead.
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
 class Task:
-    """The arguments of `Partitioner.split`."""
+    """The arguments of `Partitioner.split`, with what several schemes need of them."""
 
     labels: np.ndarray
     clients: int
@@ -30,15 +33,17 @@ class Task:
     groups: np.ndarray | None = None
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.labels)
 
     def shuffled_classes(self) -> list[np.ndarray]:
-        """The samples of each class in random order; empty for a class that does not occur."""
+        """Return the samples of each class in random order; empty for a class without samples."""
         order = self.rng.permutation(len(self))
         order = order[np.argsort(self.labels[order], kind="stable")]
         return np.split(order, np.cumsum(self.class_sizes())[:-1])
 
     def class_sizes(self) -> np.ndarray:
+        """Return the number of samples of each class, (classes,)."""
         return np.bincount(self.labels, minlength=self.num_classes)
 
 
@@ -46,7 +51,8 @@ class Partitioner(Recorded, ABC):
     """Deals training samples to clients.
 
     Attributes:
-        needs_classes: whether it depends on the classes of samples; without classes all have one.
+        needs_classes: Whether it depends on the classes of samples. Without classes all samples
+            have the same one.
     """
 
     needs_classes: ClassVar[bool] = False
@@ -64,28 +70,34 @@ class Partitioner(Recorded, ABC):
         """Deal samples to clients.
 
         Args:
-            labels: (N,) the class of each sample.
-            clients: number of clients.
-            num_classes: labels lie in 0 .. num_classes - 1; some classes may not occur.
-            rng: the only source of randomness.
-            groups: (N,) the natural owner of each sample, if the data set has one.
+            labels: The class of each sample, (N,).
+            clients: The number of clients.
+            num_classes: Labels lie in 0 .. num_classes - 1. Some classes may not occur.
+            rng: The only source of randomness.
+            groups: The natural owner of each sample, (N,), if the data set has owners.
 
         Returns:
             The ascending sample indices of each client.
 
         Raises:
-            UserError: this scheme cannot deal these samples to that many clients.
+            UserError: This scheme cannot deal these samples to that many clients.
         """
 
     def shares(self, clients: int) -> int:
-        """Number of equal shares that the samples are cut into; some may belong to no client."""
+        """Return how many equal shares the samples are cut into; some may belong to no client."""
         return clients
 
     def __repr__(self) -> str:
-        """The class and its arguments except defaults, as in `Dirichlet(alpha=0.5)`."""
-        own = {k: v for k, v in vars(self).items() if k != "given"}
-        given = [(k, v) for k, v in own.items() if getattr(type(self), k, None) != v]
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})"
+        """Return the class and its arguments except defaults, as in `Dirichlet(alpha=0.5)`.
+
+        It is a part of a partition's meta data: equal texts mean equal draws.
+        """
+        arguments = []
+        for name, value in vars(self).items():
+            is_default = getattr(type(self), name, None) == value
+            if name != "given" and not is_default:
+                arguments.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 class _Dealer(Partitioner):
@@ -94,21 +106,28 @@ class _Dealer(Partitioner):
     @override
     def split(self, labels: np.ndarray, **given: Any) -> list[np.ndarray]:
         task = Task(labels, **given)
-        found = f"{task.clients} clients need a sample each, the training set has {len(task)}"
-        fix = "lower the number of clients (model.clients)"
-        require(task.clients <= len(task), "data.partition", found, fix)
+        if task.clients > len(task):
+            raise UserError(
+                key="data.partition",
+                found=(
+                    f"{task.clients} clients need a sample each, the training set has {len(task)}"
+                ),
+                fix="lower the number of clients (model.clients)",
+            )
+
         owner = self._owners(task)
         order = np.argsort(owner, kind="stable")
-        # Samples without an owner, -1, come first.
-        return np.split(order, np.searchsorted(owner[order], np.arange(task.clients + 1)))[1:-1]
+        # Samples without an owner, -1, come first and are cut off.
+        bounds = np.searchsorted(owner[order], np.arange(task.clients + 1))
+        return np.split(order, bounds)[1:-1]
 
     @abstractmethod
     def _owners(self, task: Task) -> np.ndarray:
-        """(N,) the client that gets each sample, -1 for none."""
+        """Return the client that gets each sample, (N,); -1 for none."""
 
 
 class _Shares(_Dealer):
-    """Deals equal shares, one per client; shares beyond the number of clients are not used."""
+    """Deals equal shares, one to each client. Shares beyond the number of clients are not used."""
 
     parts: int | None
 
@@ -118,16 +137,21 @@ class _Shares(_Dealer):
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
-        parts, samples = self.shares(task.clients), len(task)
-        found = f"{parts} parts for {task.clients} clients and {samples} samples"
-        fits, fix = task.clients <= parts <= samples, f"give {task.clients} to {samples}"
-        require(fits, f"{KEY}.parts", found, fix)
+        parts = self.shares(task.clients)
+        samples = len(task)
+        if not task.clients <= parts <= samples:
+            raise UserError(
+                key=f"{KEY}.parts",
+                found=f"{parts} parts for {task.clients} clients and {samples} samples",
+                fix=f"give {task.clients} to {samples}",
+            )
+
         share = self._share(task, parts)
         return np.where(share < task.clients, share, -1)
 
     @abstractmethod
     def _share(self, task: Task, shares: int) -> np.ndarray:
-        """(N,) the share of each sample."""
+        """Return the share that each sample is in, (N,)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,14 +186,21 @@ class Shards(_Shares):
 
     @override
     def _share(self, task: Task, shares: int) -> np.ndarray:
-        shards = shares * self.per_client
-        found = f"{shares} clients x {self.per_client} shards, but {len(task)} samples"
-        require(shards <= len(task), f"{KEY}.per_client", found, "lower it")
-        owner = np.empty(len(task), dtype=np.int64)
-        shard = np.arange(len(task)) * shards // len(task)
-        holder = task.rng.permutation(shards) // self.per_client
-        owner[np.concatenate(task.shuffled_classes())] = holder[shard]
-        return owner
+        num_shards = shares * self.per_client
+        if num_shards > len(task):
+            raise UserError(
+                key=f"{KEY}.per_client",
+                found=f"{shares} clients x {self.per_client} shards, but {len(task)} samples",
+                fix="lower it",
+            )
+
+        shard_at = np.arange(len(task)) * num_shards // len(task)
+        share_of_shard = task.rng.permutation(num_shards) // self.per_client
+
+        sorted_by_class = np.concatenate(task.shuffled_classes())
+        share = np.empty(len(task), dtype=np.int64)
+        share[sorted_by_class] = share_of_shard[shard_at]
+        return share
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,37 +223,66 @@ class Classes(_Dealer):
         _check_at_least_one("per_client", self.per_client)
         if self.alpha is not None:
             _check_concentration("alpha", self.alpha)
-        fits, found = not (self.strict_paper and self.alpha), "given with alpha, which divides too"
-        require(fits, f"{KEY}.strict_paper", found, "set one of them")
+            if self.strict_paper:
+                raise UserError(
+                    key=f"{KEY}.strict_paper",
+                    found="given with alpha, which divides too",
+                    fix="set one of them",
+                )
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
         if self.strict_paper:
             return _heterofl(task, self.per_client)
+
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
-        classes, fewest, slots = len(pools), min(map(len, pools)), task.clients * self.per_client
-        found = (
-            f"{self.per_client} classes for each of {task.clients} clients, "
-            f"the training set has {classes}, the smallest of {fewest} samples"
-        )
-        fits = self.per_client <= classes <= slots <= classes * fewest
-        fix = "give every class a client, and every client of a class a sample"
-        require(fits, f"{KEY}.per_client", found, fix)
-        chosen = np.empty((task.clients, self.per_client), dtype=np.int64)
-        uses = np.zeros(len(pools), dtype=np.int64)
-        for own in chosen:  # the classes used least so far, ties at random
-            own[:] = np.lexsort((task.rng.random(len(pools)), uses))[: self.per_client]
-            uses[own] += 1
-        holder = np.argsort(chosen.ravel(), kind="stable") // self.per_client
-        ends = np.cumsum(uses)
+        self._check_fits(task, pools)
+        classes_of_clients, num_holders = self._choose_classes(task, len(pools))
+
+        # The holders of the first class, then those of the second, and so on.
+        holders = np.argsort(classes_of_clients.ravel(), kind="stable") // self.per_client
+        holders_of_pools = np.split(holders, np.cumsum(num_holders)[:-1])
+
         owner = np.empty(len(task), dtype=np.int64)
-        for pool, holders in zip(pools, np.split(holder, ends[:-1]), strict=True):
-            shares = np.ones(len(holders))
+        for pool, pool_holders in zip(pools, holders_of_pools, strict=True):
+            shares = np.ones(len(pool_holders))
             if self.alpha is not None:
-                shares = task.rng.dirichlet(np.full(len(holders), self.alpha))
-            counts = 1 + largest_remainder(shares, len(pool) - len(holders))
-            owner[pool] = np.repeat(task.rng.permutation(holders), counts)
+                shares = task.rng.dirichlet(np.full(len(pool_holders), self.alpha))
+            # Every holder gets one sample; the shares divide the rest.
+            counts = 1 + largest_remainder(shares, len(pool) - len(pool_holders))
+            owner[pool] = np.repeat(task.rng.permutation(pool_holders), counts)
         return owner
+
+    def _check_fits(self, task: Task, pools: list[np.ndarray]) -> None:
+        """Refuse a class without a holder, a holder without a sample, and too many classes."""
+        num_classes = len(pools)
+        fewest = min(len(pool) for pool in pools)
+        slots = task.clients * self.per_client
+        if not self.per_client <= num_classes <= slots <= num_classes * fewest:
+            raise UserError(
+                key=f"{KEY}.per_client",
+                found=(
+                    f"{self.per_client} classes for each of {task.clients} clients, "
+                    f"the training set has {num_classes}, the smallest of {fewest} samples"
+                ),
+                fix="give every class a client, and every client of a class a sample",
+            )
+
+    def _choose_classes(self, task: Task, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the classes of each client.
+
+        Returns:
+            The classes of each client, (clients, per_client), and the number of clients that hold
+            each class, (classes,).
+        """
+        chosen = np.empty((task.clients, self.per_client), dtype=np.int64)
+        uses = np.zeros(num_classes, dtype=np.int64)
+        for client in range(task.clients):
+            # Those that the fewest clients have so far, and at random among equals.
+            by_uses = np.lexsort((task.rng.random(num_classes), uses))
+            chosen[client] = by_uses[: self.per_client]
+            uses[chosen[client]] += 1
+        return chosen, uses
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,16 +291,27 @@ class Natural(_Dealer):
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
-        key, fix = "data.partition", "lower the number of clients (model.clients)"
         if task.groups is None:
-            raise UserError(key, "the data set has no natural owners", "choose another scheme")
-        names, group = np.unique(task.groups, return_inverse=True)
-        found = f"{task.clients} clients, but the training set has {len(names)} natural owners"
-        require(len(names) >= task.clients, key, found, fix)
-        holder = np.arange(len(names))
+            raise UserError(
+                key="data.partition",
+                found="the data set has no natural owners",
+                fix="choose another scheme",
+            )
+
+        names, number_of_owner = np.unique(task.groups, return_inverse=True)
+        if len(names) < task.clients:
+            raise UserError(
+                key="data.partition",
+                found=(
+                    f"{task.clients} clients, but the training set has {len(names)} natural owners"
+                ),
+                fix="lower the number of clients (model.clients)",
+            )
+
+        client_of_owner = np.arange(len(names))
         if len(names) > task.clients:
-            holder = task.rng.permutation(len(names)) % task.clients
-        return holder[group]
+            client_of_owner = task.rng.permutation(len(names)) % task.clients
+        return client_of_owner[number_of_owner]
 
 
 @dataclass(frozen=True, repr=False)
@@ -262,18 +333,34 @@ class Diversity(Partitioner):
     def split(self, labels: np.ndarray, **given: Any) -> list[np.ndarray]:
         task = Task(labels, **given)
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
-        fewest = sum(sorted(map(len, pools))[: self.classes])
-        found = f"{self.classes} of {len(pools)} classes, which may hold as few as {fewest} samples"
-        fits = self.classes <= len(pools) and self.samples <= fewest
-        key = "samples" if self.classes <= len(pools) else "classes"
-        fix = f"give at most {len(pools)} classes and {fewest} samples"
-        require(fits, f"{KEY}.{key}", found, fix)
-        parts = []
+        self._check_fits(pools)
+
+        samples_of_clients = []
         for _ in range(task.clients):
-            drawn = task.rng.choice(len(pools), self.classes, replace=False)
-            union = np.concatenate([pools[label] for label in drawn])
-            parts.append(np.sort(task.rng.choice(union, self.samples, replace=False)))
-        return parts
+            drawn_classes = task.rng.choice(len(pools), self.classes, replace=False)
+            union = np.concatenate([pools[label] for label in drawn_classes])
+            samples = task.rng.choice(union, self.samples, replace=False)
+            samples_of_clients.append(np.sort(samples))
+        return samples_of_clients
+
+    def _check_fits(self, pools: list[np.ndarray]) -> None:
+        """Refuse more classes than there are, or more samples than any draw of classes has."""
+        pool_sizes = sorted(len(pool) for pool in pools)
+        fewest = sum(pool_sizes[: self.classes])
+
+        if self.classes > len(pools):
+            argument = "classes"
+        elif self.samples > fewest:
+            argument = "samples"
+        else:
+            return
+        raise UserError(
+            key=f"{KEY}.{argument}",
+            found=(
+                f"{self.classes} of {len(pools)} classes, which may hold as few as {fewest} samples"
+            ),
+            fix=f"give at most {len(pools)} classes and {fewest} samples",
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,9 +405,10 @@ class Dirichlet(_Dealer):
     @override
     def _owners(self, task: Task) -> np.ndarray:
         _check_min_size(self.min_size, task)
-        sizes = task.class_sizes()
+        class_sizes = task.class_sizes()
+
         for _ in range(_ATTEMPTS):
-            counts = self._counts(sizes, task)
+            counts = self._counts(class_sizes, task)
             if counts.sum(axis=1).min() >= self.min_size:
                 break
         else:
@@ -328,14 +416,15 @@ class Dirichlet(_Dealer):
         return _deal(counts, task)
 
     def _counts(self, class_sizes: np.ndarray, task: Task) -> np.ndarray:
-        """(clients, classes) one draw of the number of samples per client and class."""
+        """Draw once how many samples of each class a client gets, (clients, classes)."""
         counts = np.zeros((task.clients, task.num_classes), dtype=np.int64)
         for label, size in enumerate(class_sizes.tolist()):
             shares = task.rng.dirichlet(np.full(task.clients, self.alpha))
             if self.balance:
                 below = counts.sum(axis=1) * task.clients < class_sizes.sum()
                 shares = np.where(below, shares, 0.0)
-                if size and not shares.any():  # the shares of all these clients underflowed to 0
+                if size and not shares.any():
+                    # The shares of all clients that may get some have underflowed to 0.
                     shares = below.astype(np.float64)
             if size:
                 counts[:, label] = largest_remainder(shares, size)
@@ -349,7 +438,7 @@ class DirichletClient(_Dealer):
     DisPFL draws sample by sample, and never ends if all classes of a client are exhausted. Here all
     clients draw what they still need at once. If they ask for more of a class than there is, it is
     divided at random among those who asked. It is then masked, the other proportions are
-    renormalised, and clients that need more samples draw again.
+    renormalized, and clients that need more samples draw again.
     """
 
     needs_classes = True
@@ -366,8 +455,10 @@ class DirichletClient(_Dealer):
         needed = largest_remainder(np.ones(task.clients), len(task))
         left = task.class_sizes()
         counts = np.zeros((task.clients, task.num_classes), dtype=np.int64)
-        while needed.any():  # at most once per exhausted class, and once more
-            drawn = task.rng.multinomial(needed, _renormalised(prior, left))
+
+        # It ends: every pass but the last exhausts a class.
+        while needed.any():
+            drawn = task.rng.multinomial(needed, _renormalized(prior, left))
             for label in np.flatnonzero(drawn.sum(axis=0) > left):
                 drawn[:, label] = task.rng.multivariate_hypergeometric(
                     drawn[:, label], left[label], method="marginals"
@@ -379,37 +470,50 @@ class DirichletClient(_Dealer):
 
 
 def _heterofl(task: Task, per_client: int) -> np.ndarray:
-    """(N,) owners by the rule of HeteroFL's published code (non-iid-n); -1 in an unused shard.
+    """Return the owner of each sample, (N,), by the rule of HeteroFL's published code (non-iid-n).
 
-    A class is cut into clients * n / classes shards in the order of the data. The classes of all
-    shards are permuted and given to the clients n at a time; a client keeps each class once.
+    Each class is cut into clients * n / classes shards, in the order of the data. The classes of
+    all shards are permuted and given to the clients, n to each. A client takes one shard of every
+    class that it has drawn, even if it has drawn the class twice. The owner of a shard that nobody
+    takes is -1.
     """
-    slots, fewest = task.clients * per_client, int(task.class_sizes().min())
-    shards, rest = divmod(slots, task.num_classes)
-    found = (
-        f"{task.clients} clients x {per_client} shards, but {task.num_classes} classes "
-        f"of {fewest} samples or more"
-    )
-    fix = "make the shards a multiple of the classes (model.clients), or set strict_paper: false"
-    require(rest == 0 and shards <= fewest, f"{KEY}.per_client", found, fix)
+    fewest = int(task.class_sizes().min())
+    shards, rest = divmod(task.clients * per_client, task.num_classes)
+    if rest or shards > fewest:
+        raise UserError(
+            key=f"{KEY}.per_client",
+            found=(
+                f"{task.clients} clients x {per_client} shards, but {task.num_classes} classes "
+                f"of {fewest} samples or more"
+            ),
+            fix=(
+                "make the shards a multiple of the classes (model.clients), "
+                "or set strict_paper: false"
+            ),
+        )
+
     drawn = task.rng.permutation(np.repeat(np.arange(task.num_classes), shards))
     drawn = drawn.reshape(task.clients, per_client)
+
     owner = np.full(len(task), -1, dtype=np.int64)
     for label in range(task.num_classes):
         members = np.flatnonzero(task.labels == label)
-        size = len(members) // shards
         position = np.arange(len(members))
-        # The first shards get one of the samples left over each.
-        shard = np.where(position < size * shards, position // size, position - size * shards)
+        size = len(members) // shards
+        # The samples beyond whole shards go one each to the first shards.
+        in_whole_shards = position < size * shards
+        shard = np.where(in_whole_shards, position // size, position - size * shards)
+
         takers = np.flatnonzero((drawn == label).any(axis=1))
-        holder = np.full(shards, -1, dtype=np.int64)
-        holder[task.rng.permutation(shards)[: len(takers)]] = takers
-        owner[members] = holder[shard]
+        taken_shards = task.rng.permutation(shards)[: len(takers)]
+        taker_of_shard = np.full(shards, -1, dtype=np.int64)
+        taker_of_shard[taken_shards] = takers
+        owner[members] = taker_of_shard[shard]
     return owner
 
 
 def _deal(counts: np.ndarray, task: Task) -> np.ndarray:
-    """(N,) owners such that client k gets counts[k, c] random samples of class c."""
+    """Return owners, (N,), such that client k gets counts[k, c] random samples of class c."""
     owner = np.empty(len(task), dtype=np.int64)
     for label, pool in enumerate(task.shuffled_classes()):
         owner[pool] = np.repeat(np.arange(task.clients), counts[:, label])
@@ -417,37 +521,61 @@ def _deal(counts: np.ndarray, task: Task) -> np.ndarray:
 
 
 def _repair(counts: np.ndarray, least: int) -> None:
-    """Give every client `least` samples, taken from the largest class of the largest client."""
+    """Give every client `least` samples, taken from the largest class of the largest client.
+
+    Args:
+        counts: The samples of each client and class, (clients, classes), changed in place.
+        least: At most the mean size of a client.
+    """
     sizes = counts.sum(axis=1)
     for poor in np.flatnonzero(sizes < least):
         while sizes[poor] < least:
             donor = sizes.argmax()
             label = counts[donor].argmax()
-            moved = min(least - sizes[poor], sizes[donor] - least, counts[donor, label])
-            for client, change in ((donor, -moved), (poor, moved)):
-                counts[client, label] += change
-                sizes[client] += change
+            wanted = least - sizes[poor]
+            spare = sizes[donor] - least
+            moved = min(wanted, spare, counts[donor, label])
+
+            counts[donor, label] -= moved
+            sizes[donor] -= moved
+            counts[poor, label] += moved
+            sizes[poor] += moved
 
 
-def _renormalised(prior: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """(clients, classes) proportions over the classes that have samples left."""
+def _renormalized(prior: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Return the clients' proportions over the classes that have samples left.
+
+    Args:
+        prior: Each client's proportions over all classes, (clients, classes).
+        left: The samples left of each class, (classes,).
+    """
     masked = prior * (left > 0)
-    masked[~masked.any(axis=1)] = left  # none of the client's classes is left: take any
+    # A client of whose classes none is left takes from any.
+    masked[~masked.any(axis=1)] = left
     return masked / masked.sum(axis=1, keepdims=True)
 
 
 def _check_min_size(min_size: int, task: Task) -> None:
     """Refuse a min_size that cannot be met."""
     most = len(task) // task.clients
-    found = f"{min_size} samples for each of {task.clients} clients, of {len(task)}"
-    fix = f"give 1 to {most}, or use fewer clients"
-    require(1 <= min_size <= most, f"{KEY}.min_size", found, fix)
+    if not 1 <= min_size <= most:
+        raise UserError(
+            key=f"{KEY}.min_size",
+            found=f"{min_size} samples for each of {task.clients} clients, of {len(task)}",
+            fix=f"give 1 to {most}, or use fewer clients",
+        )
 
 
 def _check_concentration(name: str, value: float) -> None:
-    fix = "give a number above 0 and at most 1e6 (0.1 is very uneven, 100 nearly even)"
-    require(0.0 < value <= 1e6, f"{KEY}.{name}", f"{value} is not a concentration", fix)
+    """Refuse a concentration from which a Dirichlet distribution cannot be drawn well."""
+    if not 0.0 < value <= 1e6:
+        raise UserError(
+            key=f"{KEY}.{name}",
+            found=f"{value} is not a concentration",
+            fix="give a number above 0 and at most 1e6 (0.1 is very uneven, 100 nearly even)",
+        )
 
 
 def _check_at_least_one(name: str, value: int) -> None:
-    require(value >= 1, f"{KEY}.{name}", value, "give at least 1")
+    if value < 1:
+        raise UserError(key=f"{KEY}.{name}", found=f"{value}", fix="give at least 1")

@@ -17,21 +17,39 @@ from lightfed.utils.errors import UserError
 from lightfed.utils.plain_text import all_plain, plain
 
 FORMATS = ("svg", "pdf", "png")
-TABLES = {"csv": "csv", "latex": "tex", "markdown": "md"}  # and the ends of their files
-VERSION = "6.4"  # of Vega-Lite, for the page and for files
-WIDTH = 380  # pixels of a chart
+
+# The formats of tables, and the ends of their files.
+TABLES = {"csv": "csv", "latex": "tex", "markdown": "md"}
+
+# The version of Vega-Lite, for the page and for files.
+VERSION = "6.4"
+
+# The width of a chart in pixels.
+WIDTH = 380
 
 
 def picture(figure: Figure, format: str) -> bytes:
-    """The figure as `svg`, `pdf` or `png`, in light colours and with a legend in it."""
+    """Return a figure as a picture in light colors with a legend in it.
+
+    Args:
+        figure: The figure.
+        format: One of `FORMATS`.
+    """
     charts = []
     for chart in figure.charts:
         values = chart.values
         rows = [dict(zip(values["columns"], row, strict=True)) for row in values["data"]]
         charts.append(chart.spec | {"title": chart.title, "width": WIDTH, "data": {"values": rows}})
-    resolve = {"scale": dict.fromkeys(("color", "strokeDash"), "independent")}
-    layout = {"columns": 2, "spacing": 30, "resolve": resolve, "config": THEME["config"]}
-    spec = all_plain(coloured({"concat": charts, **layout}, "light"))
+
+    # Each chart has a legend of its own.
+    all_charts = {
+        "concat": charts,
+        "columns": 2,
+        "spacing": 30,
+        "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
+        "config": THEME["config"],
+    }
+    spec = all_plain(coloured(all_charts, "light"))
     if format == "svg":
         return vl_convert.vegalite_to_svg(spec, vl_version=VERSION).encode()
     if format == "pdf":
@@ -40,25 +58,32 @@ def picture(figure: Figure, format: str) -> bytes:
 
 
 def table_text(table: pd.DataFrame, format: str) -> str:
-    """The table as `csv`, `markdown` or `latex` (with booktabs); names are escaped for LaTeX."""
+    """Return a table as text.
+
+    Args:
+        table: The table.
+        format: One of `TABLES`. LaTeX needs the package booktabs; names are escaped for it.
+    """
     table = table.rename(columns=plain).map(all_plain)
     if format == "csv":
         return table.to_csv(index=False, lineterminator="\n")
     if format == "markdown":
         return markdown(table) + "\n"
+
     style = table.style.hide(axis="index").format_index(escape="latex", axis="columns")
-    style = style.format(
-        lambda x: f"{x:.5g}" if isinstance(x, float) else _bold(str(x)), escape="latex", na_rep=""
-    )
-    sides = "l" + "r" * (len(table.columns) - 1)
-    text: str = style.to_latex(hrules=True, column_format=sides)
-    text = re.sub(r"(?m)^([\[*])", r"{}\1", text)  # else an argument of the end of the line before
+    style = style.format(_latex_cell, escape="latex", na_rep="")
+    first_left_others_right = "l" + "r" * (len(table.columns) - 1)
+    text: str = style.to_latex(hrules=True, column_format=first_left_others_right)
+
+    # LaTeX would take a star or a bracket for an argument of the end of the line before.
+    text = re.sub(r"(?m)^([\[*])", r"{}\1", text)
     return text.replace(" +- ", r" $\pm$ ")
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table for a document; a bar within a cell is escaped."""
-    rows = [[*table.columns], ["---"] * table.shape[1], *table.itertuples(index=False, name=None)]
+    """Return a table in Markdown; a bar within a cell is escaped."""
+    head = list(table.columns)
+    rows = [head, ["---"] * len(head), *table.itertuples(index=False, name=None)]
     lines = []
     for row in rows:
         cells = [str(value).replace("|", r"\|") for value in row]
@@ -67,7 +92,15 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def listed(kinds: Sequence[str], text: str) -> list[str]:
-    """The words of `csv,latex`, as an argument; each is one of `kinds`."""
+    """Return the words of an option such as `csv,latex`.
+
+    Args:
+        kinds: The known words.
+        text: The option.
+
+    Raises:
+        argparse.ArgumentTypeError: A word is unknown.
+    """
     words = text.split(",")
     for word in words:
         if word not in kinds:
@@ -75,9 +108,12 @@ def listed(kinds: Sequence[str], text: str) -> list[str]:
     return words
 
 
-def _bold(cell: str) -> str:
-    """A cell with a star, which marks the best, in bold."""
-    return rf"\textbf{{{cell[1:]}}}" if cell.startswith("*") else cell
+def _latex_cell(value: object) -> str:
+    """Return a cell for LaTeX; the best, which has a star, is bold."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    text = str(value)
+    return rf"\textbf{{{text[1:]}}}" if text.startswith("*") else text
 
 
 def write_files(
@@ -87,17 +123,38 @@ def write_files(
     formats: Sequence[str],
     kinds: Sequence[str],
 ) -> None:
-    """Write figures in some formats, and their tables and others by name as files of some kinds."""
+    """Write figures and tables as files.
+
+    Args:
+        figures: The figures.
+        tables: Tables by the names of their files. Each figure adds the table of its numbers.
+        folder: The folder to write to.
+        formats: The formats of figures.
+        kinds: The formats of tables.
+
+    Raises:
+        UserError: The folder cannot be written to.
+    """
     for figure in figures:
         for format in formats:
             write_file(folder / f"{figure.name}.{format}", picture(figure, format))
+
+    if not kinds:
+        return
+    all_tables = dict(tables)
+    for figure in figures:
+        all_tables[figure.name] = figure.table
     for kind in kinds:
-        for name, table in {**tables, **{figure.name: figure.table for figure in figures}}.items():
+        for name, table in all_tables.items():
             write_file(folder / f"{name}.{TABLES[kind]}", table_text(table, kind).encode())
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically; a UserError if the folder cannot be written to."""
+    """Replace a file atomically.
+
+    Raises:
+        UserError: The folder cannot be written to.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,5 +163,8 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        found = f"{path} cannot be written: {error.strerror}"
-        raise UserError("report", found, "make the folder writable or choose another") from error
+        raise UserError(
+            key="report",
+            found=f"{path} cannot be written: {error.strerror}",
+            fix="make the folder writable or choose another",
+        ) from error

@@ -1,14 +1,14 @@
 """Charts of Altair from tidy tables: lines with bands, points with error bars, spreads, heat maps.
 
-A table has a row for each mark; `low` and `high`, where it has them, are the ends of an interval.
-The page adds what answers to a pointer.
+A table has a row for each mark. If it has columns `low` and `high`, they are the ends of an
+interval. The page adds what answers to a pointer.
 
-A chart names its colours (`theme:ink`, `theme:c0`), and `coloured` puts in those of a scheme of
-templates/theme.json, light or dark. Series colours have a contrast of at least 3:1 with the
-background, texts one of at least 4.5:1 (WCAG 2.2 AA). They were chosen for the largest distance in
-OKLab under normal vision and the three colour vision deficiencies of Machado et al., "A
-Physiologically-based Model for Simulation of Color Vision Deficiency", TVCG 2009; dashes tell
-series apart where colours repeat or are printed in grey.
+A chart names its colors (`theme:ink`, `theme:c0`), and `coloured` replaces the names by the colors
+of a scheme of templates/theme.json, light or dark. The colors of series have a contrast of at least
+3:1 with the background, and texts one of at least 4.5:1 (WCAG 2.2 AA). They were chosen for the
+largest distance in OKLab under normal vision and the three color vision deficiencies of Machado et
+al., "A Physiologically-based Model for Simulation of Color Vision Deficiency", TVCG 2009. Dashes
+tell series apart where colors repeat or are printed in gray.
 """
 
 from __future__ import annotations
@@ -29,21 +29,43 @@ from lightfed.lab.results.run import Run
 from lightfed.lab.results.text import is_share, readable
 
 THEME = json.loads((files("lightfed.lab.drawing") / "templates" / "theme.json").read_text("utf-8"))
-DECADES = 50  # ratio of largest to smallest value from which a loss has a log axis
-SHARE = ".4~%"  # on axes, and precise enough for the numbers at a mark
-MARGIN = 0.04  # of an axis, beside its values
-MOST_ROUNDS = 150  # points of a line; of more, evenly spaced ones are drawn
-MOST_SHOWN = 300  # members of a group that are drawn as points
-MOST_CELLS = 40  # rows and columns of a heat map
-FEW = 15  # points of a line that are marked, or that have names
-LONG = 22  # characters of a name that has no room beside a point
-HEIGHT, ROW = 250, 24  # pixels of a chart, and of a row of cells
+
+# The ratio of the largest to the smallest value from which a loss has a logarithmic axis.
+DECADES = 50
+
+# The format of shares on axes, which is precise enough for the numbers at a mark.
+SHARE = ".4~%"
+
+# The margin of an axis beside its values, as a part of their range.
+MARGIN = 0.04
+
+# At most so many points of a line, members of a group, and rows and columns of a heat map are
+# drawn. If there are more, a selection is drawn that is evenly spaced.
+MOST_ROUNDS = 150
+MOST_SHOWN = 300
+MOST_CELLS = 40
+
+# With at most so many points, those of a line are marked and others can have names.
+FEW = 15
+
+# A longer name has no room beside a point, in characters.
+LONG = 22
+
+# Pixels of a chart, and of a row of cells.
+HEIGHT = 250
+ROW = 24
+
 BOXES = (
-    "Points: clients, of many those with evenly spaced ranks. Boxes: quartiles and median; lines: "
-    "as far as 1.5 times the box."
+    "Each point is a client. With many clients, only an evenly spaced selection is drawn. A box "
+    "shows the quartiles and the median; its lines reach as far as 1.5 times the box."
 )
+
+# Gives a value for each round of a run.
 Along = Callable[[Run], "pd.Series[float]"]
-Places = Mapping[str, int]  # of series: which colour and dash they have wherever they are drawn
+
+# For each series, which color and dash it has wherever it is drawn.
+Places = Mapping[str, int]
+
 UNSET: Any = alt.Undefined
 
 
@@ -52,12 +74,12 @@ class Axis:
     """How a column of a table is shown.
 
     Attributes:
-        column: its name.
-        title: beside the axis and in tables; the readable name of the column by default.
-        format: of numbers, in d3's language.
-        log: whether the axis is logarithmic.
-        zero: whether it begins at zero.
-        ends: of the axis; chosen from the values by default.
+        column: The name of the column.
+        title: The title of the axis and in tables; by default the name of the column in words.
+        format: The format of numbers, in d3's language.
+        log: Whether the axis is logarithmic.
+        zero: Whether it begins at zero.
+        ends: The ends of the axis; by default they are chosen from the values.
     """
 
     column: str
@@ -69,6 +91,7 @@ class Axis:
 
     @property
     def heading(self) -> str:
+        """The title, or else the name of the column in words."""
         return self.title or readable(self.column)
 
 
@@ -80,11 +103,13 @@ class Chart:
     """One picture.
 
     Attributes:
-        title: above it.
-        spec: in Vega-Lite, without data, width and configuration; colours by name.
-        data: what it shows, with the columns that the specification names.
-        columns: of the data those that readers see, in their order, with heading and format.
-        places: of the series that it draws, by name; they can be switched off.
+        title: The title above it.
+        spec: The specification in Vega-Lite, without data, width and configuration; colors have
+            names.
+        data: What it shows, with the columns that the specification names.
+        columns: The columns shown in the table below the chart, in order, with their headings and
+            formats.
+        places: The places of the series that it draws, by name; readers can switch these off.
     """
 
     title: str
@@ -95,7 +120,7 @@ class Chart:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The data as `columns` and rows of `data`, numbers with five digits."""
+        """The data as `columns` and rows of `data`; numbers have five digits."""
         short = self.data.map(lambda x: float(f"{x:.5g}") if isinstance(x, float) else x)
         text = short.to_json(orient="split", index=False, double_precision=15)
         values: dict[str, Any] = json.loads(text)
@@ -103,16 +128,25 @@ class Chart:
 
     @property
     def table(self) -> pd.DataFrame:
-        """What a reader may want as numbers."""
-        said = [axis.heading for axis in self.columns.values()]
-        pairs = zip(self.columns, said, strict=True)
-        names = [h if said.count(h) == 1 else f"{h} {column}" for column, h in pairs]
+        """The numbers that readers see."""
+        headings = [axis.heading for axis in self.columns.values()]
+        names = []
+        for column, heading in zip(self.columns, headings, strict=True):
+            is_unique = headings.count(heading) == 1
+            names.append(heading if is_unique else f"{heading} {column}")
         return self.data[list(self.columns)].set_axis(names, axis=1)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that belong together, the name of their files, and a caption: how to read them."""
+    """Charts that belong together.
+
+    Attributes:
+        name: The name of its files.
+        title: The title above the charts.
+        charts: The charts.
+        caption: How to read them.
+    """
 
     name: str
     title: str
@@ -121,8 +155,11 @@ class Figure:
 
     @property
     def series(self) -> dict[str, int]:
-        """Names drawn in any of its charts and their places, for one legend."""
-        return {name: place for one in self.charts for name, place in one.places.items()}
+        """The series drawn in any of its charts and their places, for one legend."""
+        place_of_series: dict[str, int] = {}
+        for chart in self.charts:
+            place_of_series |= chart.places
+        return place_of_series
 
     @property
     def table(self) -> pd.DataFrame:
@@ -132,62 +169,98 @@ class Figure:
 
 
 def lines(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str = "") -> Chart:
-    """A line for each series through its measured points, with a band from `low` to `high`."""
+    """Return a chart with a line for each series through its measured points.
+
+    Args:
+        table: A row for each point. A line has a band from `low` to `high`, if there are these
+            columns.
+        x: The horizontal axis.
+        y: The vertical axis.
+        places: The places of the series.
+        title: The title; by default the heading of the vertical axis.
+    """
     data = _thinned(_by_role(table, x=x, y=y, series=SERIES), "series", MOST_ROUNDS)
-    few = len(data) == 0 or data["series"].value_counts().max() <= FEW
+    are_few = data.empty or data["series"].value_counts().max() <= FEW
     places = _drawn(places, data)
-    drawn = alt.Chart().encode(_position("x", data, x), _colour(places, data, "stroke"))
-    line = drawn.mark_line(point=alt.OverlayMarkDef(size=40, opacity=int(few)))
-    dashes = _scale(places, dash_of)
-    dash = alt.StrokeDash("series:N", scale=dashes, title=None)  # in the legend of the colours
+
+    base = alt.Chart().encode(_position("x", data, x), _colour(places, data, "stroke"))
+    line = base.mark_line(point=alt.OverlayMarkDef(size=40, opacity=1 if are_few else 0))
+    # Without a title, dashes are shown in the legend of the colors.
+    dash = alt.StrokeDash("series:N", scale=_scale(places, dash_of), title=None)
     layers = [line.encode(_position("y", data, y), dash)]
     if "low" in data:
-        ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
-        layers.insert(0, drawn.mark_area(opacity=0.16).encode(**ends))
+        low = _position("y", data, y, field="low")
+        band = base.mark_area(opacity=0.16).encode(y=low, y2="high")
+        layers.insert(0, band)
     return _chart(title or y.heading, data, layers, places, {"x": x, "y": y})
 
 
 def points(
     table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, name: str = "", title: str = ""
 ) -> Chart:
-    """A point for each row with an error bar from `low` to `high`.
+    """Return a chart with a point for each row.
 
-    `name` is a column with the name of each point, which stands beside it if they are few and
-    short.
+    Args:
+        table: A row for each point. It has an error bar from `low` to `high`, if there are these
+            columns.
+        x: The horizontal axis.
+        y: The vertical axis.
+        places: The places of the series.
+        name: The column with the names of the points. They stand beside them if they are few and
+            short.
+        title: The title; by default the heading of the vertical axis.
     """
-    named = {"name": Axis(name)} if name else {}
-    data = _by_role(table, x=x, y=y, series=SERIES, **named)
+    name_axis = {"name": Axis(name)} if name else {}
+    data = _by_role(table, x=x, y=y, series=SERIES, **name_axis)
     places = _drawn(places, data)
-    drawn = alt.Chart().encode(_position("x", data, x), _colour(places, data, "circle"))
-    layers = [drawn.mark_point(filled=True, size=70).encode(_position("y", data, y))]
+
+    base = alt.Chart().encode(_position("x", data, x), _colour(places, data, "circle"))
+    layers = [base.mark_point(filled=True, size=70).encode(_position("y", data, y))]
     if "low" in data:
-        ends = {"y": _position("y", data, y, field="low"), "y2": "high"}
-        layers.insert(0, drawn.mark_rule(strokeWidth=1.5).encode(**ends))
+        low = _position("y", data, y, field="low")
+        error_bar = base.mark_rule(strokeWidth=1.5).encode(y=low, y2="high")
+        layers.insert(0, error_bar)
+
     if name and len(data) <= FEW and data["name"].str.len().max() <= LONG:
-        # by turns above and below the points, as neighbours would touch; beside error bars
+        # Names stand above and below the points by turns, because those of neighbors would touch.
         data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
-        beside: Any = {"align": "left", "dx": 6} if "low" in data else {}
-        text = drawn.mark_text(fontSize=11, dy=alt.expr("datum.below ? 13 : -11"), **beside)
-        ink, place = alt.value("theme:ink"), _position("y", data, y)
-        layers.append(text.encode(place, text="name:N", color=ink))
-    return _chart(title or y.heading, data, layers, places, named | {"x": x, "y": y})
+        beside_bar: Any = {"align": "left", "dx": 6} if "low" in data else {}
+        text = base.mark_text(fontSize=11, dy=alt.expr("datum.below ? 13 : -11"), **beside_bar)
+        ink = alt.value("theme:ink")
+        layers.append(text.encode(_position("y", data, y), text="name:N", color=ink))
+    return _chart(title or y.heading, data, layers, places, name_axis | {"x": x, "y": y})
 
 
 def spread(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str = "") -> Chart:
-    """The distribution of x in each group of y: its members, and a box from quartile to quartile.
+    """Return a chart of the distribution of x in each group of y.
 
-    Of more than MOST_SHOWN members those with evenly spaced ranks in their group are drawn.
+    It draws the members of a group, and a box from quartile to quartile. Of more than `MOST_SHOWN`
+    members, those with evenly spaced ranks in their group are drawn.
+
+    Args:
+        table: A row for each member.
+        x: The horizontal axis.
+        y: The axis of groups.
+        places: The places of the series.
+        title: The title; by default the heading of the horizontal axis.
     """
     data = _by_role(table, x=x, y=y, series=SERIES)
     groups = _position("y", data, y)
     data = _thinned(data.sort_values("x", kind="stable"), "y", MOST_SHOWN)
-    # golden-ratio steps spread neighbours without random numbers
+
+    # Steps of the golden ratio spread neighbors without random numbers.
     data = data.assign(offset=(np.arange(len(data)) * 0.618034 % 1).round(2))
     places = _drawn(places, data)
-    drawn = alt.Chart().encode(_position("x", data, x), groups, _colour(places, data, "circle"))
-    dot = drawn.mark_point(filled=True, size=14, yOffset=alt.expr("(datum.offset - 0.5) * 22"))
-    muted, ink = (alt.MarkConfig(color=f"theme:{name}") for name in ("muted", "ink"))
-    box = drawn.mark_boxplot(size=26, opacity=0.4, outliers=False, rule=muted, median=ink)
+
+    base = alt.Chart().encode(_position("x", data, x), groups, _colour(places, data, "circle"))
+    dot = base.mark_point(filled=True, size=14, yOffset=alt.expr("(datum.offset - 0.5) * 22"))
+    box = base.mark_boxplot(
+        size=26,
+        opacity=0.4,
+        outliers=False,
+        rule=alt.MarkConfig(color="theme:muted"),
+        median=alt.MarkConfig(color="theme:ink"),
+    )
     height = max(60, 20 + 2 * ROW * data["y"].nunique())
     return _chart(title or x.heading, data, [box, dot], places, {"y": y, "x": x}, height)
 
@@ -195,50 +268,101 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str 
 def heat(
     values: pd.DataFrame, across: str, value: Axis, *, title: str = "", most: int = MOST_CELLS
 ) -> Chart:
-    """A cell for each value of a table; its index has a name, and `across` is that of its columns.
+    """Return a chart with a cell for each value of a table.
 
-    Of more than `most` rows or columns evenly spaced ones are drawn.
+    Args:
+        values: The table; its index has a name.
+        across: The name of its columns.
+        value: How a value is shown.
+        title: The title; by default the heading of the values.
+        most: Of more rows or columns, evenly spaced ones are drawn.
     """
-    rows, columns = (evenly_spaced(count, most=most) for count in values.shape)
+    rows = evenly_spaced(values.shape[0], most=most)
+    columns = evenly_spaced(values.shape[1], most=most)
     values = values.iloc[rows, columns].rename(str).rename(str, axis=1)
-    x, y = Axis(across), Axis(str(values.index.name))
+    x = Axis(across)
+    y = Axis(str(values.index.name))
     table = values.reset_index().melt(y.column, var_name=across, value_name=value.column)
     data = _by_role(table, x=x, y=y, value=value)
+
     scale = alt.Scale(range="ramp", interpolate="rgb", domain=value.ends or UNSET)
     legend = alt.Legend(title=value.heading, gradientLength=180, format=value.format or UNSET)
-    look: Any = {"labelAngle": 0, "ticks": False, "domain": False, "grid": False}
-    cells = alt.Axis(labelOverlap="parity", labelSeparation=4, **look)
-    cell = alt.Chart().encode(
-        alt.X("x:O", title=x.heading, sort=[*values], axis=cells),
-        alt.Y("y:O", title=y.heading, sort=[*values.index], axis=cells),
+    axis = alt.Axis(
+        labelOverlap="parity",
+        labelSeparation=4,
+        labelAngle=0,
+        ticks=False,
+        domain=False,
+        grid=False,
+    )
+    cells = alt.Chart().encode(
+        alt.X("x:O", title=x.heading, sort=list(map(str, values)), axis=axis),
+        alt.Y("y:O", title=y.heading, sort=list(map(str, values.index)), axis=axis),
         alt.Color("value:Q", scale=scale, legend=legend),
     )
     height = min(max(60, 20 + ROW * len(values)), 420)
-    named = {"x": x, "y": y, "value": value}
-    return _chart(title or value.heading, data, [cell.mark_rect()], {}, named, height)
+    axes = {"x": x, "y": y, "value": value}
+    return _chart(title or value.heading, data, [cells.mark_rect()], {}, axes, height)
 
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
-    """An axis of a metric: shares in per cent, losses and perplexities over decades in log."""
-    known = values[np.isfinite(values)]
-    wide = len(known) > 0 and 0 < known.min() < known.max() / DECADES
-    log = ("perplexity" in metric or "loss" in metric) and wide
-    return Axis(column, title or readable(metric), SHARE if is_share(metric) else "", log=log)
+    """Return an axis of a metric.
+
+    Shares are shown in per cent. The axis of a loss or perplexity is logarithmic if its values span
+    decades.
+
+    Args:
+        column: The column with the values.
+        metric: The metric that they are of.
+        values: The values.
+        title: The title; by default the metric in words.
+    """
+    finite = values[np.isfinite(values)]
+    spans_decades = len(finite) > 0 and 0 < finite.min() < finite.max() / DECADES
+    is_loss = "perplexity" in metric or "loss" in metric
+    return Axis(
+        column,
+        title or readable(metric),
+        format=SHARE if is_share(metric) else "",
+        log=is_loss and spans_decades,
+    )
 
 
 def common_axis(metric: str, tables: Iterable[pd.DataFrame], column: str, title: str) -> Axis:
-    """One axis of a metric for several charts."""
-    every = pd.concat(tables).reindex(columns=[column, "low", "high"])
-    low, high = every.min().min(), every.max().max()
-    axis = metric_axis(column, metric, every[column], title)
+    """Return one axis of a metric for several charts.
+
+    Args:
+        metric: The metric.
+        tables: The tables of the charts.
+        column: The column with the values; `low` and `high` count, too.
+        title: The title.
+    """
+    values = pd.concat(tables).reindex(columns=[column, "low", "high"])
+    low = values.min().min()
+    high = values.max().max()
+    axis = metric_axis(column, metric, values[column], title)
+    if not high > low:
+        return axis
+
+    # On a logarithmic axis, a margin could reach below 0.
     margin = 0 if axis.log else MARGIN * (high - low)
-    return replace(axis, ends=(low - margin, high + margin)) if high > low else axis
+    return replace(axis, ends=(low - margin, high + margin))
 
 
 def course_table(
     group: Group, column: str, series: str, along: Along | None = None
 ) -> pd.DataFrame:
-    """`Group.course` with `series`, and `at`: what `along` gives by round, mean over the runs."""
+    """Return the course of a metric as a table for charts; see `Group.course`.
+
+    Args:
+        group: The runs.
+        column: The column of metrics.csv.
+        series: The name of the series.
+        along: What to draw it over; by default the round.
+
+    Returns:
+        The course with columns `series`, `round`, and `at` for the means of `along` over the runs.
+    """
     course = group.course(column)
     at = course.index.to_series()
     if along is not None:
@@ -247,7 +371,10 @@ def course_table(
 
 
 def stacked(parts: Sequence[pd.DataFrame], metric: str) -> pd.DataFrame:
-    """One below the other; intervals of a share end at 0 and 1, beyond which it has no values."""
+    """Return tables as one, below each other.
+
+    The intervals of a share end at 0 and 1, because it has no values beyond.
+    """
     table = pd.concat(parts, ignore_index=True)
     if is_share(metric):
         table[["low", "high"]] = table[["low", "high"]].clip(0.0, 1.0)
@@ -255,88 +382,136 @@ def stacked(parts: Sequence[pd.DataFrame], metric: str) -> pd.DataFrame:
 
 
 def file_name(kind: str, name: str) -> str:
-    """Of a figure's files: `rounds-digits-diversity-3`."""
-    return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
+    """Return the name of a figure's files, such as `rounds-digits-diversity-3`."""
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{kind}-{words}"
 
 
 def evenly_spaced(count: int, *, most: int) -> np.ndarray:
-    """At most `most` of the places 0..count - 1, with the first and the last."""
+    """Return at most `most` of the positions 0..count - 1, with the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def colour_of(place: int) -> str:
-    """The colour of a series, by name."""
+    """Return the name of the color of a series."""
     return f"theme:c{place % len(THEME['light']['series'])}"
 
 
 def dash_of(place: int) -> list[int]:
-    """Lengths of strokes and gaps in pixels."""
+    """Return the lengths of a series' strokes and gaps, in pixels."""
     lengths: list[int] = THEME["dashes"][place % len(THEME["dashes"])]
     return lengths
 
 
 def coloured(spec: dict[str, Any], scheme: str) -> dict[str, Any]:
-    """A specification with the colours of a scheme, `light` or `dark`, in place of their names."""
-    colours = THEME[scheme] | {f"c{i}": name for i, name in enumerate(THEME[scheme]["series"])}
-    text = re.sub(r'"theme:(\w+)"', lambda name: json.dumps(colours[name[1]]), json.dumps(spec))
-    named: dict[str, Any] = json.loads(text)
-    return named
+    """Return a specification with colors in place of their names.
+
+    Args:
+        spec: The specification.
+        scheme: `light` or `dark`.
+    """
+    color_of_name = dict(THEME[scheme])
+    for place, color in enumerate(THEME[scheme]["series"]):
+        color_of_name[f"c{place}"] = color
+
+    text = re.sub(
+        r'"theme:(\w+)"', lambda match: json.dumps(color_of_name[match[1]]), json.dumps(spec)
+    )
+    with_colors: dict[str, Any] = json.loads(text)
+    return with_colors
 
 
 def _thinned(data: pd.DataFrame, by: str, most: int) -> pd.DataFrame:
-    """At most so many rows of each value of a column, evenly spaced."""
-    parts = [part for _, part in data.groupby(by, sort=False)]
-    return pd.concat([part.iloc[evenly_spaced(len(part), most=most)] for part in parts] or [data])
+    """Return at most `most` rows for each value of a column, evenly spaced."""
+    if data.empty:
+        return data
+    parts = []
+    for _, part in data.groupby(by, sort=False):
+        parts.append(part.iloc[evenly_spaced(len(part), most=most)])
+    return pd.concat(parts)
 
 
 def _by_role(table: pd.DataFrame, **columns: Axis) -> pd.DataFrame:
-    """The columns by their role, with `low` and `high`, without rows that have no place."""
-    taken = {role: table[axis.column] for role, axis in columns.items()}
-    ends = {end: table[end] for end in ("low", "high") if end in table and table[end].notna().any()}
-    data = pd.DataFrame(taken | ends).replace([np.inf, -np.inf], np.nan)
+    """Return columns of a table by their roles, without rows that cannot be drawn.
+
+    `low` and `high` stay if the table has them.
+
+    Args:
+        table: The table.
+        columns: The axis of each role.
+    """
+    values = {role: table[axis.column] for role, axis in columns.items()}
+    for end in ("low", "high"):
+        if end in table and table[end].notna().any():
+            values[end] = table[end]
+
+    data = pd.DataFrame(values).replace([np.inf, -np.inf], np.nan)
     return data.dropna(subset=list(columns), ignore_index=True)
 
 
 def _drawn(places: Places, data: pd.DataFrame) -> Places:
-    """The places of the series in `data`."""
-    names = {*data["series"]}
+    """Return the places of the series that are in the data."""
+    names = set(data["series"])
     return {name: place for name, place in places.items() if name in names}
 
 
 def _scale(places: Places, look: Callable[[int], Any]) -> alt.Scale:
-    """The colours or dashes of the series."""
-    return alt.Scale(domain=[*places], range=[*map(look, places.values())])
+    """Return the scale of colors or dashes, which `look` gives for a place."""
+    return alt.Scale(domain=list(places), range=[look(place) for place in places.values()])
 
 
 def _colour(places: Places, data: pd.DataFrame, symbol: str) -> alt.Color:
-    """The channel of colours; its legend is for files, as a page has its own."""
-    alone = len(places) < 2 or bool((data["y"] == data["series"]).all())
-    legend = None if alone else alt.Legend(symbolType=symbol)
+    """Return the channel of colors; its legend is for files, because a page has its own."""
+    explains_itself = len(places) < 2 or bool((data["y"] == data["series"]).all())
+    legend = None if explains_itself else alt.Legend(symbolType=symbol)
     return alt.Color("series:N", scale=_scale(places, colour_of), title=None, legend=legend)
 
 
 def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> Any:
-    """The channel of a position: of names or of numbers."""
+    """Return the channel of a position.
+
+    Args:
+        role: `x` or `y`.
+        data: The data by role.
+        axis: The axis.
+        field: The column to draw instead of the one of the role.
+    """
     channel: Any = alt.X if role == "x" else alt.Y
+    # The title of a vertical axis is that of its chart.
     title = axis.heading if role == "x" else None
-    if data[role].dtype.kind not in "iufb":
-        # in the order of the table: Vega would take that of the first layer, which may lack rows
+
+    is_number = data[role].dtype.kind in "iufb"
+    if not is_number:
+        # In the order of the table. Vega would take that of the first layer, which can lack rows.
         names = data[role].drop_duplicates().tolist()
-        # a line for each part of `FedBCD, gamma 1.0, wait 5`, the middle one beside its row
+        # `FedBCD, gamma 1.0, wait 5` has a line for each part, the middle one beside its row.
         parts = "split(datum.label, ', ')"
-        look: Any = {"labelExpr": parts, "labelOffset": alt.expr(f"7 - 7 * length({parts})")}
-        look |= {"domain": False, "ticks": False}
-        return channel(f"{role}:N", title=title, sort=names, axis=alt.Axis(**look))
-    scale: Any = {"type": "log", "nice": False} if axis.log else {"zero": axis.zero}
-    scale |= {"domain": axis.ends, "padding": 0} if axis.ends else {}
-    look = {"format": axis.format or UNSET, "grid": role == "y"}
-    if role == "x" and (data["x"] % 1 == 0).all():  # such as rounds and clients
-        scale |= {"nice": False}
-        look |= {"format": axis.format or ",d"}
-        look |= {"labelExpr": "datum.value % 1 ? '' : datum.label"}
-        look |= {"tickOpacity": alt.expr("datum.value % 1 ? 0 : 1")}
-    shown = {"title": title, "scale": alt.Scale(**scale), "axis": alt.Axis(**look)}
-    return channel(f"{field or role}:Q", **shown)
+        name_axis = alt.Axis(
+            labelExpr=parts,
+            labelOffset=alt.expr(f"7 - 7 * length({parts})"),
+            domain=False,
+            ticks=False,
+        )
+        return channel(f"{role}:N", title=title, sort=names, axis=name_axis)
+
+    scale: dict[str, Any] = {"zero": axis.zero}
+    if axis.log:
+        scale = {"type": "log", "nice": False}
+    if axis.ends:
+        scale["domain"] = axis.ends
+        scale["padding"] = 0
+
+    look: dict[str, Any] = {"format": axis.format or UNSET, "grid": role == "y"}
+    if role == "x" and (data["x"] % 1 == 0).all():
+        # Rounds and clients are whole numbers: there is nothing between them.
+        scale["nice"] = False
+        look["format"] = axis.format or ",d"
+        look["labelExpr"] = "datum.value % 1 ? '' : datum.label"
+        look["tickOpacity"] = alt.expr("datum.value % 1 ? 0 : 1")
+
+    return channel(
+        f"{field or role}:Q", title=title, scale=alt.Scale(**scale), axis=alt.Axis(**look)
+    )
 
 
 def _chart(
@@ -347,11 +522,30 @@ def _chart(
     columns: Mapping[str, Axis],
     height: int = HEIGHT,
 ) -> Chart:
-    """The layers as one chart."""
-    if places and not any((data["series"] == data[role]).all() for role in columns):
-        columns = {"series": SERIES, **columns}
-    columns = {**columns, **{end: Axis(end) for end in ("low", "high") if end in data}}
+    """Return layers as one chart.
+
+    Args:
+        title: The title.
+        data: The data by role.
+        layers: The layers, the lowest first.
+        places: The places of the series.
+        columns: The axes by role.
+        height: The height in pixels.
+    """
+    shown_columns: dict[str, Axis] = {}
+    if places:
+        # A column that repeats another one would tell readers nothing.
+        is_repetition = any((data["series"] == data[role]).all() for role in columns)
+        if not is_repetition:
+            shown_columns["series"] = SERIES
+    shown_columns |= columns
+    for end in ("low", "high"):
+        if end in data:
+            shown_columns[end] = Axis(end)
+
     drawing: Any = alt.layer(*layers, data=alt.NamedData("rows")).properties(height=height)
     spec = drawing.to_dict(validate=False)
-    shown = {key: value for key, value in spec.items() if key not in ("config", "data")}
-    return Chart(title, shown, data, columns, places)
+    # The page adds its own configuration and data.
+    for key in ("config", "data"):
+        spec.pop(key, None)
+    return Chart(title, spec, data, shown_columns, places)

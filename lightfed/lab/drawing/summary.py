@@ -10,11 +10,12 @@ from rich.text import Text
 
 from lightfed.utils.plain_text import plain
 
+# Characters of a line in a pipe or file: enough not to break the cells of a table.
 WIDTH_OF_A_FILE = 240
 
 
 def new_console() -> Console:
-    """Standard output; in a pipe or file, lines are wide enough not to break cells."""
+    """Return a console that prints to standard output."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDTH_OF_A_FILE
@@ -27,16 +28,21 @@ def print_line(console: Console, text: str) -> None:
 
 
 def print_table(console: Console, content: DataFrame, *, left: Sequence[int] = (0,)) -> None:
-    """Print a table; if it is too wide, wrap headers.
+    """Print a table; if it is too wide, its heads are wrapped.
 
-    `left` are positions of left-aligned columns. Brackets in cells are not markup.
+    Args:
+        console: Where to print.
+        content: The table.
+        left: The positions of columns that are aligned to the left.
     """
     content = content.map(plain)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for number, header in enumerate(content.columns):
-        widest = max((Text(cell).cell_len for cell in content.iloc[:, number]), default=0)
-        side: JustifyMethod = "left" if number in left else "right"
-        table.add_column(Text(plain(header)), justify=side, overflow="fold", min_width=widest)
+    for position, head in enumerate(content.columns):
+        widest = max((Text(cell).cell_len for cell in content.iloc[:, position]), default=0)
+        side: JustifyMethod = "left" if position in left else "right"
+        table.add_column(Text(plain(head)), justify=side, overflow="fold", min_width=widest)
+
+    # As `Text`, because rich would take brackets in a string for markup.
     for row in content.itertuples(index=False, name=None):
         table.add_row(*map(Text, row))
     console.print(table)

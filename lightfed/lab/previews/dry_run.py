@@ -25,7 +25,8 @@ class PlannedRanks(Ranks):
 
     def __init__(self, world: int) -> None:
         super().__init__(torch.device("cpu"))
-        self.rank, self.world = -1, world
+        self.rank = -1
+        self.world = world
 
     @property
     @override
@@ -38,10 +39,11 @@ class PlannedRanks(Ranks):
 
 
 class Sessions(NamedTuple):
-    """The sessions of one call of `train`, which run in parallel.
+    """The sessions of one call of `train`, which the ranks train at the same time.
 
-    `counts` are (groups, ranks) sessions; `loads` (ranks,) are sums of their costs, in samples x
-    FLOPs.
+    Attributes:
+        counts: The number of sessions by group and rank, of shape (groups, ranks).
+        loads: The sum of their costs on each rank in samples x FLOPs, of shape (ranks,).
     """
 
     counts: np.ndarray
@@ -52,11 +54,11 @@ class DryFleet(Fleet):
     """A fleet whose rounds only count; its `ranks` are `PlannedRanks`.
 
     Attributes:
-        calls: of `train`, in all rounds.
-        sums: of the ledger, over all rounds.
-        bound: "at most" if masks, known only after training, reduce these bytes; "at least" if
+        calls: The sessions of each call of `train`, in all rounds.
+        sums: The sums of the ledger over all rounds, by its columns.
+        bound: "at most" if masks that are known only after training reduce the bytes. "at least" if
             clients also send data whose size depends on training, which is not counted.
-        others: bytes that rows of other ranks may take if clients exchange rows.
+        others: The bytes that rows of other ranks can take if clients exchange rows.
     """
 
     calls: list[Sessions]
@@ -65,8 +67,9 @@ class DryFleet(Fleet):
     others: int = 0
 
     def run(self, rounds: int) -> None:
-        """The first rounds."""
-        self.calls, self.sums = [], defaultdict(int)
+        """Run the first rounds without training."""
+        self.calls = []
+        self.sums = defaultdict(int)
         for t in range(rounds):
             self.open_round()
             self.algorithm.round(self, t)
@@ -74,10 +77,17 @@ class DryFleet(Fleet):
                 self.sums[name] += value
 
     def sessions(self, clients: Sequence[int], steps: Mapping[int, int] | None = None) -> Sessions:
-        """Record the sessions of clients placed on ranks."""
-        world, costs = self.ranks.world, self.places.costs(clients, steps)
-        counts, loads = np.zeros((len(self.groups), world), dtype=np.int64), np.zeros(world)
-        for client, cost in costs.items():
+        """Return the sessions of clients that are placed on ranks.
+
+        Args:
+            clients: The clients.
+            steps: The number of batches in each client's session, where it differs from the
+                configured number.
+        """
+        world = self.ranks.world
+        counts = np.zeros((len(self.groups), world), dtype=np.int64)
+        loads = np.zeros(world)
+        for client, cost in self.places.costs(clients, steps).items():
             rank = self.places.owner[client]
             counts[self.group_of(client), rank] += 1
             loads[rank] += cost
@@ -93,33 +103,61 @@ class DryFleet(Fleet):
         phases: Sequence[Phase] = (),
         repeat: int = 1,
     ) -> None:
+        steps_of_client: dict[int, int] = dict(steps or {})
         if phases:
-            each = {k: self.data.num_batches(k) for k in clients}
-            steps = {k: sum(self.work.phase(p, n) for p in phases) for k, n in each.items()}
-        self.open_clients(clients)
-        self.calls.append(self.sessions(clients, steps))
-        given = steps or {}
-        self.clock.trained({k: self._steps(k, given.get(k)) for k in clients}, t)
-        for k in clients:
-            state, samples = self.state(k), self.work.samples(self.data, k, given.get(k))
-            self.ledger.computed(k, repeat * samples * state.passes * state.flops)
+            for client in clients:
+                batches = self.data.num_batches(client)
+                steps_of_client[client] = sum(self.work.phase(phase, batches) for phase in phases)
 
-    def _steps(self, client: int, given: int | None) -> int:
-        if given is not None:
-            return self.work.limited(given)
+        self.open_clients(clients)
+        self.calls.append(self.sessions(clients, steps_of_client or None))
+
+        trained_steps = {
+            client: self._trained_steps(client, steps_of_client.get(client)) for client in clients
+        }
+        self.clock.trained(trained_steps, t)
+
+        for client in clients:
+            state = self.state(client)
+            samples = self.work.samples(self.data, client, steps_of_client.get(client))
+            self.ledger.computed(client, repeat * samples * state.passes * state.flops)
+
+    def _trained_steps(self, client: int, steps: int | None) -> int:
+        """Return the number of batches that a client trains on.
+
+        Args:
+            client: The client.
+            steps: The number that the algorithm asks for; None for the configured one.
+        """
+        if steps is not None:
+            return self.work.limited(steps)
         return self.work.batches(self.data.num_batches(client))
 
     @override
     def only_counts(self, senders: Mapping[int, Sequence[int]], *, masked: bool) -> bool:
-        """Count the bytes of whole rows."""
+        """Count the bytes of whole rows that clients send to each other.
+
+        Args:
+            senders: The clients that each receiver gets the rows of.
+            masked: Whether only the entries within masks are sent.
+        """
         if masked:
             self.bound = "at most"
         layout = self.groups[0].layout
-        owner = self.places.owner
-        pairs = {(owner[k], j) for k, theirs in senders.items() for j in theirs}
-        coming = Counter(rank for rank, sender in pairs if owner[sender] != rank)
-        rows = max(coming.values(), default=0)
-        self.others = max(self.others, 2 * rows * 4 * layout.size)  # as packages and as rows
+
+        # A rank gets the row of a sender once for all of its receivers.
+        rank_of = self.places.owner
+        deliveries = set()
+        for receiver, sources in senders.items():
+            for sender in sources:
+                if rank_of[sender] != rank_of[receiver]:
+                    deliveries.add((rank_of[receiver], sender))
+        rows_on_rank = Counter(rank for rank, _ in deliveries)
+        most_rows = max(rows_on_rank.values(), default=0)
+
+        # A row is in memory twice: as a package and as a row.
+        self.others = max(self.others, 2 * most_rows * 4 * layout.size)
+
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         for receiver, sources in senders.items():
             for sender in sources:

@@ -9,7 +9,8 @@ from lightfed.algorithms.flexifed.signature import layers_of
 from lightfed.local.client_group import ClientGroup, group_names
 from lightfed.models.build import DataSpec, blank
 
-_HEAD = ("layers", "clients", "parameters", "groups", "first layer", "last layer")
+_HEADS = ("layers", "clients", "parameters", "groups", "first layer", "last layer")
+_LEFT_ALIGNED = (0, 3, 4, 5)
 
 
 def groups_table(
@@ -19,55 +20,80 @@ def groups_table(
     seed: int,
     prepare: Callable[[L.LightningModule, DataSpec], None] = lambda module, data: None,
 ) -> str:
-    """The trie of a federation, one line per sequence of layers that the same groups share.
+    """Return the trie of a federation, with a line for each chain of layers that groups share.
 
-    `prepare` is the algorithm's change to a fresh module. A UserError if a model cannot be built,
-    or its layers cannot be ordered.
+    Args:
+        groups: The client groups.
+        data: What the models are built for.
+        seed: The seed of the run.
+        prepare: The algorithm's change to a fresh module.
+
+    Raises:
+        UserError: A model cannot be built, or its layers cannot be ordered.
     """
     batch = blank(data, samples=2)
-    models = {}
+    layers_of_group = {}
     for position, group in enumerate(groups):
         module = group.build(data, position=position, seed=seed)
         prepare(module, data)
-        models[position] = layers_of(module, batch, key=f"model.clients.{position}.model")
-    return trie_table(
-        Trie.build(models), names=group_names(groups), counts=[c.count for c in groups]
-    )
+        key = f"model.clients.{position}.model"
+        layers_of_group[position] = layers_of(module, batch, key=key)
+
+    counts = [group.count for group in groups]
+    return trie_table(Trie.build(layers_of_group), names=group_names(groups), counts=counts)
 
 
 def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> str:
-    """The trie of groups 0, 1, ... as indented text, with their names and numbers of clients."""
-    lines = [_HEAD]
-    # Depth first, each with the number of those that it continues.
+    """Return a trie as indented text.
+
+    Args:
+        trie: The trie of groups 0, 1, ...
+        names: The names of the groups.
+        counts: The number of clients of each group.
+    """
+    # Depth first: a chain comes after the one that it continues.
     chains = sorted(_chains(trie), key=lambda chain: (chain[0].groups[0], chain[0].depth))
+
+    lines: list[Sequence[str]] = [_HEADS]
     for chain in chains:
         first = chain[0]
-        level = sum(
-            one.depth < first.depth and {*first.groups} <= {*one.groups} for one, *_ in chains
-        )
-        layers = trie.models[chain[0].groups[0]]
-        depths = [node.depth for node in chain]
+        last = chain[-1]
+        layers = trie.models[first.groups[0]]
+        parameters = sum(layers[node.depth].parameters for node in chain)
+
+        indent = "  " * _number_of_ancestors(first, chains)
         lines.append(
             (
-                "  " * level + _span(depths[0] + 1, depths[-1] + 1),
-                str(sum(counts[c] for c in chain[0].groups)),
-                f"{sum(layers[depth].parameters for depth in depths):,}",
-                ", ".join(names[c] for c in chain[0].groups),
-                layers[depths[0]].text,
-                layers[depths[-1]].text if len(chain) > 1 else "",
+                indent + _span(first.depth + 1, last.depth + 1),
+                str(sum(counts[group] for group in first.groups)),
+                f"{parameters:,}",
+                ", ".join(names[group] for group in first.groups),
+                layers[first.depth].text,
+                layers[last.depth].text if len(chain) > 1 else "",
             )
         )
-    clients = sum(counts[c] for c in trie.groups)
+
+    clients = sum(counts[group] for group in trie.groups)
     title = f"{clients} clients of {len(trie.groups)} groups, {len(trie.clusters())} architectures"
-    return f"{title}\n{aligned(lines, left=(0, 3, 4, 5))}"
+    return f"{title}\n{aligned(lines, left=_LEFT_ALIGNED)}"
 
 
 def _chains(trie: Trie) -> list[list[Node]]:
-    """The nodes; consecutive ones with the same groups form one list."""
-    chains: dict[tuple[int, ...], list[Node]] = {}
+    """Return the nodes of a trie; consecutive ones with the same groups form one chain."""
+    nodes_of_groups: dict[tuple[int, ...], list[Node]] = {}
     for node in trie.nodes:
-        chains.setdefault(node.groups, []).append(node)
-    return list(chains.values())
+        nodes_of_groups.setdefault(node.groups, []).append(node)
+    return list(nodes_of_groups.values())
+
+
+def _number_of_ancestors(node: Node, chains: Sequence[Sequence[Node]]) -> int:
+    """Return the number of chains that come before a node in all of its groups."""
+    ancestors = 0
+    for chain in chains:
+        first = chain[0]
+        if first.depth < node.depth and set(node.groups) <= set(first.groups):
+            ancestors += 1
+    return ancestors
 
 
 def _span(first: int, last: int) -> str:
@@ -75,12 +101,18 @@ def _span(first: int, last: int) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Cells in aligned columns, to the left at positions `left`; the first row is the header."""
+    """Return lines of cells as text in columns.
+
+    Args:
+        lines: The cells; the first line has the heads.
+        left: The positions of columns that are aligned to the left.
+    """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if i in left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+
+    texts = []
+    for line in lines:
+        cells = []
+        for position, (cell, width) in enumerate(zip(line, widths, strict=True)):
+            cells.append(cell.ljust(width) if position in left else cell.rjust(width))
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)

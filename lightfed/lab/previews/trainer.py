@@ -14,31 +14,44 @@ class PreviewTrainer(FederatedTrainer):
     """The Trainer of the command line, with previews of a run."""
 
     def partition(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Draw the split of the data over the clients and print it with their groups; trains none.
+        """Draw the split of the data over the clients and print it with their groups.
+
+        Nothing is trained.
 
         Args:
-            model: the Federation, which gives the number of clients and the seed.
-            datamodule: the FederatedDataModule.
+            model: The Federation, which gives the number of clients and the seed.
+            datamodule: The FederatedDataModule.
         """
-        clients, seed = model.num_clients, model.seed
-        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"))
+        datamodule.prepare(clients=model.num_clients, seed=model.seed, device=torch.device("cpu"))
         groups, *_ = model.dealt(datamodule, self)
-        sizes = dict(zip(group_names(groups), (group.count for group in groups), strict=True))
-        of = holders(sizes, model.algorithm.parts)
-        print(datamodule.partition_.table(groups=of if len({*of}) > 1 else ()))
+
+        sizes = {}
+        for name, group in zip(group_names(groups), groups, strict=True):
+            sizes[name] = group.count
+        models_of_clients = holders(sizes, model.algorithm.parts)
+
+        # If all clients have the same model, there is nothing to tell apart.
+        if len(set(models_of_clients)) == 1:
+            models_of_clients = []
+        print(datamodule.partition_.table(groups=models_of_clients))
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Print the layers that groups have in common (FlexiFed's trie), without training.
 
         Args:
-            model: the Federation.
-            datamodule: the FederatedDataModule, which gives the shape of a sample.
+            model: The Federation.
+            datamodule: The FederatedDataModule, which gives the shape of a sample.
         """
         from lightfed.lab.previews.layer_groups import groups_table
 
-        prepare = model.algorithm.prepare_module
-        text = groups_table(model.groups, datamodule, seed=model.seed, prepare=prepare)
-        print(text)
+        print(
+            groups_table(
+                model.groups,
+                datamodule,
+                seed=model.seed,
+                prepare=model.algorithm.prepare_module,
+            )
+        )
 
     def plan(
         self,
@@ -47,24 +60,28 @@ class PreviewTrainer(FederatedTrainer):
         world_size: int = 1,
         rounds: int = 5,
     ) -> None:
-        """Print a plan for many ranks: packs, speed, bytes, memory; starts no ranks.
+        """Print a plan for many ranks: packs, speed, bytes, memory. No ranks are started.
 
         Args:
-            model: the Federation.
-            datamodule: the FederatedDataModule.
-            world_size: Number of ranks to plan for.
-            rounds: Number of first rounds to plan.
+            model: The Federation.
+            datamodule: The FederatedDataModule.
+            world_size: The number of ranks to plan for.
+            rounds: The number of first rounds to plan.
         """
         from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
         from lightfed.lab.previews.plan import memory, plan_text
 
-        clients, seed = model.num_clients, model.seed
+        clients = model.num_clients
         if not 1 <= world_size <= clients:
-            found = f"{world_size} ranks for {clients} clients"
-            raise UserError("world_size", found, "give at least 1 and at most one rank per client")
+            raise UserError(
+                key="world_size",
+                found=f"{world_size} ranks for {clients} clients",
+                fix="give at least 1 and at most one rank per client",
+            )
         if rounds < 1:
-            raise UserError("rounds", f"{rounds}", "give at least 1")
-        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"))
+            raise UserError("rounds", found=f"{rounds}", fix="give at least 1")
+
+        datamodule.prepare(clients=clients, seed=model.seed, device=torch.device("cpu"))
         ranks = PlannedRanks(world_size)
         fleet = model.make_fleet(DryFleet, datamodule, self, ranks=ranks)
         fleet.run(rounds)

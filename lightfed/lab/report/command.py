@@ -11,32 +11,54 @@ from lightfed.lab.report.page import build, print_summary
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import OneLineParser, UserError
 
-SHOWN = 2  # folders in the line that names the other command
+# The error about several folders names so many of them.
+MOST_SHOWN = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the sub-command; `argv` holds the words after `lightfed report`."""
-    asked = _parser().parse_args(argv)
-    if len(asked.run) > 1:
-        named = shlex.join(str(folder) for folder in asked.run[:SHOWN])
-        more = " ..." if len(asked.run) > SHOWN else ""
-        fix = f"compare them: lightfed compare {named}{more}"
-        raise UserError("report", f"{len(asked.run)} folders, and a page is of one run", fix)
+    """Run `lightfed report`.
 
-    folder = read(asked.run[0]).folder
-    build(folder, formats=asked.format, tables=asked.table)
+    Args:
+        argv: The words after `lightfed report`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: The folder is not a run, or there are several.
+    """
+    options = _parser().parse_args(argv)
+    if len(options.run) > 1:
+        command = f"lightfed compare {shlex.join(map(str, options.run[:MOST_SHOWN]))}"
+        if len(options.run) > MOST_SHOWN:
+            command += " ..."
+        raise UserError(
+            key="report",
+            found=f"{len(options.run)} folders, and a page is of one run",
+            fix=f"compare them: {command}",
+        )
+
+    folder = read(options.run[0]).folder
+    build(folder, formats=options.format, tables=options.table)
     print_summary(folder)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="lightfed report", description="Make the page of a run folder.")
-    add = parser.add_argument
-    add("run", nargs="+", type=Path, metavar="RUN", help="the folder of a run")
-    for flag, kinds, what in (
-        ("--format", FORMATS, "also write each figure as a file"),
-        ("--table", tuple(TABLES), "also write each table as a file"),
-    ):
-        words = ",".join(kinds)
-        add(flag, type=partial(listed, kinds), default=(), metavar=words, help=what)
+    parser.add_argument("run", nargs="+", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "--format",
+        type=partial(listed, FORMATS),
+        default=(),
+        metavar=",".join(FORMATS),
+        help="also write each figure as a file of these formats",
+    )
+    parser.add_argument(
+        "--table",
+        type=partial(listed, tuple(TABLES)),
+        default=(),
+        metavar=",".join(TABLES),
+        help="also write each table as a file of these formats",
+    )
     return parser

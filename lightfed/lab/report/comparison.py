@@ -1,9 +1,9 @@
 """The page of a comparison: comparison.html, its tables, and files of its figures.
 
-`compare` makes it of run folders, `show` of the runs of a contest. Runs that differ only in the
-seed are one experiment and share a row: mean and 95 % t interval. Experiments on equal terms that
-share seeds get a verdict. Unfinished runs are named and left out. `studies.figures` adds the
-pictures of single papers.
+`compare` makes it from run folders, `show` from the runs of a contest. Runs that differ only in the
+seed are one experiment and share a row, with the mean and its 95 % t interval. Experiments on equal
+terms that share seeds get a verdict. Unfinished runs are named and skipped. `studies.figures` adds
+the pictures of single papers.
 """
 
 from __future__ import annotations
@@ -44,18 +44,31 @@ from lightfed.lab.results.verdicts import (
     rows_of,
 )
 from lightfed.lab.studies.figures import study_figures
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.record import version_of
 
 FOLDER = "comparison"  # beside the runs
-SHARED = ("n", "seed", "data", "clients", "rounds")  # said once if all rows share them
-DETAILS = ["between servers", "compute", "stored / client", "time / round"]  # on the page alone
-MOST_NAMED = 12  # runs in a sentence
+
+# Columns that are replaced by one sentence if all rows have the same value.
+SHARED = ("n", "seed", "data", "clients", "rounds")
+
+# Columns that only the page has.
+DETAILS = ["between servers", "compute", "stored / client", "time / round"]
+
+# A sentence names at most so many runs or settings, and so many versions.
+MOST_NAMED = 12
+_MOST_VERSIONS = 4
+
 _METHOD = re.compile(r"model\.algorithm(\.class_path)?$")
 
 
 class Files(NamedTuple):
-    """Which files to write besides the page: formats of figures, and of tables."""
+    """Which files to write besides the page.
+
+    Attributes:
+        formats: The formats of figures.
+        tables: The formats of tables.
+    """
 
     formats: Sequence[str] = ()
     tables: Sequence[str] = ()
@@ -65,9 +78,9 @@ class Chosen(NamedTuple):
     """The runs that a comparison counts.
 
     Attributes:
-        files: all runs, each once, without those of a search.
-        ended: the finished ones, or all if fewer than two are finished.
-        searched: number of runs of a search, which are left out.
+        files: All runs, each once, without those of a search.
+        ended: The finished ones, or all if fewer than two are finished.
+        searched: The number of runs of a search, which are skipped.
     """
 
     files: list[Run]
@@ -76,19 +89,28 @@ class Chosen(NamedTuple):
 
     @classmethod
     def of(cls, runs: Sequence[Run | Path]) -> Chosen:
-        """Of two or more runs or their folders; a UserError if there are fewer."""
-        every = [run if isinstance(run, Run) else read(run) for run in runs]
-        files = list({run.folder.resolve(): run for run in every}.values())
-        found = f"a comparison of {text.counted(len(files), 'run')}"
-        require(len(files) > 1, "compare", found, "name two or more runs")
+        """Return the runs to count, among some runs or their folders.
+
+        Raises:
+            UserError: There are fewer than two, or a folder is not a run.
+        """
+        run_of_folder = {}
+        for item in runs:
+            run = item if isinstance(item, Run) else read(item)
+            run_of_folder[run.folder.resolve()] = run
+        all_runs = list(run_of_folder.values())
+        if len(all_runs) < 2:
+            found = f"a comparison of {text.counted(len(all_runs), 'run')}"
+            raise UserError("compare", found, fix="name two or more runs")
 
         # Runs of a search have other seeds and worse settings than those that are compared.
-        chosen = [run for run in files if not run.of_search]
-        if len(chosen) < 2:
-            chosen = files
-        finished = [run for run in chosen if run.finished]
-        ended = finished if len(finished) > 1 else chosen
-        return cls(chosen, ended, len(files) - len(chosen))
+        files = [run for run in all_runs if not run.of_search]
+        if len(files) < 2:
+            files = all_runs
+
+        finished = [run for run in files if run.finished]
+        ended = finished if len(finished) > 1 else files
+        return cls(files, ended, searched=len(all_runs) - len(files))
 
 
 def compare(
@@ -109,28 +131,28 @@ def compare(
     """Write the page of a comparison, and print its tables and verdicts.
 
     Args:
-        runs: two or more runs or their folders; a folder named twice counts once.
-        output: the folder to write to, created if needed; by default `comparison` in the deepest
-            that holds all runs.
-        group: whether runs that differ only in the seed share a row.
-        metric: column of metrics.csv that verdicts and figures are about; by default the first that
-            all runs measured.
-        target: value of the metric, or another column and its value, to reach: the costs until
-            then are compared as well.
-        formats: of files for each figure, such as `svg`.
-        tables: formats of files for each table, such as `csv`.
-        notes: for the page and the terminal.
-        pivot: a setting, such as partition, of which each value gets a column of the table.
-        columns: of metrics.csv, for the table instead of the usual ones.
-        std: show sample deviations over the seeds instead of intervals.
-        differ: keys in which experiments may differ and get a verdict, though they decide what is
-            measured.
+        runs: Two or more runs or their folders. A folder that is named twice counts once.
+        output: The folder to write to, which is made if needed. By default it is `comparison` in
+            the deepest folder that holds all runs.
+        group: Whether runs that differ only in the seed share a row.
+        metric: The column of metrics.csv that verdicts and figures are about; by default the first
+            one that all runs measured.
+        target: A value of the metric, or another column and its value. The costs until it is
+            reached are compared as well.
+        formats: The formats of files for each figure, such as `svg`.
+        tables: The formats of files for each table, such as `csv`.
+        notes: Notes for the page and the terminal.
+        pivot: A setting, such as partition. Each of its values gets a column of the table.
+        columns: Columns of metrics.csv, for the table instead of the usual ones.
+        std: Whether to show sample deviations over the seeds instead of intervals.
+        differ: Keys in which experiments may differ and still get a verdict, though they decide
+            what is measured.
 
     Returns:
         The page, comparison.html.
 
     Raises:
-        UserError: there are fewer than two runs, a folder is not a run, no run has the metric, the
+        UserError: There are fewer than two runs, a folder is not a run, no run has the metric, the
             target is not a possible value, or the output cannot be written.
     """
     chosen = Chosen.of(runs)
@@ -138,45 +160,55 @@ def compare(
     column = metric_of(ended, metric)
     goal = target_of(target, column, ended)
     for name in columns:
-        known = any(run.has(name) for run in ended)
-        require(known, "--columns", f"no run has {name}", "name columns of metrics.csv")
+        if not any(run.has(name) for run in ended):
+            fix = "name columns of metrics.csv"
+            raise UserError("--columns", found=f"no run has {name}", fix=fix)
 
-    # The table of final figures: a row for each experiment, or for each run.
+    # The table of final values has a row for each experiment, or for each run.
     experiments = grouped(ended)
     rows = experiments if group else singles(ended)
     counted = runs_of(rows)
     if pivot is not None:
         finals = pivot_table(rows, columns or [column], pivot, std=std)
     else:
-        of_target, value = goal or ("", None)
+        goal_column, goal_value = ("", None) if goal is None else goal
         finals = comparison_table(
-            rows, column, target=value, of_target=of_target, columns=columns, std=std
+            rows, column, target=goal_value, of_target=goal_column, columns=columns, std=std
         )
-    alike = [name for name in SHARED if name in finals and finals[name].nunique() == 1]
-    shared = ", ".join(f"{name} {finals[name][0]}" for name in alike)
-    finals = finals.drop(columns=alike)
 
-    # Verdicts on the experiments that can be compared; for a single pair also all differences.
-    found = pairs_of(experiments, differ)
-    answers = [answer_line(a, b, column) for a, b in found.pairs]
-    answers += found.alone
+    shared = [name for name in SHARED if name in finals and finals[name].nunique() == 1]
+    shared_values = ", ".join(f"{name} {finals[name][0]}" for name in shared)
+    finals = finals.drop(columns=shared)
+
+    # Experiments that can be compared get a verdict. For a single pair, there are also all of its
+    # differences.
+    pairs = pairs_of(experiments, differ)
+    answers = [answer_line(a, b, column) for a, b in pairs.pairs]
+    answers += pairs.alone
     differences = None
     settings = []
-    if len(found.pairs) == 1:
-        a, b = found.pairs[0]
-        settings = differing_settings(
-            *(one for one in experiments if one.label in (a.name, b.name))
-        )
+    if len(pairs.pairs) == 1:
+        a, b = pairs.pairs[0]
+        # The whole experiments: a pair has only the runs of shared seeds, and perhaps none. Labels
+        # alone can be equal for different data.
+        names = [(group.label, group.condition) for group in (a, b)]
+        first, second = [one for one in experiments if (one.label, one.condition) in names]
+        settings = differing_settings(first, second)
         if a.runs:
             differences = difference_table(rows_of(a, b, goal), a, b)
 
-    said = [seeds_note(rows, std=std)]
-    if shared:
-        said.append(f"all runs: {shared}")
-    said += [*settings, *found.differ, *notes, *versions_of(chosen.files)]
+    all_notes = []
+    if seeds_note(rows, std=std):
+        all_notes.append(seeds_note(rows, std=std))
+    if shared_values:
+        all_notes.append(f"all runs: {shared_values}")
+    all_notes += settings
+    all_notes += pairs.differ
+    all_notes += [note for note in notes if note]
+    all_notes += versions_of(chosen.files)
     if chosen.searched:
-        said.append(f"of a search, left out: {text.counted(chosen.searched, 'run')}")
-    said = [*filter(None, said), *provisos(chosen.files, counted)]
+        all_notes.append(f"skipped {text.counted(chosen.searched, 'run')} of a search")
+    all_notes += provisos(chosen.files, counted)
 
     folder = common_parent(chosen.files) / FOLDER if output is None else output
     figures = [*comparison_figures(rows, column), *study_figures(counted)]
@@ -184,16 +216,16 @@ def compare(
         folder,
         f"Comparison of {len(counted)} runs",
         finals,
-        said,
+        all_notes,
         figures,
         answers=answers,
         differences=differences,
         places=[row.place for row in rows] if pivot is None else [],
     )
-    numbers = {"comparison-table": finals}
+    tables_by_name = {"comparison-table": finals}
     if differences is not None:
-        numbers["comparison-differences"] = differences
-    write_files(figures, numbers, folder, formats, tables)
+        tables_by_name["comparison-differences"] = differences
+    write_files(figures, tables_by_name, folder, formats, tables)
     if "csv" in tables:
         write_files([], {"clients": clients_table(rows)}, folder, (), ["csv"])
 
@@ -201,7 +233,7 @@ def compare(
     print_table(console, finals.drop(columns=DETAILS, errors="ignore"))
     if differences is not None:
         print_table(console, differences)
-    for line in [*said, *answers, f"page: {page}"]:
+    for line in [*all_notes, *answers, f"page: {page}"]:
         print_line(console, line)
     return page
 
@@ -213,27 +245,40 @@ def numbers(
     target: float | Target | None = None,
     differ: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The comparison of two experiments for a program, see `pair_numbers`.
+    """Return the comparison of two experiments for a program; see `pair_numbers`.
+
+    Args:
+        runs: The runs of both experiments, or their folders.
+        metric: The column of the verdict; by default the first one that all runs measured.
+        target: A value of the metric, or another column and its value.
+        differ: Keys in which the experiments may differ, though they decide what is measured.
 
     Raises:
-        UserError: the runs are not of two experiments on equal terms with a seed in common.
+        UserError: The runs are not of two experiments on equal terms with a seed in common.
     """
     ended = Chosen.of(runs).ended
     column = metric_of(ended, metric)
     goal = target_of(target, column, ended)
+
     experiments = grouped(ended)
     if len(experiments) != 2:
-        found = f"runs of {text.counted(len(experiments), 'experiment')}"
-        raise UserError("--json", found, "name runs of two, which differ in more than the seed")
+        raise UserError(
+            key="--json",
+            found=f"runs of {text.counted(len(experiments), 'experiment')}",
+            fix="name runs of two, which differ in more than the seed",
+        )
 
     pairs = pairs_of(experiments, differ)
     if not pairs.pairs:
-        raise UserError("--json", pairs.alone[0], "name runs on equal terms")
+        raise UserError("--json", found=pairs.alone[0], fix="name runs on equal terms")
+
     a, b = pairs.pairs[0]
     if not a.runs:
-        raise UserError("--json", answer_line(a, b, column), "name finished runs of the same seeds")
-    named = [shlex.join(str(run.folder) for run in group.runs) for group in (a, b)]
-    return pair_numbers(a, b, named, column, goal, differ=pairs.differ)
+        fix = "name finished runs of the same seeds"
+        raise UserError("--json", found=answer_line(a, b, column), fix=fix)
+
+    folders = [shlex.join(str(run.folder) for run in group.runs) for group in (a, b)]
+    return pair_numbers(a, b, folders, column, goal, differ=pairs.differ)
 
 
 def pair_numbers(
@@ -247,19 +292,19 @@ def pair_numbers(
     differ: Sequence[str] = (),
     search: DataFrame | None = None,
 ) -> dict[str, Any]:
-    """A comparison of two experiments for a program.
+    """Return a comparison of two experiments for a program, as values for JSON.
 
     Args:
-        a: the experiment that is compared with.
-        b: the other one, with runs of the same seeds.
-        named: for each, its command or its folders.
-        metric: of the verdict.
-        target: of the costs until it is reached.
-        rows: the metrics and costs, if they are known already.
-        differ: the permitted differences in words.
-        search: how settings were searched.
+        a: The experiment that is compared with.
+        b: The other one, with runs of the same seeds.
+        named: For each, its command or its folders.
+        metric: The column of the verdict.
+        target: The column and the value until which costs are compared.
+        rows: The metrics and costs, if they are known already.
+        differ: The permitted differences in words.
+        search: How settings were searched.
     """
-    found, answer = answer_of(a, b, metric)
+    difference, answer = answer_of(a, b, metric)
     if rows is None:
         rows = rows_of(a, b, target)
     return {
@@ -270,7 +315,7 @@ def pair_numbers(
         "metric": metric,
         "target": None if target is None else {"metric": target[0], "value": target[1]},
         "verdict": answer,
-        "seeds_needed": found.seeds_needed(),
+        "seeds_needed": difference.seeds_needed(),
         "rows": {row.name: row.values for row in rows},
         "differ": list(differ),
         "search": [] if search is None else search.to_dict("records"),
@@ -294,22 +339,23 @@ def show(
     """Print the table and the answers of a contest, and write them to a page.
 
     Args:
-        place: the folder to write to.
-        title: of the page, before the metric.
-        groups: the runs of each method.
-        metric: of the figures.
-        table: what is compared.
-        said: notes on how.
-        answers: the verdicts.
-        target: of costs in the table.
-        search: how settings were searched; an empty table without a search.
-        files: which to write besides.
+        place: The folder to write to.
+        title: The title of the page, before the metric.
+        groups: The runs of each method.
+        metric: The column of the figures.
+        table: What is compared.
+        said: Notes on how it is compared.
+        answers: The verdicts.
+        target: The column and the value until which the table has costs.
+        search: How settings were searched; an empty table without a search.
+        files: Which files to write besides the page.
     """
+    if search is not None and search.empty:
+        search = None
+
     console = new_console()
     for line in said:
         print_line(console, line)
-    if search is not None and not len(search):
-        search = None
     if search is not None:
         print_table(console, search)
     print_table(console, table)
@@ -340,108 +386,185 @@ def write_page(
     search: DataFrame | None = None,
     places: Sequence[int] = (),
 ) -> Path:
-    """Write comparison.html; `places` are those of the colours of the table's rows."""
-    parts: dict[str, Any] = {"places": places, "finals": table, "notes": notes, "search": search}
-    parts |= {"answers": answers, "differences": differences}
-    page = document(name, template="comparison.html", figures=figures, **parts)
-    write_file(folder / "comparison.html", page.encode())
-    return folder / "comparison.html"
+    """Write the page of a comparison.
+
+    Args:
+        folder: The folder to write to.
+        name: The title of the page.
+        table: The final values.
+        notes: Notes on how they were compared.
+        figures: The figures.
+        answers: The verdicts.
+        differences: The differences of a single pair.
+        search: How settings were searched.
+        places: The places of the colors of the table's rows.
+
+    Returns:
+        The page, comparison.html.
+    """
+    page = document(
+        name,
+        template="comparison.html",
+        figures=figures,
+        places=places,
+        finals=table,
+        notes=notes,
+        search=search,
+        answers=answers,
+        differences=differences,
+    )
+    path = folder / "comparison.html"
+    write_file(path, page.encode())
+    return path
 
 
 def metric_of(runs: Sequence[Run], metric: str | None) -> str:
-    """The column that a comparison is about; a UserError if it is named and a run lacks it."""
+    """Return the column that a comparison is about.
+
+    Args:
+        runs: The runs that are compared.
+        metric: The column that the user has named, if any.
+
+    Raises:
+        UserError: A run lacks the named column.
+    """
     if metric is None:
         return common_metric(runs)
-    known = all(run.has(metric) for run in runs)
-    require(known, "--metric", f"{metric}, which some runs do not have", "see metrics.csv")
+    if not all(run.has(metric) for run in runs):
+        found = f"{metric}, which some runs do not have"
+        raise UserError("--metric", found, fix="see metrics.csv")
     return metric
 
 
 def target_of(target: float | Target | None, metric: str, runs: Sequence[Run]) -> Target | None:
-    """The column and the value to reach.
+    """Return the column and the value to reach.
+
+    Args:
+        target: The value, or a column and its value; None for no target.
+        metric: The column if only a value is given.
+        runs: The runs that are compared.
 
     Raises:
-        UserError: the value is not possible, or a run does not have the column.
+        UserError: The value is not possible, or a run lacks the column.
     """
     if target is None:
         return None
+
     column, value = target if isinstance(target, tuple) else (metric, target)
     check_target(column, value)
-    known = all(run.has(column) for run in runs)
-    require(known, "--target", f"{column}, which some runs do not have", "see metrics.csv")
+    if not all(run.has(column) for run in runs):
+        found = f"{column}, which some runs do not have"
+        raise UserError("--target", found, fix="see metrics.csv")
     return column, value
 
 
 def check_target(column: str, value: float) -> None:
-    """Refuse a value that a column cannot have."""
+    """Check that a column can have a value.
+
+    Raises:
+        UserError: It cannot.
+    """
     if is_share(column):
-        fits, fix = 0 < value <= 1, "give an accuracy in 0..1, such as 0.8"
-    else:
-        fits, fix = math.isfinite(value), "give a finite number"
-    require(fits, "--target", f"{value:g}", fix)
+        if not 0 < value <= 1:
+            fix = "give an accuracy in 0..1, such as 0.8"
+            raise UserError("--target", found=f"{value:g}", fix=fix)
+    elif not math.isfinite(value):
+        raise UserError("--target", found=f"{value:g}", fix="give a finite number")
 
 
 def differing_settings(a: Group, b: Group) -> list[str]:
-    """A note that says in which settings two experiments differ besides the method."""
-    own, theirs = (options(group.runs[0].settings, but=_METHOD) for group in (a, b))
-    found = [
-        f"{name} {own.get(name, 'not set')} and {theirs.get(name, 'not set')}"
-        for name in dict.fromkeys([*own, *theirs])
-        if own.get(name) != theirs.get(name)
-    ]
-    if not found:
+    """Return a note on the settings in which two experiments differ besides the method.
+
+    It is empty if they differ in none.
+    """
+    settings_a = options(a.runs[0].settings, but=_METHOD)
+    settings_b = options(b.runs[0].settings, but=_METHOD)
+
+    differences = []
+    for name in dict.fromkeys([*settings_a, *settings_b]):
+        value_a = settings_a.get(name, "not set")
+        value_b = settings_b.get(name, "not set")
+        if value_a != value_b:
+            differences.append(f"{name} {value_a} and {value_b}")
+    if not differences:
         return []
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return [f"{a.label} and {b.label} differ in: {'; '.join(found[:MOST_NAMED])}{more}"]
+
+    note = f"{a.label} and {b.label} differ in: {'; '.join(differences[:MOST_NAMED])}"
+    if len(differences) > MOST_NAMED:
+        note += f" and {len(differences) - MOST_NAMED} more"
+    return [note]
 
 
 def clients_table(rows: Sequence[Group]) -> DataFrame:
-    """A row for each client and evaluation of all runs, with the run that it is of."""
-    owners = ["run", "experiment", "method", "seed", "data"]
-    tested = {
-        (run.name, group.label, run.algorithm, run.seed, group.condition): run.clients
-        for group in rows
-        for run in group.runs
-    }
-    return concat(tested, names=owners).reset_index(owners).reset_index(drop=True)
+    """Return a table with a row for each client and evaluation of all runs.
+
+    Its first columns say which run a row is of.
+    """
+    clients_of_run = {}
+    for group in rows:
+        for run in group.runs:
+            key = (run.name, group.label, run.algorithm, run.seed, group.condition)
+            clients_of_run[key] = run.clients
+
+    heads = ["run", "experiment", "method", "seed", "data"]
+    return concat(clients_of_run, names=heads).reset_index(heads).reset_index(drop=True)
 
 
 def versions_of(runs: Sequence[Run]) -> list[str]:
-    """A line that names the versions of lightfed that wrote these runs, if there are several."""
-    found = Counter(version_of(run.environment) for run in runs)
-    if len(found) < 2:
+    """Return a note on the versions of lightfed that wrote these runs; empty if it is one."""
+    runs_of_version = Counter(version_of(run.environment) for run in runs)
+    if len(runs_of_version) < 2:
         return []
-    named = [
-        f"{version}: {text.counted(number, 'run')}" for version, number in found.most_common(4)
-    ]
-    if len(found) > len(named):
-        named.append(f"and {len(found) - len(named)} more")
-    return [f"written by several versions: {', '.join(named)}"]
+
+    parts = []
+    for version, number in runs_of_version.most_common(_MOST_VERSIONS):
+        parts.append(f"{version}: {text.counted(number, 'run')}")
+    if len(runs_of_version) > _MOST_VERSIONS:
+        parts.append(f"and {len(runs_of_version) - _MOST_VERSIONS} more")
+    return [f"written by several versions: {', '.join(parts)}"]
 
 
 def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
-    """Notes that name the runs that no row counts, and those that count with a reservation."""
-    said: dict[str, list[str]] = {}
+    """Return notes on runs that no row counts, and on those that count with a reservation.
+
+    Args:
+        runs: All runs.
+        counted: The runs that rows count.
+    """
+    names_of_note: dict[str, list[str]] = {}
+
+    def add(note: str, run: Run, detail: str = "") -> None:
+        names_of_note.setdefault(note, []).append(f"{run.folder.name}{detail}")
+
     for run in runs:
-        name, out, failed = run.folder.name, run not in counted, failures_text(run)
-        rounds = f" ({rounds_text(run)} rounds)"
-        for what, applies, detail in (
-            ("not finished" + ", left out" * out, not run.finished, rounds),
-            ("of a seed that counts already, left out", out and run.finished, ""),
-            ("synthetic data", not out and run.note, ""),
-            ("sessions left out", not out and failed != NOTHING, f" ({failed})"),
-            ("other settings in some rounds", not out and run.environment.get("reconfigured"), ""),
-        ):
-            if applies:
-                said.setdefault(what, []).append(name + detail)
-    return [
-        f"{what}: {', '.join(names) if len(names) <= MOST_NAMED else f'{len(names)} runs'}"
-        for what, names in said.items()
-    ]
+        is_counted = run in counted
+        if not run.finished:
+            note = "not finished" if is_counted else "skipped because they are not finished"
+            add(note, run, f" ({rounds_text(run)} rounds)")
+        elif not is_counted:
+            add("skipped because another run with the same seed is included", run)
+
+        if is_counted:
+            if run.note:
+                add("synthetic data", run)
+            failures = failures_text(run)
+            if failures != NOTHING:
+                add("sessions left out", run, f" ({failures})")
+            if run.environment.get("reconfigured"):
+                add("other settings in some rounds", run)
+
+    notes = []
+    for note, names in names_of_note.items():
+        listed = ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs"
+        notes.append(f"{note}: {listed}")
+    return notes
 
 
 def common_metric(runs: Sequence[Run]) -> str:
-    """The first run's primary metric that all runs measured, else that of the first run."""
-    candidates = [*(primary_metric(run) for run in runs), "train_loss"]
-    shared = [name for name in candidates if all(run.has(name) for run in runs)]
-    return (shared or candidates)[0]
+    """Return the first primary metric that all runs measured, or else that of the first run."""
+    candidates = [primary_metric(run) for run in runs]
+    candidates.append("train_loss")
+    for candidate in candidates:
+        if all(run.has(candidate) for run in runs):
+            return candidate
+    return candidates[0]

@@ -30,30 +30,45 @@ from lightfed.utils.errors import UserError
 from lightfed.utils.keys import flat
 
 PAGE = "index.html"
-DETAILS = ["std over clients", "down / client", "stored / client"]  # on the page alone
-CHECKPOINT = Path("checkpoints", "last.ckpt")  # in the folder of a run
-FILES = "report"  # folder of figures and tables that were asked for
-OURS = "list of lightfed runs"  # in the list
+
+# Columns of the table of client groups that only the page has.
+DETAILS = ["std over clients", "down / client", "stored / client"]
+
+# In the folder of a run: its checkpoint, and the figures and tables that were asked for.
+CHECKPOINT = Path("checkpoints", "last.ckpt")
+FILES = "report"
+
+# Words by which the list of runs is known, so that no other index.html is replaced.
+OURS = "list of lightfed runs"
 
 
 def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ()) -> Path:
     """Make the page of a run folder, finished or not, and the list of the runs beside it.
 
     Args:
-        run: the folder.
-        formats: of files for each figure, such as `svg`.
-        tables: formats of files for each table, such as `csv`.
+        run: The folder.
+        formats: The formats of files for each figure, such as `svg`.
+        tables: The formats of files for each table, such as `csv`.
 
     Returns:
         The page, `run`/index.html.
 
     Raises:
-        UserError: the folder is not a run, or cannot be read or written.
+        UserError: The folder is not a run, or cannot be read or written.
     """
     files = read(run)
-    figures, groups = [*run_figures(files), *figures_of_run(files)], client_group_table(files)
-    numbers = {"final": key_figures(files), "client-groups": groups}
-    write_files(figures, numbers, run / FILES, formats, tables)
+    figures = [*run_figures(files), *figures_of_run(files)]
+    finals = key_figures(files)
+    groups = client_group_table(files)
+    tables_by_name = {"final": finals, "client-groups": groups}
+    write_files(figures, tables_by_name, run / FILES, formats, tables)
+
+    environment = []
+    for key, value in flat(files.environment):
+        # The experiment is the configuration once more.
+        if not key.startswith("experiment."):
+            environment.append((key, value if isinstance(value, str) else json.dumps(value)))
+
     page = document(
         files.name,
         template="run.html",
@@ -61,70 +76,85 @@ def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ())
         headline=headline(files),
         measured=measured(files),
         rounds=rounds_text(files),
-        results=numbers["final"],
+        results=finals,
         commands=commands(files),
         figures=figures,
         client_groups=groups,
         places=[files.client_groups.index(name) for name in groups.get("group", ())],
-        environment=[
-            (key, value if isinstance(value, str) else json.dumps(value))
-            for key, value in flat(files.environment)
-            if not key.startswith("experiment.")  # the configuration again
-        ],
+        environment=environment,
     )
     write_file(run / PAGE, page.encode())
-    with suppress(UserError):  # the folder of the runs may be read-only
+
+    # The folder of the runs can be read-only.
+    with suppress(UserError):
         _write_list(files)
     return run / PAGE
 
 
 def commands(run: Run) -> dict[str, str]:
-    """What a reader of the page can do next with a run: commands by their titles.
+    """Return what a reader of the page can do next with a run: commands by their titles.
 
     They work in the directory in which the run was started, if its configuration says where that
-    is; otherwise in the directory that holds the folder of the runs.
+    is. Otherwise they work in the directory that holds the folder of the runs.
     """
-    parent = _folder_of_runs(run)
-    place = parent / run.folder.absolute().name
-    checkpoint = place / CHECKPOINT
-    written = (run.folder / CHECKPOINT).exists()
-    title, command = ("Evaluate", "validate") if run.finished else ("Resume", "fit")
-    found = {}
+    folder_of_runs = _folder_of_runs(run)
+    folder = folder_of_runs / run.folder.absolute().name
+    checkpoint = str(folder / CHECKPOINT)
+    has_checkpoint = (run.folder / CHECKPOINT).exists()
 
-    # The checkpoint is named by its path: `last` is the newest run of this name.
-    if written and "script" in run.environment:
-        found[title] = f"trainer.{command}(federation, data, ckpt_path={str(checkpoint)!r})"
-    elif written and run.config:
-        config = str(place / "config.yaml")
-        words = ["lightfed", command, "--config", config, "--ckpt_path", str(checkpoint)]
-        found[title] = shlex.join(words)
+    if run.finished:
+        title = "Evaluate"
+        command = "validate"
+    else:
+        title = "Resume"
+        command = "fit"
 
-    found["Compare"] = shlex.join(["lightfed", "compare", str(place), str(parent / "OTHER")])
-    return found
+    command_of_title = {}
+    # The checkpoint is named by its path, because `last` is the newest run of this name.
+    if has_checkpoint and "script" in run.environment:
+        call = f"trainer.{command}(federation, data, ckpt_path={checkpoint!r})"
+        command_of_title[title] = call
+    elif has_checkpoint and run.config:
+        config = str(folder / "config.yaml")
+        words = ["lightfed", command, "--config", config, "--ckpt_path", checkpoint]
+        command_of_title[title] = shlex.join(words)
+
+    other = str(folder_of_runs / "OTHER")
+    command_of_title["Compare"] = shlex.join(["lightfed", "compare", str(folder), other])
+    return command_of_title
 
 
 def _folder_of_runs(run: Run) -> Path:
-    """The folder of all runs, as the configuration of this one names it."""
+    """Return the folder of all runs, as the configuration of one of them names it."""
     folder = run.folder.absolute().parent
     with suppress(yaml.YAMLError):
-        configured = yaml.safe_load(run.config)
-        trainer = configured.get("trainer") if isinstance(configured, dict) else None
-        named = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
-        if isinstance(named, str) and Path(named).name == folder.name:
-            return Path(named)
+        configuration = yaml.safe_load(run.config)
+        trainer = configuration.get("trainer") if isinstance(configuration, dict) else None
+        name = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
+        if isinstance(name, str) and Path(name).name == folder.name:
+            return Path(name)
     return Path(folder.name)
 
 
 def print_summary(run: Path) -> None:
-    """Print the tables of a run folder, and the path of its page; a UserError if it is none."""
+    """Print the tables of a run folder, and the path of its page.
+
+    Raises:
+        UserError: The folder is not a run.
+    """
     files = read(run)
     console = new_console()
     print_line(console, f"{files.name}: {headline(files)}")
     print_table(console, key_figures(files), left=(0, 2))
-    if text := measured(files):
-        print_line(console, text)
-    if len(groups := client_group_table(files)):
+
+    explanation = measured(files)
+    if explanation:
+        print_line(console, explanation)
+
+    groups = client_group_table(files)
+    if not groups.empty:
         print_table(console, groups.drop(columns=DETAILS, errors="ignore"))
+
     if (run / PAGE).is_file():
         print_line(console, f"page: {run / PAGE}")
 
@@ -133,50 +163,67 @@ def _write_list(run: Run) -> None:
     """Write the list of all runs beside one, unless something else has written an index.html."""
     folder = run.folder.absolute().parent
     page = folder / PAGE
-    if page.is_file() and OURS not in page.read_text("utf-8", "replace"):
+    is_other_page = page.is_file() and OURS not in page.read_text("utf-8", "replace")
+    if is_other_page:
         return
-    found = {}
-    for path in sorted(folder.glob("*/metrics.csv"), key=_age):
+
+    rows = []
+    links = []
+    for path in sorted(folder.glob("*/metrics.csv"), key=_time_of_change, reverse=True):
         row = _row(path.parent)
-        if row is not None:
-            row["changed"] = f"{datetime.fromtimestamp(-_age(path)):%Y-%m-%d %H:%M}"
-            found[path.parent.name] = row
-    links = [f"{name}/{PAGE}" * (folder / name / PAGE).is_file() for name in found]
-    shown, title = DataFrame(found.values(), dtype="str"), f"Runs in {folder.name}"
-    text = document(title, template=PAGE, ours=OURS, runs=shown, links=links)
+        if row is None:
+            continue
+        row["changed"] = f"{datetime.fromtimestamp(_time_of_change(path)):%Y-%m-%d %H:%M}"
+        rows.append(row)
+
+        has_page = (path.parent / PAGE).is_file()
+        links.append(f"{path.parent.name}/{PAGE}" if has_page else "")
+
+    text = document(
+        f"Runs in {folder.name}",
+        template=PAGE,
+        ours=OURS,
+        runs=DataFrame(rows, dtype="str"),
+        links=links,
+    )
     write_file(page, text.encode())
 
 
 def _row(folder: Path) -> dict[str, str] | None:
-    """A run's row in the list; None without a finished round. One that cannot be read is named."""
+    """Return the row of a run in the list.
+
+    Returns:
+        The row, which says so if the run cannot be read. None if it has no finished round.
+    """
     try:
         with reading(folder):
-            one = read(folder)
-            column = primary_metric(one)
+            run = read(folder)
+            column = primary_metric(run)
             return {
                 "run": folder.name,
-                "algorithm": one.algorithm,
-                "data": f"{one.data}{one.note}",
-                "seed": str(one.seed),
-                "rounds": rounds_text(one),
-                "final figure": goal_text(column, one.final(column)),
-                "state": _state(one),
+                "algorithm": run.algorithm,
+                "data": f"{run.data}{run.note}",
+                "seed": str(run.seed),
+                "rounds": rounds_text(run),
+                "final figure": goal_text(column, run.final(column)),
+                "state": _state(run),
             }
     except NotBegun:
         return None
-    except UserError as error:  # another program's folder, or a damaged one
+    except UserError as error:
+        # The folder belongs to another program, or is damaged.
         blank = dict.fromkeys(("algorithm", "data", "seed", "rounds", "final figure"), "")
         return {"run": folder.name, **blank, "state": f"skipped: {error.found}"}
 
 
 def _state(run: Run) -> str:
-    """Whether a run has finished, and whether it belongs to a search of settings."""
+    """Return whether a run has finished, and whether it belongs to a search of settings."""
     state = "finished" if run.finished else "not finished"
     return f"{state}, of a search" if run.of_search else state
 
 
-def _age(path: Path) -> float:
-    """Seconds since a file was changed, up to a constant; 0 if it has just been removed."""
+def _time_of_change(path: Path) -> float:
+    """Return when a file was changed, in seconds; 0 if it has just been removed."""
     with suppress(OSError):
-        return -path.stat().st_mtime
+        return path.stat().st_mtime
     return 0.0

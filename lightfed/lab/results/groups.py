@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,17 +21,31 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+
+# The end of a folder's name that says the seed.
 SEED = re.compile(r"[-_./]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
-# what labels leave out: the algorithm, which they begin with, and what levels and conditions name
+
+# Keys that labels do not name: the algorithm, which they begin with, and what levels and conditions
+# say.
 NO_LABEL = re.compile(
     r"model\.(algorithm(\.class_path)?|clients\.\d+\.(count|level|rate))$"
     r"|data\.(dataset|partition)\b"
 )
+
+# Keys that conditions do not name: all but the data, and the data set, which they begin with.
 NO_DATA = re.compile(r"(?!data\.(dataset|partition)\b)|data\.dataset(\.class_path)?$")
-LAST = ("max_epochs", "lr_schedule")  # they follow from what experiments are about
-NAMELESS = ("levels", "optimizer", "partition")  # settings whose values explain themselves
-NOTHING_ELSE = re.compile(r"(?!)")
-UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
+
+# Settings that tell experiments apart only if no other does: they follow from what these are about.
+LAST = ("max_epochs", "lr_schedule")
+
+# Settings whose values explain themselves, so that their names are not said.
+NAMELESS = ("levels", "optimizer", "partition")
+
+# A pattern that matches nothing.
+NO_KEY = re.compile(r"(?!)")
+
+# Shares of levels that differ by no more than this part of the clients, by rounding, are equal.
+UNEVEN = 0.05
 
 
 @dataclass(frozen=True)
@@ -40,13 +53,13 @@ class Group:
     """One row of a comparison: one run, or several of different seeds.
 
     Attributes:
-        name: folder of the only run, or of the first without its seed; says so if no run is
-            finished.
-        runs: one of each seed; the finished ones, or of all if none is.
-        label: its method, and in what that differs from others on the same data.
-        condition: its data set, and in what the data differ from those of others.
-        place: of its colour and dash, the same for equal labels; the first label of each method
-            comes before all others.
+        name: The folder of the only run, or of the first one without its seed. It says so if no run
+            is finished.
+        runs: One run for each seed; the finished ones, or all if none is.
+        label: The method, and in what it differs from others on the same data.
+        condition: The data set, and in what its data differ from those of others.
+        place: The position of its color and dash, which equal labels share. The first label of each
+            method comes before all others.
     """
 
     name: str
@@ -57,238 +70,389 @@ class Group:
 
     @property
     def algorithm(self) -> str:
+        """The class of the algorithm of its runs."""
         return self.runs[0].algorithm
 
     def score(self, column: str) -> tuple[float, float]:
-        """Of the finite last values in a column: mean, half its 95 % t interval (NaN below two)."""
-        ends = [run.final(column) for run in self.runs]
-        mean, std = mean_and_std(ends)
-        return mean, t_half_width(std, sum(map(math.isfinite, ends)))
+        """Return the mean of the finite last values in a column, and half of its 95 % t interval.
+
+        The latter is NaN for fewer than two values.
+        """
+        values = [run.final(column) for run in self.runs]
+        mean, std = mean_and_std(values)
+        return mean, t_half_width(std, _number_of_finite(values))
 
     def finals(self, column: str) -> dict[int, float]:
-        """The last values in a column by seed, of finished runs."""
-        return {r.seed: r.final(column) for r in self.runs if r.finished and r.seed is not None}
+        """Return the last values in a column by seed, of finished runs."""
+        value_of_seed = {}
+        for run in self.runs:
+            if run.finished and run.seed is not None:
+                value_of_seed[run.seed] = run.final(column)
+        return value_of_seed
 
     def course(self, column: str) -> DataFrame:
-        """A metric by round, in the rounds in which every run measured it.
+        """Return a metric by round, in the rounds in which every run measured it.
 
-        Columns: `sent` and `time` (bytes up and down, and virtual seconds, since the start, means
-        over the runs, NaN if unknown), `mean` over the runs, `low` and `high` (its 95 % t interval,
-        NaN for a single run).
+        Returns:
+            A table with the columns `sent` and `time` for bytes up and down and virtual seconds
+            since the start, as means over the runs, NaN if unknown; `mean` over the runs; `low` and
+            `high` for the ends of its 95 % t interval, NaN for a single run.
         """
         import pandas as pd
 
         values = pd.concat([run.series(column) for run in self.runs], axis=1, join="inner")
         values = values.dropna()
+        mean = values.mean(axis=1)
+        half = t_half_width(values.std(axis=1), len(self.runs))
+
         sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
-        mean, half = values.mean(axis=1), t_half_width(values.std(axis=1), len(self.runs))
-        own = {"mean": mean, "low": mean - half, "high": mean + half}
         time = pd.concat([run.series(TIME) for run in self.runs], axis=1).reindex(values.index)
-        costs = {"sent": sent.mean(axis=1, skipna=False), "time": time.mean(axis=1, skipna=False)}
-        return pd.DataFrame(costs | own)
+        return pd.DataFrame(
+            {
+                "sent": sent.mean(axis=1, skipna=False),
+                "time": time.mean(axis=1, skipna=False),
+                "mean": mean,
+                "low": mean - half,
+                "high": mean + half,
+            }
+        )
 
 
 def singles(runs: Sequence[Run]) -> list[Group]:
-    """A row per run."""
+    """Return a row for each run."""
     return _described([[run] for run in runs])
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """A row per experiment, in the order of their first runs."""
-    return _described([*gathered(runs, lambda run: run.digest).values()])
+    """Return a row for each experiment, in the order of their first runs."""
+    runs_of_digest = gathered(runs, lambda run: run.digest)
+    return _described(list(runs_of_digest.values()))
 
 
 def _described(rows: Sequence[Sequence[Run]]) -> list[Group]:
-    """With names, conditions, labels and places."""
-    members = [each_seed_once([run for run in own if run.finished] or own) for own in rows]
-    firsts = [own[0] for own in members]
+    """Return rows of runs as groups with names, conditions, labels and places."""
+    members = []
+    for runs in rows:
+        finished = [run for run in runs if run.finished]
+        members.append(each_seed_once(finished or runs))
+    firsts = [runs[0] for runs in members]
+
+    names = _names(members)
+    conditions = _conditions(firsts)
+    labels = _labels(members, conditions)
+
+    # A label that two rows on the same data share is told apart by their folders.
+    times = Counter(zip(conditions, labels, strict=True))
+    for position, run in enumerate(firsts):
+        if times[conditions[position], labels[position]] > 1:
+            labels[position] += f", {names[position]}"
+        if not run.finished:
+            labels[position] += " (not finished)"
+            names[position] += " (not finished)"
+
+    place_of = _places(firsts, labels)
+    groups = []
+    for position, runs in enumerate(members):
+        label = labels[position]
+        groups.append(
+            Group(
+                name=names[position],
+                runs=tuple(runs),
+                label=label,
+                condition=conditions[position],
+                place=place_of[label],
+            )
+        )
+    return groups
+
+
+def _names(members: Sequence[Sequence[Run]]) -> list[str]:
+    """Return the name of each row: its folder, without the seed if the row has several."""
+    firsts = [runs[0] for runs in members]
     parent = common_parent(firsts) if firsts else Path()
     paths = [os.path.relpath(run.folder.absolute(), parent) for run in firsts]
-    short = [SEED.sub("", path) * (len(own) > 1) for path, own in zip(paths, members, strict=True)]
-    names = [s if s and short.count(s) == 1 else p for s, p in zip(short, paths, strict=True)]
-    terms = [options(r.settings, but=NO_DATA) | {"clients": f"{r.num_clients}"} for r in firsts]
-    data = [said.replace("partition ", "") for said in told_apart(terms)]
-    conditions = [", ".join(filter(None, (r.data, d))) for r, d in zip(firsts, data, strict=True)]
-    methods = gathered(range(len(rows)), lambda i: firsts[i].algorithm)
-    telling = [
-        _label_terms(own) | {"condition": said}
-        for own, said in zip(members, conditions, strict=True)
+
+    short_names = []
+    for path, runs in zip(paths, members, strict=True):
+        short_names.append(SEED.sub("", path) if len(runs) > 1 else "")
+
+    names = []
+    for path, short_name in zip(paths, short_names, strict=True):
+        is_unique = short_name != "" and short_names.count(short_name) == 1
+        names.append(short_name if is_unique else path)
+    return names
+
+
+def _conditions(firsts: Sequence[Run]) -> list[str]:
+    """Return the condition of each row: its data set, and in what its data differ from others."""
+    settings = [
+        options(run.settings, but=NO_DATA) | {"clients": f"{run.num_clients}"} for run in firsts
     ]
-    labels = {
-        i: ", ".join(filter(None, (method, said)))
-        for method, own in methods.items()
-        for i, said in zip(own, told_apart([telling[i] for i in own], "condition"), strict=True)
-    }
-    alike = Counter((conditions[i], label) for i, label in labels.items())
-    for i, run in enumerate(firsts):
-        end = "" if run.finished else " (not finished)"
-        twin = alike[conditions[i], labels[i]] > 1
-        labels[i] += f", {names[i]}" * twin + end
-        names[i] += end
-    order = [*dict.fromkeys([labels[i] for i in (*(own[0] for own in methods.values()), *labels)])]
-    return [
-        Group(names[i], tuple(own), labels[i], conditions[i], order.index(labels[i]))
-        for i, own in enumerate(members)
-    ]
+    conditions = []
+    for run, difference in zip(firsts, told_apart(settings), strict=True):
+        details = difference.replace("partition ", "")
+        conditions.append(f"{run.data}, {details}" if details else run.data)
+    return conditions
+
+
+def _labels(members: Sequence[Sequence[Run]], conditions: Sequence[str]) -> list[str]:
+    """Return the label of each row: its method, and in what it differs from others on its data."""
+    positions_of_method = gathered(range(len(members)), lambda i: members[i][0].algorithm)
+
+    labels = [""] * len(members)
+    for method, positions in positions_of_method.items():
+        terms = [
+            _label_terms(members[position]) | {"condition": conditions[position]}
+            for position in positions
+        ]
+        # Conditions are shown beside the labels.
+        differences = told_apart(terms, known="condition")
+        for position, difference in zip(positions, differences, strict=True):
+            labels[position] = ", ".join(part for part in (method, difference) if part)
+    return labels
+
+
+def _places(firsts: Sequence[Run], labels: Sequence[str]) -> dict[str, int]:
+    """Return the place of each label: first the first label of each method, then the others.
+
+    So a method has the same color whether one or many of its variants are shown.
+    """
+    positions_of_method = gathered(range(len(firsts)), lambda i: firsts[i].algorithm)
+    order = [labels[positions[0]] for positions in positions_of_method.values()]
+    for positions in positions_of_method.values():
+        order += [labels[position] for position in positions]
+    return {label: place for place, label in enumerate(dict.fromkeys(order))}
 
 
 def _label_terms(runs: Sequence[Run]) -> dict[str, str]:
-    """What a label may say besides the method, the most telling first; of a single run its seed."""
-    levels = level_counts(runs[0].settings)
-    mixture = {"levels": combination(levels)} if levels else {}
-    seed = {"seed": str(runs[0].seed)} if len(runs) == 1 else {}
-    return mixture | options(runs[0].settings, but=NO_LABEL) | seed
+    """Return what the label of a row can say besides the method, the most telling first."""
+    first = runs[0]
+    terms = {}
+    levels = level_counts(first.settings)
+    if levels:
+        terms["levels"] = combination(levels)
+
+    terms |= options(first.settings, but=NO_LABEL)
+    if len(runs) == 1:
+        terms["seed"] = str(first.seed)
+    return terms
 
 
 def told_apart(options: Sequence[Mapping[str, str]], known: str = "") -> list[str]:
-    """Few settings that tell experiments apart: `lr 0.1`; equal ones get equal texts.
+    """Return for each experiment few settings that tell it from the others, such as `lr 0.1`.
 
-    Earlier settings are preferred, and all to those of LAST. Empty where none is needed. The values
-    of NAMELESS stand alone; readers know the setting `known`.
+    Earlier settings are preferred, and all to those of `LAST`. The values of `NAMELESS` stand
+    alone. Equal experiments get equal texts, which are empty where no setting is needed.
+
+    Args:
+        options: The settings of each experiment by name.
+        known: A setting that readers know already.
     """
+    names = dict.fromkeys(name for settings in options for name in settings)
     chosen = [known]
-    names = dict.fromkeys(name for one in options for name in one)
     for name in sorted(names, key=lambda name: name.startswith(LAST)):
-        tried = [tuple(one.get(key) for key in (*chosen, name)) for one in options]
-        if len(set(tried)) > len({values[:-1] for values in tried}):
+        told_before = {tuple(settings.get(key) for key in chosen) for settings in options}
+        told_with_it = {tuple(settings.get(key) for key in [*chosen, name]) for settings in options}
+        if len(told_with_it) > len(told_before):
             chosen.append(name)
-    texts = [{name: one[name] for name in chosen[1:] if name in one} for one in options]
-    return [
-        ", ".join(value if name in NAMELESS else f"{name} {value}" for name, value in own.items())
-        for own in texts
-    ]
+
+    texts = []
+    for settings in options:
+        parts = []
+        for name in chosen[1:]:
+            if name in settings:
+                value = settings[name]
+                parts.append(value if name in NAMELESS else f"{name} {value}")
+        texts.append(", ".join(parts))
+    return texts
 
 
 def options(
     settings: Mapping[str, str],
     *,
-    but: re.Pattern[str] = NOTHING_ELSE,
-    unspoken: re.Pattern[str] = NOTHING_ELSE,
+    but: re.Pattern[str] = NO_KEY,
+    unspoken: re.Pattern[str] = NO_KEY,
 ) -> dict[str, str]:
-    """The settings of an experiment by their names in reports; classes by their own.
+    """Return the settings of an experiment by their names in reports.
 
-    `but` matches keys to leave out, `unspoken` the beginning of a key to drop from its name. Keys
-    that would share a name have longer ones, such as `algorithm lr` and `optimizer lr`.
+    Keys that would share a name have longer names, such as `algorithm lr` and `optimizer lr`. A
+    class is named without its module.
+
+    Args:
+        settings: The settings by their dotted keys.
+        but: Matches the keys to leave out.
+        unspoken: Matches the beginning of a key that its name does not say.
     """
-    texts = {k: v for k, v in settings.items() if not but.match(k)}
-    names = {key: column_of(unspoken.sub("", key)) for key in texts}
-    times = Counter(names.values())
-    return {
-        name if times[name] == 1 else long_name(key): (
-            texts[key].rsplit(".", 1)[-1] if key.endswith("class_path") else texts[key]
-        )
-        for key, name in names.items()
-    }
+    chosen = {key: value for key, value in settings.items() if not but.match(key)}
+    name_of_key = {key: column_of(unspoken.sub("", key)) for key in chosen}
+    times = Counter(name_of_key.values())
+
+    value_of_name = {}
+    for key, value in chosen.items():
+        name = name_of_key[key]
+        if times[name] > 1:
+            name = long_name(key)
+        if key.endswith("class_path"):
+            value = value.rpartition(".")[2]
+        value_of_name[name] = value
+    return value_of_name
 
 
 def level_counts(settings: Mapping[str, str]) -> dict[float, int]:
-    """Clients by rate, the widest first; a group without `rate` and `level` has rate 1."""
-    counts: Counter[float] = Counter()
-    groups = (f"model.clients.{place}" for place in count())
-    for group in takewhile(lambda group: f"{group}.count" in settings, groups):
-        width = settings.get(f"{group}.rate", LEVELS.get(settings.get(f"{group}.level", ""), 1.0))
-        counts[float(width)] += int(settings[f"{group}.count"])
-    return dict(sorted(counts.items(), reverse=True))
+    """Return the number of clients by rate, the widest first.
+
+    A group without `rate` and `level` has rate 1.
+
+    Args:
+        settings: The settings of an experiment by their dotted keys.
+    """
+    clients_of_rate: Counter[float] = Counter()
+    position = 0
+    while f"model.clients.{position}.count" in settings:
+        group = f"model.clients.{position}"
+        level = settings.get(f"{group}.level", "")
+        rate = settings.get(f"{group}.rate", LEVELS.get(level, 1.0))
+        clients_of_rate[float(rate)] += int(settings[f"{group}.count"])
+        position += 1
+    return dict(sorted(clients_of_rate.items(), reverse=True))
 
 
 def level_name(rate: float) -> str:
-    """The letter of the rate, or the rate itself (HeteroFL, Diao et al., ICLR 2021)."""
-    return next((level for level, width in LEVELS.items() if width == rate), f"{rate:g}")
+    """Return the letter of a rate, or the rate itself (HeteroFL, Diao et al., ICLR 2021)."""
+    for level, level_rate in LEVELS.items():
+        if level_rate == rate:
+            return level
+    return f"{rate:g}"
 
 
 def combination(counts: Mapping[float, int]) -> str:
-    """`a-e` for equal shares, else shares in tenths, or in smallest numbers: `a2-b8`.
+    """Return the levels of clients: `a-e` for equal shares, and `a2-b8` for others.
 
-    Counts are those of clients by rate, the widest first. Shares are equal up to rounding to whole
-    clients.
+    Shares are equal up to rounding to whole clients. Others are in tenths, or else in the smallest
+    whole numbers.
+
+    Args:
+        counts: The number of clients by rate, the widest first.
     """
-    clients, spread = sum(counts.values()), max(counts.values()) - min(counts.values())
-    if spread < len(counts) and spread <= UNEVEN * clients:
+    clients = sum(counts.values())
+    spread = max(counts.values()) - min(counts.values())
+    are_equal = spread < len(counts) and spread <= UNEVEN * clients
+    if are_equal:
         return "-".join(map(level_name, counts))
-    tenths = all(10 * number % clients == 0 for number in counts.values())
-    unit = clients / 10 if tenths else math.gcd(*counts.values())
+
+    are_tenths = all(10 * number % clients == 0 for number in counts.values())
+    unit = clients / 10 if are_tenths else math.gcd(*counts.values())
     return "-".join(f"{level_name(rate)}{number / unit:.0f}" for rate, number in counts.items())
 
 
 def each_seed_once(runs: Sequence[Run]) -> list[Run]:
-    """The longest run of each seed: two of one seed have the same bits and would count double."""
+    """Return the longest run of each seed: two of one seed have the same bits, and count once."""
     longest = {run.seed: run for run in sorted(runs, key=lambda run: len(run.rounds))}
     return [run for run in runs if run in longest.values()]
 
 
 def common_parent(runs: Sequence[Run]) -> Path:
-    """The deepest folder that holds all the runs; relative if it is below the current one."""
+    """Return the deepest folder that holds all runs; relative if it is below the current one."""
     parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
 
 
 def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by key, in the order of each key's first item."""
-    found: dict[Key, list[Item]] = {}
+    """Return lists of the items that have the same key, in the order of their first items."""
+    items_of_key: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        items_of_key.setdefault(key(item), []).append(item)
+    return items_of_key
 
 
 def runs_of(groups: Iterable[Group]) -> list[Run]:
+    """Return the runs of all groups."""
     return [run for group in groups for run in group.runs]
 
 
 def synthetic_note(groups: Iterable[Group]) -> str:
-    """For the end of a title: says so if a run used synthetic data."""
+    """Return what to put at the end of a title: says so if a run used synthetic data."""
+    # A note is empty or always the same.
     return max((run.note for run in runs_of(groups)), default="")
 
 
 def usual_metric(groups: Iterable[Group]) -> str:
-    """The metric that most runs show first, without `global/` or `personal/`."""
+    """Return the metric that most runs show first, without `global/` or `personal/`."""
     names = [base_name(primary_metric(run)) for run in runs_of(groups)]
     return Counter(names).most_common(1)[0][0]
 
 
 def final_text(group: Group, column: str, *, std: bool = False) -> str:
-    """The last value in a column, with half of its 95 % t interval if there are several runs.
+    """Return the mean of the last values in a column as text.
 
-    With `std`, with the sample deviation over the seeds instead. Says of how many, if that of a run
-    is not finite or missing.
+    With several runs it has half of the 95 % t interval. It says of how many seeds it is the mean,
+    if the value of a run is missing or not finite.
+
+    Args:
+        group: The runs.
+        column: The column of metrics.csv.
+        std: Whether to show the sample deviation over the seeds instead of the interval.
     """
-    ends = [run.final(column) for run in group.runs if run.has(column)]
-    known = sum(map(math.isfinite, ends))
-    if not known:
-        return text.metric_text(column, max(ends, default=math.nan))
-    seeds = f", {known} of {len(group.runs)} seeds" if known < len(group.runs) else ""
-    spread = mean_and_std(ends) if std else group.score(column)
-    return text.metric_text(column, *spread) + seeds
+    values = [run.final(column) for run in group.runs if run.has(column)]
+    finite_values = _number_of_finite(values)
+    if finite_values == 0:
+        return text.metric_text(column, max(values, default=math.nan))
+
+    mean, spread = mean_and_std(values) if std else group.score(column)
+    cell = text.metric_text(column, mean, spread)
+    if finite_values < len(group.runs):
+        cell += f", {finite_values} of {len(group.runs)} seeds"
+    return cell
+
+
+def _number_of_finite(values: Iterable[float]) -> int:
+    return sum(map(math.isfinite, values))
 
 
 def interval_head(rows: Iterable[Group], *, std: bool = False) -> str:
-    """For the end of a column's head: what follows the sign +- in its cells."""
-    what = "std over seeds" if std else "95 % interval"
-    return f" ({what})" * any(len(row.runs) > 1 for row in rows)
+    """Return the end of a column's head, which says what follows the sign +- in its cells.
+
+    It is empty if every row is one run.
+    """
+    if all(len(row.runs) == 1 for row in rows):
+        return ""
+    return " (std over seeds)" if std else " (95 % interval)"
 
 
 def best_of(scores: Mapping[Item, float], metric: str) -> Item:
-    """The key of the best of at least one score."""
+    """Return the key of the best score of a metric; there must be one."""
     return max(scores, key=lambda item: text.direction(metric) * scores[item])
 
 
 def reached_by_all(runs: Iterable[Run], column: str) -> float:
-    """The value that all runs with this column reach: the worst of their best. NaN without any."""
-    reached = [value for run in runs if math.isfinite(value := run.best(column)[0])]
-    return min(reached, key=lambda value: text.direction(column) * value, default=math.nan)
+    """Return the value of a column that all runs reach: the worst of their best values.
+
+    Runs without the column do not count. It is NaN if no run has it.
+    """
+    best_values = [run.best(column)[0] for run in runs]
+    finite_values = [value for value in best_values if math.isfinite(value)]
+    return min(finite_values, key=lambda value: text.direction(column) * value, default=math.nan)
 
 
 def cost_to(target: float, run: Run, column: str) -> dict[str, float]:
-    """What a run spent until a column first reached a target, by name; NaN if it did not.
+    """Return what a run spent until a column first reached a value; NaN if it did not.
 
-    Rounds, bytes and FLOPs of all clients, wall-clock and virtual seconds.
+    Args:
+        target: The value.
+        run: The run.
+        column: The column of metrics.csv.
+
+    Returns:
+        Rounds, bytes and FLOPs of all clients, and wall-clock and virtual seconds, by name.
     """
-    flops, seconds = (run.series(name).fillna(0.0).cumsum() for name in ("flops", "seconds"))
-    spent = {
+    spent_by_round = {
         "rounds": run.rounds.index.to_series(),
         "bytes": traffic(run),
-        "FLOPs": flops,
-        "seconds": seconds,
+        "FLOPs": run.series("flops").fillna(0.0).cumsum(),
+        "seconds": run.series("seconds").fillna(0.0).cumsum(),
         TIME: run.series(TIME),
     }
-    reached = text.direction(column) * (run.series(column) - target) >= 0
-    return {name: at[reached].iloc[0] if reached.any() else math.nan for name, at in spent.items()}
+    has_reached = text.direction(column) * (run.series(column) - target) >= 0
+    if not has_reached.any():
+        return dict.fromkeys(spent_by_round, math.nan)
+    return {name: spent[has_reached].iloc[0] for name, spent in spent_by_round.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
 Spread = TypeVar("Spread", float, "Series")
 Verdict = Literal["better", "worse", "not shown"]
-LEVEL = 0.95  # of intervals
-POWER = 0.8  # share of repetitions in which `seeds_needed` show a difference
-MOST = 1000  # seeds: more are not named
+
+# The confidence level of intervals.
+LEVEL = 0.95
+
+# The power of `seeds_needed`: the share of repetitions in which they detect a difference.
+POWER = 0.8
+
+# A larger number of seeds is not named.
+MOST = 1000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a metric between a method and its rival.
+    """The difference of a metric between a method and its rival.
 
     Attributes:
-        seeds: those for which both have a finite value, ascending.
-        mean: over the seeds, of the method's value less the rival's; NaN without a seed.
-        std: sample deviation; NaN below two seeds.
+        seeds: The seeds for which both have a finite value, ascending.
+        mean: The mean over the seeds of the method's value less the rival's; NaN without a seed.
+        std: The sample deviation of these differences; NaN for fewer than two seeds.
     """
 
     seeds: tuple[int, ...]
@@ -39,63 +45,95 @@ class Difference:
 
     @classmethod
     def of(cls, own: Mapping[int, float], rival: Mapping[int, float]) -> Difference:
-        """Of values by seed."""
-        both = {seed: own[seed] - rival[seed] for seed in sorted(own.keys() & rival.keys())}
-        known = {seed: value for seed, value in both.items() if math.isfinite(value)}
-        return cls(tuple(known), *mean_and_std([*known.values()]))
+        """Return the difference of the values of a method and of its rival, both by seed."""
+        difference_of_seed = {}
+        for seed in sorted(own.keys() & rival.keys()):
+            difference = own[seed] - rival[seed]
+            if math.isfinite(difference):
+                difference_of_seed[seed] = difference
+
+        mean, std = mean_and_std(list(difference_of_seed.values()))
+        return cls(tuple(difference_of_seed), mean, std)
 
     @property
     def half(self) -> float:
-        """Half the interval; NaN below two seeds."""
+        """Half of the interval; NaN for fewer than two seeds."""
         return t_half_width(self.std, len(self.seeds))
 
     @property
     def low(self) -> float:
+        """The lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
+        """The upper end of the interval."""
         return self.mean + self.half
 
     def verdict(self, direction: int) -> Verdict:
-        """Whether the method is better, where `direction` is 1 if high values are, else -1."""
+        """Return whether the method is better: whether the interval excludes 0.
+
+        Args:
+            direction: 1 if high values are better, and -1 if low ones are.
+        """
         worst, best = sorted((direction * self.low, direction * self.high))
-        return "better" if worst > 0 else "worse" if best < 0 else "not shown"
+        if worst > 0:
+            return "better"
+        if best < 0:
+            return "worse"
+        return "not shown"
 
     def seeds_needed(self) -> int | None:
-        """How many seeds show a difference of this size and spread, four times out of five.
+        """Return the number of seeds that detect a difference of this size and spread.
 
-        None if it is 0, would take more than MOST, or the spread is not known.
+        They do so with the power `POWER`.
+
+        Returns:
+            The number. None if the difference is 0, if it would take more than `MOST` seeds, or if
+            the spread is unknown.
         """
-        from scipy.special import stdtrit
-
-        if not (self.mean and math.isfinite(self.std)):
+        if self.mean == 0 or not math.isfinite(self.mean) or not math.isfinite(self.std):
             return None
-        n = np.arange(2, MOST + 1)
-        ends = stdtrit(n - 1, (1 + LEVEL) / 2) + stdtrit(n - 1, POWER)
-        enough = n[ends * self.std <= abs(self.mean) * np.sqrt(n)]
+
+        counts = np.arange(2, MOST + 1)
+        enough = counts[_standard_errors(counts) * self.std <= abs(self.mean) * np.sqrt(counts)]
         return int(enough[0]) if len(enough) else None
 
     def spread_detected(self, n: int) -> float:
-        """The largest deviation over n seeds at which they detect a difference of this size.
+        """Return the largest deviation over n seeds at which they detect this difference.
 
-        With the power of `seeds_needed`.
+        They do so with the power `POWER`.
         """
-        from scipy.special import stdtrit
+        return abs(self.mean) * math.sqrt(n) / float(_standard_errors(n))
 
-        ends = float(stdtrit(n - 1, (1 + LEVEL) / 2) + stdtrit(n - 1, POWER))
-        return abs(self.mean) * math.sqrt(n) / ends
+
+def _standard_errors(counts: Any) -> Any:
+    """Return how many standard errors a difference needs to be detected by numbers of seeds."""
+    from scipy.special import stdtrit  # scipy.stats would take a second to import
+
+    return stdtrit(counts - 1, (1 + LEVEL) / 2) + stdtrit(counts - 1, POWER)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Of the finite values; the sample deviation is NaN below two of them."""
-    known = np.array([value for value in values if math.isfinite(value)])
-    mean = float(known.mean()) if len(known) else math.nan
-    return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
+    """Return the mean and the sample deviation of the finite values.
+
+    The mean is NaN without a value, and the deviation for fewer than two.
+    """
+    finite_values = np.array([value for value in values if math.isfinite(value)])
+    mean = float(finite_values.mean()) if len(finite_values) > 0 else math.nan
+    std = float(finite_values.std(ddof=1)) if len(finite_values) > 1 else math.nan
+    return mean, std
 
 
 def t_half_width(std: Spread, n: int) -> Spread:
-    """Half the 95 % t interval of a mean of n values with this sample deviation; NaN below two."""
+    """Return half of the 95 % t interval of a mean of n values; NaN for fewer than two.
+
+    Args:
+        std: The sample deviation of the values.
+        n: The number of values.
+    """
     from scipy.special import stdtrit  # scipy.stats would take a second to import
 
-    return std * (float(stdtrit(n - 1, (1 + LEVEL) / 2)) / math.sqrt(n) if n > 1 else math.nan)
+    if n < 2:
+        return std * math.nan
+    return std * (float(stdtrit(n - 1, (1 + LEVEL) / 2)) / math.sqrt(n))

@@ -24,86 +24,119 @@ import numpy as np
 
 from lightfed.lab.results.text import direction, is_share
 from lightfed.utils import record
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-# what was tested: which model, on whose samples; the first that a run has is its main one
+# What was tested: which model, on whose samples. The first that a run has is its main one.
 KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
-# name on the page and explanation of the clients' kinds, except `personal`
+
+# The name on the page and the explanation of the kinds of clients, except `personal`.
 OF_CLIENTS = {
     "local": ("local", "the global model on a client's own test samples"),
     "trained": ("as trained", "what a client holds, before aggregation"),
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
-MOST_GROUPS, MOST_COLUMNS = 500, 5_000  # more than anybody reads, in seconds
-TIME = "virtual_time"  # column of the seconds of a simulated clock since the start
+
+# Nobody reads more than these, and they would take minutes to draw.
+MOST_GROUPS = 500
+MOST_COLUMNS = 5_000
+
+# The column with the seconds of a simulated clock since the start.
+TIME = "virtual_time"
+
+# A cell whose value was measured and is not a number; an empty cell was not measured.
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
 
 class Run:
-    """One run folder, see `read`. Its tables are read on first use: a UserError if damaged.
+    """One run folder; see `read`.
+
+    Its tables are read when they are used for the first time. A UserError says if one is damaged.
 
     Attributes:
-        folder: that of the run.
-        environment: environment.json, which states all the others.
-        name, algorithm, data, seed, num_clients: as recorded; the last two are None without.
-        group_sizes: clients of each group, in the order of the configuration.
-        digest: that of its experiment, see `keys.experiment`; without one it is one by itself.
-        settings: those of its experiment by their dotted keys, all values text.
-        note: for the end of a title: says so if the data are synthetic.
-        planned: number of rounds configured; None if unlimited.
+        folder: The folder of the run.
+        environment: The content of environment.json, which has all of the following.
+        name: The name of the run.
+        algorithm: The class of its algorithm.
+        data: The name of its data set.
+        seed: Its seed; None if it is unknown.
+        num_clients: The number of its clients; None if it is unknown.
+        group_sizes: The number of clients of each group, in the order of the configuration.
+        digest: The digest of its experiment (`keys.experiment`). A run without one is an
+            experiment by itself.
+        settings: The settings of its experiment by their dotted keys; all values are text.
+        note: What to put at the end of a title: says so if the data are synthetic.
+        planned: The configured number of rounds; None if it is unlimited.
     """
 
     def __init__(self, folder: Path) -> None:
         with reading(folder / record.NAME) as path:
             recorded = record.parse(record.read_text(path)) if path.is_file() else {}
-        stated = {name: value for name, value in recorded.items() if value is not None}
-        experiment, rounds = stated.get("experiment", {}), stated.get("rounds", -1)
-        self.folder, self.environment = folder, recorded
-        self.name = str(stated.get("name", folder.name))
-        self.algorithm = str(stated.get("algorithm", "algorithm not known"))
-        self.data = str(stated.get("dataset", "data not known"))
-        self.seed: int | None = stated.get("seed")
-        self.num_clients: int | None = stated.get("clients")
-        self.group_sizes: dict[str, int] = stated.get("groups", {})
+        known = {name: value for name, value in recorded.items() if value is not None}
+
+        self.folder = folder
+        self.environment = recorded
+        self.name = str(known.get("name", folder.name))
+        self.algorithm = str(known.get("algorithm", "algorithm not known"))
+        self.data = str(known.get("dataset", "data not known"))
+        self.seed: int | None = known.get("seed")
+        self.num_clients: int | None = known.get("clients")
+        self.group_sizes: dict[str, int] = known.get("groups", {})
+        self.note = " (synthetic data)" if known.get("synthetic") else ""
+
+        experiment = known.get("experiment", {})
         self.digest = str(experiment.get("digest", folder.absolute()))
         self.settings: dict[str, str] = experiment.get("settings", {})
-        self.note = " (synthetic data)" if stated.get("synthetic") else ""
+
+        rounds = known.get("rounds", -1)
         self.planned: int | None = rounds if rounds > 0 else None
+
         if len(self.group_sizes) > MOST_GROUPS:
-            found = f"{folder} has {len(self.group_sizes)} groups of clients"
-            raise UserError("report", found, f"reports show at most {MOST_GROUPS}")
+            raise UserError(
+                key="report",
+                found=f"{folder} has {len(self.group_sizes)} groups of clients",
+                fix=f"reports show at most {MOST_GROUPS}",
+            )
 
     @cached_property
     def rounds(self) -> DataFrame:
-        """metrics.csv by round; NaN where it was not measured, or is not finite."""
+        """The table metrics.csv by round; NaN where a value was not measured, or is not finite."""
         return finite(self._measured)
 
     @cached_property
     def clients(self) -> DataFrame:
-        """A row a client and evaluation: `round`, `client`, `group`, metrics and costs.
+        """The table clients.csv, with a row for each client and evaluation; empty without it.
 
-        Bytes and FLOPs count from the start. Empty without clients.csv.
+        It has columns `round`, `client`, `group`, metrics and costs. Bytes and FLOPs count from the
+        start.
         """
         return finite(self._tested[0])
 
     @cached_property
     def evaluation(self) -> DataFrame:
-        """The last complete one of `clients`, by client, inf where not finite; empty without."""
-        table, growing = self._tested
-        at = table["round"].unique()[-2:]
-        last = table[table["round"] == at[0 if growing else -1]] if len(at) else table
-        return last.set_index("client").sort_index()
+        """The last complete evaluation of `clients`, by client; empty without one.
+
+        Values that are not finite are infinite here.
+        """
+        table, is_growing = self._tested
+        last_rounds = table["round"].unique()[-2:]
+        if len(last_rounds) == 0:
+            return table.set_index("client").sort_index()
+
+        # The evaluation that is still written lacks clients. Take the one before it, if there is.
+        chosen = last_rounds[0] if is_growing else last_rounds[-1]
+        return table[table["round"] == chosen].set_index("client").sort_index()
 
     @cached_property
     def partition(self) -> DataFrame | None:
-        """Training samples of each class (column) and client (row)."""
+        """The number of training samples of each client (row) and class (column)."""
         import pandas as pd
 
-        if not (arrays := self.arrays("partition")):
+        arrays = self.arrays("partition")
+        if not arrays:
             return None
         counts = pd.DataFrame(arrays["train_counts"].astype(int))
         classes = pd.Index(json.loads(str(arrays["meta"]))["classes"] or counts.columns)
@@ -111,9 +144,10 @@ class Run:
 
     @cached_property
     def costs(self) -> dict[str, np.ndarray]:
-        """(3,) bytes up, bytes down and FLOPs of all clients of each group since the start.
+        """For each group an array of shape (3,): bytes up, bytes down and FLOPs of all its clients.
 
-        Empty without costs.npz or the names of the groups, and if a later round has added to them.
+        They count from the start. Empty without costs.npz or the names of the groups, and if the
+        file is that of an earlier round.
         """
         arrays = self.arrays("costs")
         if not arrays or not self.group_sizes or int(arrays["round"]) != self.last_round:
@@ -127,16 +161,21 @@ class Run:
             return path.read_text("utf-8") if path.is_file() else ""
 
     def check(self) -> None:
-        """Read all that reports need; a UserError names the folder if one of its files is damaged.
+        """Read all that reports need, so that a damaged file is found before any of it is shown.
 
-        Without this a report of many runs would end at the first of them.
+        Without this, a report of many runs would end at the first damaged one.
+
+        Raises:
+            UserError: A file is damaged; the error names the folder.
         """
         with reading(self.folder):
-            whole = [self.costs, self.partition, self.client_groups, self.metrics, self.config]
-            assert len(whole) == 5, "all of them are read"
+            # Each of these reads a file, and keeps what it has read.
+            for name in ("costs", "partition", "client_groups", "metrics", "config"):
+                getattr(self, name)
 
     @property
     def last_round(self) -> int:
+        """The last round, counted from 1."""
         return int(self.rounds.index[-1])
 
     @property
@@ -146,9 +185,10 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended, perhaps early; True for a run that recorded neither.
+        """Whether the run has ended, perhaps early.
 
-        A run that died after its last round counts as finished, because it has all metrics.
+        A run that did not record its end or its rounds counts as finished. A run that died after
+        its last round does, too, because it has all metrics.
         """
         if "finished" in self.environment or "rounds" not in self.environment:
             return True
@@ -156,51 +196,59 @@ class Run:
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
-        """Names in the order of the configuration; the position gives the colour."""
+        """The names of groups in the order of the configuration; the position gives the color."""
         return tuple(dict.fromkeys([*self.group_sizes, *self.evaluation["group"]]))
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The columns that are metrics of the whole run: not of a group, not a spread."""
+        """The columns that are metrics of the whole run: not of a group, and not a spread."""
         columns = [name for name in map(str, self.rounds) if is_metric(name)]
-        groups = self.client_groups if len(self.client_groups) > 1 else ()
-        ends = [*(f"/{group}" for group in groups), "_std", "_worst10"]
-        parts = {name + end for name in columns for end in ends}
-        return [name for name in columns if name not in parts]
+
+        endings = ["_std", "_worst10"]
+        if len(self.client_groups) > 1:
+            endings += [f"/{group}" for group in self.client_groups]
+
+        # A metric can itself end like a group or a spread. It is one only beside its metric.
+        details = {name + ending for name in columns for ending in endings}
+        return [name for name in columns if name not in details]
 
     def series(self, name: str) -> Series:
-        """A column of `rounds`; all NaN if there is no such column."""
+        """Return a column of `rounds`; all NaN if there is no such column."""
         return self.rounds.reindex(columns=[name])[name]
 
     def final(self, name: str) -> float:
-        """The last value in a column of metrics.csv: inf if it is not finite, NaN without any."""
+        """Return the last value in a column of metrics.csv.
+
+        It is infinite if the last one is not finite, and NaN if there is none.
+        """
         values = self._measured.reindex(columns=[name])[name].replace(-math.inf, math.inf)
         return float(values.ffill().iloc[-1])
 
     def has(self, name: str) -> bool:
-        """Whether a column of metrics.csv was measured, perhaps never as a finite value."""
+        """Return whether a column of metrics.csv was measured, perhaps never as a finite value."""
         return not math.isnan(self.final(name))
 
     def best(self, name: str) -> tuple[float, int]:
-        """The best value of a column, and its round; NaN and 0 without any."""
+        """Return the best value of a column and its round; NaN and 0 without any."""
         values = self.series(name).dropna()
         if values.empty:
             return math.nan, 0
-        place = int((values * direction(name)).argmax())
-        return float(values.iloc[place]), int(values.index[place])
+        position = int((values * direction(name)).argmax())
+        return float(values.iloc[position]), int(values.index[position])
 
     @cached_property
     def _measured(self) -> DataFrame:
-        """metrics.csv by round, inf where not finite."""
-        return read_csv(self.folder / "metrics.csv")[0].set_index("round")
+        """The table metrics.csv by round, infinite where a value is not finite."""
+        table, _ = read_csv(self.folder / "metrics.csv")
+        return table.set_index("round")
 
     @cached_property
     def _tested(self) -> tuple[DataFrame, bool]:
-        """clients.csv, and whether its last line is incomplete."""
+        """The table clients.csv, and whether its last line is incomplete."""
         return read_csv(self.folder / "clients.csv")
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays of an npz file; none without it."""
+        """Return the arrays of an npz file of the run; none without it."""
         path = self.folder / f"{name}.npz"
         if not path.is_file():
             return {}
@@ -212,20 +260,29 @@ def read(folder: Path | str) -> Run:
     """Read a run folder.
 
     Raises:
-        UserError: the folder does not exist, has no metrics.csv or no finished round, or a file is
-            damaged.
+        UserError: The folder does not exist, has no metrics.csv, or a file is damaged.
+        NotBegun: The run has no finished round yet.
     """
-    run, fix = Run(Path(folder)), "name the folder of a run, such as runs/NAME"
-    require(run.folder.is_dir(), "report", f"there is no folder {folder}", fix)
+    run = Run(Path(folder))
+    fix = "name the folder of a run, such as runs/NAME"
+    if not run.folder.is_dir():
+        raise UserError("report", found=f"there is no folder {folder}", fix=fix)
+
     metrics = run.folder / "metrics.csv"
-    require(metrics.is_file(), "report", f"{folder} holds no metrics.csv", fix)
-    if not len(run.rounds):
-        found, fix = f"{metrics} holds no finished round yet", "wait for the first round to end"
-        raise NotBegun("report", found, fix)
+    if not metrics.is_file():
+        raise UserError("report", found=f"{folder} holds no metrics.csv", fix=fix)
+    if run.rounds.empty:
+        raise NotBegun(
+            key="report",
+            found=f"{metrics} holds no finished round yet",
+            fix="wait for the first round to end",
+        )
+
     with reading(metrics):
         rounds = run.rounds.index.to_numpy()
-        whole = np.isfinite(rounds).all() and (rounds % 1 == 0).all() and rounds[0] >= 1
-        if not whole or (np.diff(rounds) <= 0).any():
+        are_whole = np.isfinite(rounds).all() and (rounds % 1 == 0).all() and rounds[0] >= 1
+        are_in_order = (np.diff(rounds) > 0).all()
+        if not (are_whole and are_in_order):
             raise ValueError("its rounds are not 1, 2, ... in order")
     return run
 
@@ -236,94 +293,127 @@ class NotBegun(UserError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[Path]:
-    """Raise a UserError that names the file, whatever a library raises that cannot read it."""
+    """Name a file or folder in the error of whatever cannot read it in a block.
+
+    Raises:
+        UserError: A library has raised any error.
+    """
     try:
         yield path
     except UserError:
         raise
     except Exception as error:
         found = f"{path} cannot be read: {' '.join(str(error).split())}"
-        version = record.by_another_version(_recorded(path))
-        found = f"{found}; {version}" if version else found
+        version = record.by_another_version(_record_of(path))
+        if version:
+            found += f"; {version}"
         raise UserError("report", found, "write the file again or remove it") from error
 
 
-def _recorded(path: Path) -> dict[str, Any]:
-    """What environment.json says of the run of a file, or of a folder; empty if unreadable."""
+def _record_of(path: Path) -> dict[str, Any]:
+    """Return environment.json of a run folder or of one of its files; empty if it is unreadable."""
     return record.read_record(path if path.is_dir() else path.parent)
 
 
 def read_csv(path: Path) -> tuple[DataFrame, bool]:
-    """The complete lines of a csv file, and whether the last one is incomplete.
+    """Read the complete lines of a csv file.
 
-    All columns but `group` are numbers. An empty field is NaN, and `nan`, a value that was
-    measured, is infinite. Without a line it has no rows. A UserError if the file is damaged.
+    All columns but `group` are numbers. An empty field is NaN. The word `nan`, a value that was
+    measured, is infinite.
+
+    Args:
+        path: The file. Without it there are no rows.
+
+    Returns:
+        The table, and whether the last line of the file is incomplete.
+
+    Raises:
+        UserError: The file is damaged.
     """
     import pandas as pd
 
     text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
-    lines, _, rest = text.rpartition("\n")
-    if "\n" not in lines:  # no row yet
-        return pd.DataFrame(columns=["round", "client", "group"]), bool(rest)
+    lines, _, incomplete_line = text.rpartition("\n")
+    is_growing = incomplete_line != ""
+    has_rows = "\n" in lines
+    if not has_rows:
+        return pd.DataFrame(columns=["round", "client", "group"]), is_growing
+
     with reading(path):
         columns = lines.partition("\n")[0].count(",") + 1
         if columns > MOST_COLUMNS:
             raise ValueError(f"it has {columns} columns, and reports show at most {MOST_COLUMNS}")
+
         source = io.StringIO(NAN.sub("inf", lines))
         table = pd.read_csv(source, dtype={"group": "str"}, na_values=[""], keep_default_na=False)
         texts = table.drop(columns="group", errors="ignore").select_dtypes(exclude="number")
-        if len(texts.columns) or "round" not in table:
-            raise ValueError(f"no numbers in column {[*texts, 'round'][0]}")
-    return table, bool(rest)
+        if len(texts.columns) > 0:
+            raise ValueError(f"no numbers in column {texts.columns[0]}")
+        if "round" not in table:
+            raise ValueError("no numbers in column round")
+    return table, is_growing
 
 
 def finite(table: DataFrame) -> DataFrame:
+    """Return a table with NaN in place of infinite values."""
     return table.replace([np.inf, -np.inf], np.nan)
 
 
 def is_metric(column: str) -> bool:
+    """Return whether a column begins with what was tested, such as `global/`."""
     return "/" in column and column.partition("/")[0] in KINDS
 
 
 def base_name(column: str) -> str:
-    """`personal/val/acc` -> `val/acc`; a column without a kind keeps its name."""
+    """Return a metric without what was tested: `personal/val/acc` is `val/acc`."""
     return column.partition("/")[2] if is_metric(column) else column
 
 
 def primary_metric(run: Run) -> str:
-    """The run's main column: accuracy, else the first metric, else the training loss."""
+    """Return the main column of a run: accuracy, else the first metric, else the training loss."""
 
     def rank(column: str) -> tuple[bool, bool, int]:
         kind, _, metric = column.partition("/")
         return metric != "accuracy", not is_share(metric), KINDS.index(kind)
 
-    own = [name for name in run.metrics if run.has(name) and "loss" not in name.lower()]
-    return min(own, key=rank, default="train_loss")
+    candidates = [name for name in run.metrics if run.has(name) and "loss" not in name.lower()]
+    return min(candidates, key=rank, default="train_loss")
 
 
 def traffic(run: Run) -> Series:
-    """By round: bytes up and down of all clients since the start of the run."""
-    both = run.rounds.reindex(columns=["bytes_up", "bytes_down"])
-    return both.sum(axis=1).cumsum().where(both.notna().any(axis=1))
+    """Return by round the bytes up and down of all clients since the start of the run."""
+    up_and_down = run.rounds.reindex(columns=["bytes_up", "bytes_down"])
+    is_known = up_and_down.notna().any(axis=1)
+    return up_and_down.sum(axis=1).cumsum().where(is_known)
 
 
 def totals(run: Run) -> dict[str, float]:
-    """Over all clients and rounds: the columns summed, and `sent`, up and down; NaN if unknown.
+    """Return the costs of a run by name; NaN where they are unknown.
 
-    `per_round` are the mean seconds of the timed rounds, and `stored_bytes` those kept by a client,
-    mean over the clients of the last evaluation.
+    The names are the summed columns of metrics.csv, `sent` for the bytes up and down of all
+    clients, `per_round` for the mean seconds of the timed rounds, and `stored_bytes` for the bytes
+    that a client keeps, as a mean over the last evaluation.
     """
-    summed = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")
-    found = {name: float(run.series(name).sum(min_count=1)) for name in summed}
-    kept = run.evaluation.reindex(columns=["stored_bytes"])["stored_bytes"].mean()
-    found |= {"sent": float(traffic(run).max()), "stored_bytes": float(kept)}
-    return found | {"per_round": float(run.series("seconds").mean())}
+    costs = {}
+    for name in ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds"):
+        costs[name] = float(run.series(name).sum(min_count=1))
+
+    stored = run.evaluation.reindex(columns=["stored_bytes"])["stored_bytes"]
+    costs["sent"] = float(traffic(run).max())
+    costs["stored_bytes"] = float(stored.mean())
+    costs["per_round"] = float(run.series("seconds").mean())
+    return costs
 
 
 def worst_tenth(values: Series, metric: str) -> float:
-    """The mean of the worst tenth (rounded up) of the known values; inf if one is not finite."""
+    """Return the mean of the worst tenth, rounded up, of the known values of a metric.
+
+    It is infinite if one of all values is not finite.
+    """
     known = values.dropna()
     if np.isinf(known).any():
         return math.inf
-    worst = known.nsmallest if direction(metric) > 0 else known.nlargest
-    return float(worst(math.ceil(len(known) / 10)).mean())
+
+    count = math.ceil(len(known) / 10)
+    worst = known.nsmallest(count) if direction(metric) > 0 else known.nlargest(count)
+    return float(worst.mean())

@@ -12,114 +12,161 @@ from lightfed.utils.metrics import lower_is_better
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-ACCURACY = re.compile(r"accuracy|(?<![a-z])acc(?![a-z])")  # and `val/acc`, `top1_acc`
+
+# Names of accuracies, such as `val/acc` and `top1_acc`.
+ACCURACY = re.compile(r"accuracy|(?<![a-z])acc(?![a-z])")
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is in 0..1 and shown in per cent."""
+    """Return whether a metric is in 0..1 and shown in per cent."""
     return ACCURACY.search(metric.lower()) is not None
 
 
 def direction(metric: str) -> int:
-    """1 if higher is better, -1 if lower is."""
+    """Return 1 if a higher value of a metric is better, and -1 if a lower one is."""
     return -1 if lower_is_better(metric) else 1
 
 
 def metric_text(metric: str, value: float, half: float = math.nan) -> str:
-    """The value, with half its interval if known."""
-    if not math.isfinite(value):
-        return NOTHING if math.isnan(value) else "not finite"
-    known = math.isfinite(half)
+    """Return the value of a metric as text, such as `79.76 +- 0.31 %`.
+
+    Args:
+        metric: The name of the metric.
+        value: The value.
+        half: Half of its interval, if it is known.
+    """
+    if math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "not finite"
+
+    has_interval = math.isfinite(half)
     if is_share(metric):
-        return f"{100 * value:.2f}" + f" +- {100 * half:.2f}" * known + " %"
-    return f"{value:.4g}" + f" +- {half:.2g}" * known
+        interval = f" +- {100 * half:.2f}" if has_interval else ""
+        return f"{100 * value:.2f}{interval} %"
+    interval = f" +- {half:.2g}" if has_interval else ""
+    return f"{value:.4g}{interval}"
 
 
 def signed(metric: str, value: float) -> str:
-    """A difference with its sign, in percentage points or in the metric's unit."""
+    """Return a difference with its sign, in percentage points or in the metric's unit."""
     return f"{100 * value:+.2f}" if is_share(metric) else f"{value:+.3g}"
 
 
 def bytes_text(value: float) -> str:
+    """Return a number of bytes as text, such as `1.23 MB`."""
     return _scaled_text(value, "B")
 
 
 def flops_text(value: float) -> str:
+    """Return a number of operations as text, such as `1.23 GFLOPs`."""
     return _scaled_text(value, "FLOPs")
 
 
 def seconds_text(value: float) -> str:
+    """Return a time in seconds as text, such as `12 ms`, `1.23 s`, `5.0 min` or `3.1 h`."""
     if math.isnan(value):
         return NOTHING
     if value < 1:
         return f"{1000 * value:.0f} ms"
     if value < 120:
         return f"{_three_digits(value)} s"
-    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    if value < 7200:
+        return f"{value / 60:.1f} min"
+    return f"{value / 3600:.1f} h"
 
 
 def count_text(value: float) -> str:
+    """Return a number as text, such as `1,234`."""
     return NOTHING if math.isnan(value) else f"{value:,.0f}"
 
 
 def counted(number: int, word: str) -> str:
-    """`1 rank`, `4 ranks`."""
-    return f"{number:,} {word}{'s' * (number != 1)}"
+    """Return a number of things, such as `1 rank` or `4 ranks`."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """`0-2 13-25`."""
-    # within a stretch of consecutive seeds, seed minus position is constant
+    """Return ascending seeds as text, such as `0-2 13-25`."""
+    # Within a stretch of consecutive seeds, seed minus position is constant.
     stretches = itertools.groupby(enumerate(seeds), key=lambda pair: pair[1] - pair[0])
-    return " ".join(ends_text([seed for _, seed in own], "-") for _, own in stretches)
+    texts = []
+    for _, pairs in stretches:
+        texts.append(ends_text([seed for _, seed in pairs], between="-"))
+    return " ".join(texts)
 
 
 def ends_text(numbers: Sequence[int], between: str = " to ") -> str:
-    """The first and the last one, `4 to 40`; once if they are equal, empty without any."""
-    return between.join(dict.fromkeys(map(str, (*numbers[:1], *numbers[-1:]))))
+    """Return the first and the last number, such as `4 to 40`.
+
+    If they are equal, there is one; without numbers it is empty.
+    """
+    if not numbers:
+        return ""
+    first = str(numbers[0])
+    last = str(numbers[-1])
+    return first if first == last else f"{first}{between}{last}"
 
 
 def readable(name: str) -> str:
-    """`personal/accuracy_worst10` -> `personal accuracy worst 10 %`."""
+    """Return a column in words: `personal/accuracy_worst10` is `personal accuracy worst 10 %`."""
     return name.replace("_worst10", " worst 10 %").replace("/", " ").replace("_", " ")
 
 
 def sentence(name: str) -> str:
-    """The readable name with a capital, for titles; a word with capitals is unchanged (`mIoU`)."""
+    """Return a column in words with a capital, for titles; `mIoU` stays as it is."""
     text = readable(name)
-    first = text.partition(" ")[0]
-    return text[:1].upper() + text[1:] if first.islower() else text
+    first_word = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first_word.islower() else text
 
 
 def holders(groups: Mapping[str, int], parts: Sequence[float]) -> list[str]:
-    """What each client holds: its group's model, and the density of its part if these differ.
+    """Return what each client holds: its group's model, and the density of its part.
 
-    `groups` are numbers of clients by name; client i holds the part i mod length.
+    The density is there only if clients have different ones.
+
+    Args:
+        groups: The number of clients of each group, by name.
+        parts: The densities. Client i has the one at i modulo their number.
     """
-    names = [name for name, count in groups.items() for _ in range(count)]
-    if len({*parts}) < 2:
+    names: list[str] = []
+    for name, count in groups.items():
+        names += [name] * count
+
+    if len(set(parts)) < 2:
         return names
     return [f"{name}, density {parts[i % len(parts)]:g}" for i, name in enumerate(names)]
 
 
 def goal_text(column: str, target: float) -> str:
-    """`79.76 % personal accuracy`."""
+    """Return a value of a column in words, such as `79.76 % personal accuracy`."""
     return f"{metric_text(column, target)} {readable(column)}"
 
 
 def unit_of(largest: float, unit: str) -> tuple[float, str]:
-    """Divisor and name of the unit in which `largest` is in 1..1000, such as (1e6, "MB")."""
-    found = ((factor, prefix + unit) for factor, prefix in PREFIXES if largest >= factor)
-    return next(found, (1.0, unit))
+    """Return the divisor and the name of the unit in which a value is in 1..1000.
+
+    For 2,000,000 and `B` they are 1e6 and `MB`.
+    """
+    for factor, prefix in PREFIXES:
+        if largest >= factor:
+            return factor, prefix + unit
+    return 1.0, unit
 
 
 def _three_digits(value: float) -> str:
     size = abs(value)
-    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+    if size >= 100:
+        return f"{value:.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
 
 
 def _scaled_text(value: float, unit: str) -> str:
     if math.isnan(value):
         return NOTHING
     factor, name = unit_of(abs(value), unit)
-    return f"{value:.0f} {name}" if factor == 1 else f"{_three_digits(value / factor)} {name}"
+    if factor == 1:
+        return f"{value:.0f} {name}"
+    return f"{_three_digits(value / factor)} {name}"

@@ -30,20 +30,29 @@ _COSTS: dict[str, Callable[[float], str]] = {
     "seconds": text.seconds_text,
     TIME: text.seconds_text,
 }
+
+# The end of the name of a cost that is counted until a target is reached.
 UNTIL = " to target"
-Target = tuple[str, float]  # a column of metrics.csv and the value to reach
-ENOUGH = 5  # seeds of which a line about a single seed speaks
-MOST_NAMED = 12  # experiments in a sentence
+
+# A column of metrics.csv, and the value to reach.
+Target = tuple[str, float]
+
+# The number of seeds that a line about a single seed speaks of.
+ENOUGH = 5
+
+# A sentence names at most so many experiments.
+MOST_NAMED = 12
 
 
 class Row(NamedTuple):
-    """A metric or a cost of both methods.
+    """A metric or a cost of two methods.
 
     Attributes:
-        name: a column of metrics.csv, or a cost.
-        a, b: the finite values by seed.
-        seeds: number of compared seeds.
-        goal: the target in words, if this is a cost to it.
+        name: A column of metrics.csv, or a cost.
+        a: The finite values of the first method, by seed.
+        b: The finite values of the other method, by seed.
+        seeds: The number of compared seeds.
+        goal: The target in words, if this is a cost until it is reached.
     """
 
     name: str
@@ -54,33 +63,43 @@ class Row(NamedTuple):
 
     @property
     def difference(self) -> Difference:
-        """Of B and A, over the seeds that have both."""
+        """The difference of B and A, over the seeds that have both values."""
         return Difference.of(self.b, self.a)
 
     @property
     def whole(self) -> bool:
-        """Whether every seed has both values: otherwise there is no difference to state."""
+        """Whether every seed has both values; otherwise there is no difference to state."""
         return len(self.difference.seeds) == self.seeds
 
     def mean(self, of: Mapping[int, float]) -> float:
-        """Over all seeds; NaN if one has no value, because a mean of the others is another one."""
-        return mean_and_std([*of.values()])[0] if len(of) == self.seeds else math.nan
+        """Return the mean of values by seed, over all seeds.
+
+        It is NaN if a seed has no value: a mean of the others would be of other runs.
+        """
+        if len(of) < self.seeds:
+            return math.nan
+        mean, _ = mean_and_std(list(of.values()))
+        return mean
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As text: the name, both means, and the difference with its interval."""
+        """The row as text: the name, both means, and the difference with its interval."""
         title = text.readable(self.name)
         if self.goal:
             title = f"{self.name.removesuffix(UNTIL)} to {self.goal}"
         if not self.whole:
             return title, self._text(self.a), self._text(self.b), text.NOTHING
 
-        found = self.difference
-        mean, low, high = (_signed(self.name, end) for end in (found.mean, found.low, found.high))
-        interval = f" ({low} to {high})" if math.isfinite(found.std) else ""
-        return title, self._text(self.a), self._text(self.b), mean + interval
+        difference = self.difference
+        cell = _signed(self.name, difference.mean)
+        if math.isfinite(difference.std):
+            low = _signed(self.name, difference.low)
+            high = _signed(self.name, difference.high)
+            cell += f" ({low} to {high})"
+        return title, self._text(self.a), self._text(self.b), cell
 
     def _text(self, of: Mapping[int, float]) -> str:
+        """Return the mean of values by seed as text, or how many seeds have one."""
         if len(of) == self.seeds:
             return value_text(self.name, self.mean(of))
         if self.goal:
@@ -89,156 +108,220 @@ class Row(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """As numbers; None where one is unknown. Of a cost to the target also who reached it."""
-        found = self.difference if self.whole else Difference((), *[math.nan] * 2)
-        ends = {"difference": found.mean, "low": found.low, "high": found.high}
-        both = {"a": self.mean(self.a), "b": self.mean(self.b), **ends}
-        numbers: dict[str, Any] = {
-            key: value if math.isfinite(value) else None for key, value in both.items()
+        """The row as numbers; None where one is unknown.
+
+        For a cost until a target is reached, it also has the number of seeds that reached it.
+        """
+        difference = self.difference
+        if not self.whole:
+            difference = Difference(seeds=(), mean=math.nan, std=math.nan)
+        values = {
+            "a": self.mean(self.a),
+            "b": self.mean(self.b),
+            "difference": difference.mean,
+            "low": difference.low,
+            "high": difference.high,
         }
+
+        numbers: dict[str, Any] = {}
+        for name, value in values.items():
+            numbers[name] = value if math.isfinite(value) else None
         if self.goal:
             numbers["reached"] = {"a": len(self.a), "b": len(self.b), "of": self.seeds}
         return numbers
 
 
 def goal_of(target: Target) -> str:
-    """A target in words, such as `90.00 % personal accuracy`."""
-    return text.goal_text(*target)
+    """Return a target in words, such as `90.00 % personal accuracy`."""
+    column, value = target
+    return text.goal_text(column, value)
 
 
 def value_text(name: str, value: float) -> str:
-    """A metric or a cost with its unit."""
-    cost = _COSTS.get(name.removesuffix(UNTIL))
-    return text.metric_text(name, value) if cost is None else cost(value)
+    """Return a metric or a cost with its unit."""
+    cost_text = _COSTS.get(name.removesuffix(UNTIL))
+    return text.metric_text(name, value) if cost_text is None else cost_text(value)
 
 
 def _signed(name: str, value: float) -> str:
-    cost = _COSTS.get(name.removesuffix(UNTIL))
-    sign = "-" if value < 0 else "+" * (value >= 0)
-    return text.signed(name, value) if cost is None else f"{sign}{cost(abs(value))}"
+    """Return a difference of a metric or of a cost with its sign."""
+    cost_text = _COSTS.get(name.removesuffix(UNTIL))
+    if cost_text is None:
+        return text.signed(name, value)
+
+    sign = ""
+    if value < 0:
+        sign = "-"
+    elif value >= 0:  # not NaN
+        sign = "+"
+    return f"{sign}{cost_text(abs(value))}"
 
 
 def rows_of(a: Group, b: Group, target: Target | None = None) -> list[Row]:
-    """The metrics that all runs of both have, the worst tenth of the clients, and costs."""
+    """Return the rows of a comparison of two experiments.
+
+    They are the metrics that all runs have, those of the worst tenth of the clients, and the costs.
+
+    Args:
+        a: The experiment that is compared with.
+        b: The other one, with runs of the same seeds.
+        target: The column and the value until which costs are counted as well.
+    """
     runs = [*a.runs, *b.runs]
-    named = dict.fromkeys([*(name for run in runs for name in run.metrics), "train_loss"])
-    columns = [column for name in named for column in (name, f"{name}_worst10")]
-    known = [column for column in columns if all(run.has(column) for run in runs)]
-    rows = [_row(name, a, b, {run: run.final(name) for run in runs}) for name in known]
+    rows = []
+
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
+    for metric in [*metrics, "train_loss"]:
+        for column in (metric, f"{metric}_worst10"):
+            if all(run.has(column) for run in runs):
+                rows.append(_row(column, a, b, {run: run.final(column) for run in runs}))
+
     costs = {run: costs_of(run) for run in runs}
     for name in costs[runs[0]]:
-        rows.append(_row(name, a, b, {run: spent[name] for run, spent in costs.items()}))
+        rows.append(_row(name, a, b, {run: costs[run][name] for run in runs}))
     rows = [row for row in rows if row.a or row.b]
 
     if target is not None:
         column, value = target
-        until = {run: cost_to(value, run, column) for run in runs}
-        # A cost that no run knows, such as virtual time without devices, is left out; rounds stay,
-        # because they say who reached the target.
-        for name in until[runs[0]]:
-            costs_to_it = {run: spent[name] for run, spent in until.items()}
-            row = _row(name + UNTIL, a, b, costs_to_it, goal=goal_of(target))
+        costs_to_target = {run: cost_to(value, run, column) for run in runs}
+        for name in costs_to_target[runs[0]]:
+            values = {run: costs_to_target[run][name] for run in runs}
+            row = _row(name + UNTIL, a, b, values, goal=goal_of(target))
+            # A cost that no run knows, such as virtual time without devices, has no row. Rounds
+            # always have one, because it says who reached the target.
             if row.a or row.b or name == "rounds":
                 rows.append(row)
     return rows
 
 
 def costs_of(run: Run) -> dict[str, float]:
-    """Bytes and FLOPs of all clients, wall-clock and virtual seconds; NaN where unknown."""
-    spent = totals(run)
-    found = {"bytes": spent["sent"], "FLOPs": spent["flops"], "seconds": spent["seconds"]}
-    return found | {TIME: run.final(TIME)}
+    """Return the costs of a run by name; NaN where one is unknown.
+
+    They are bytes and FLOPs of all clients, and wall-clock and virtual seconds.
+    """
+    total = totals(run)
+    return {
+        "bytes": total["sent"],
+        "FLOPs": total["flops"],
+        "seconds": total["seconds"],
+        TIME: run.final(TIME),
+    }
 
 
 def finals_of(group: Group, name: str, target: Target | None = None) -> dict[int, float]:
-    """By seed, the last value of a column, or a cost to the target; NaN if not reached."""
-    cost = name.removesuffix(UNTIL)
-    if target is None or cost == name:
+    """Return by seed the last value of a column, or a cost until a target is reached.
+
+    Args:
+        group: The runs.
+        name: The column, or the cost with the ending `UNTIL`.
+        target: The target of the cost. A run that did not reach it has NaN.
+    """
+    is_cost_to_target = target is not None and name.endswith(UNTIL)
+    if not is_cost_to_target:
         return group.finals(name)
+
+    assert target is not None
     column, value = target
+    cost = name.removesuffix(UNTIL)
     return {run.seed or 0: cost_to(value, run, column)[cost] for run in group.runs}
 
 
 def answer_of(
     a: Group, b: Group, metric: str, target: Target | None = None
 ) -> tuple[Difference, Verdict]:
-    """The difference of B and A, and the answer: none where a seed has no finite value."""
-    found = Difference.of(finals_of(b, metric, target), finals_of(a, metric, target))
-    complete = len(found.seeds) == len(a.runs)
-    up = -1 if metric.endswith(UNTIL) else text.direction(metric)
-    return found, found.verdict(up) if complete else "not shown"
+    """Return the difference of B and A, and the verdict on it.
+
+    No difference is shown if a seed has no finite value.
+
+    Args:
+        a: The experiment that is compared with.
+        b: The other one, with runs of the same seeds.
+        metric: The column, or a cost with the ending `UNTIL`.
+        target: The target of that cost.
+    """
+    difference = Difference.of(finals_of(b, metric, target), finals_of(a, metric, target))
+    if len(difference.seeds) < len(a.runs):
+        return difference, "not shown"
+
+    is_cost = metric.endswith(UNTIL)
+    return difference, difference.verdict(-1 if is_cost else text.direction(metric))
 
 
 def verdict(a: Group, b: Group, metric: str) -> str:
-    """The answer in one line."""
-    found, answer = answer_of(a, b, metric)
-    said = (
-        "no difference is shown" if answer == "not shown" else f"{b.name} is {answer} than {a.name}"
-    )
-    lacks = len(a.runs) - len(found.seeds)
-    without = f", {text.counted(lacks, 'seed')} without a finite value" if lacks else ""
-    needs = _seeds_text(found)
-    return f"{said}: {text.readable(metric)} {gain_text(found, metric)}{without}{needs}"
+    """Return the answer to whether B is better than A in one line."""
+    difference, answer = answer_of(a, b, metric)
+    line = "no difference is shown"
+    if answer != "not shown":
+        line = f"{b.name} is {answer} than {a.name}"
+
+    line += f": {text.readable(metric)} {gain_text(difference, metric)}"
+
+    missing = len(a.runs) - len(difference.seeds)
+    if missing > 0:
+        line += f", {text.counted(missing, 'seed')} without a finite value"
+    return line + _seeds_text(difference)
 
 
-def _seeds_text(found: Difference) -> str:
-    """How many seeds detect a difference of this size and spread; empty if that is not known."""
-    needed = found.seeds_needed()
+def _seeds_text(difference: Difference) -> str:
+    """Return how many seeds detect a difference of this size; empty if that is unknown."""
+    needed = difference.seeds_needed()
     if needed is None:
         return ""
-    if needed <= len(found.seeds):
+    if needed <= len(difference.seeds):
         return f"; {needed} seeds are enough to detect a difference of this size"
     return f"; about {needed} seeds would be needed to detect a difference of this size"
 
 
 def one_seed(a: Group, b: Group, metric: str) -> str:
-    """What can be said of two experiments with a single seed in common: no verdict, but a size.
+    """Return what can be said of two experiments with a single seed in common, in one line.
 
-    One difference has no spread. So the line says how large the spread may be for a few seeds to
-    detect a difference of this size.
+    It is no verdict, but a size. One difference has no spread. So the line says how large the
+    spread can be for a few seeds to detect a difference of this size.
     """
-    found = Difference.of(b.finals(metric), a.finals(metric))
-    if not found.seeds:
+    difference = Difference.of(b.finals(metric), a.finals(metric))
+    if not difference.seeds:
         return f"no verdict from one seed: {text.readable(metric)} is not finite in it"
 
-    gain = f"{_signed(metric, found.mean)}{_points(metric)}"
-    said = f"no verdict from one seed: {b.name} - {a.name} is {gain} {text.readable(metric)}"
-    said += f" in seed {found.seeds[0]}"
-    if not found.mean:
-        return f"{said}; an interval needs two seeds or more of each"
+    gain = f"{_signed(metric, difference.mean)}{_points(metric)} {text.readable(metric)}"
+    line = f"no verdict from one seed: {b.name} - {a.name} is {gain} in seed {difference.seeds[0]}"
+    if difference.mean == 0:
+        return f"{line}; an interval needs two seeds or more of each"
 
-    most = found.spread_detected(ENOUGH)
-    spread = f"{100 * most:.2f} points" if text.is_share(metric) else f"{most:.2g}"
+    largest = difference.spread_detected(ENOUGH)
+    spread = f"{100 * largest:.2f} points" if text.is_share(metric) else f"{largest:.2g}"
     return (
-        f"{said}; {ENOUGH} seeds would be needed to detect a difference of this size"
+        f"{line}; {ENOUGH} seeds would be needed to detect a difference of this size"
         f" if its standard deviation over seeds is {spread}, and more if it is larger"
     )
 
 
 def _points(metric: str) -> str:
-    """The unit of a difference of shares."""
+    """Return the unit of a difference of shares."""
     return " points" if text.is_share(metric) else ""
 
 
-def gain_text(found: Difference, metric: str) -> str:
-    """`+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
-    if not found.seeds:
+def gain_text(difference: Difference, metric: str) -> str:
+    """Return a difference as text: `+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
+    if not difference.seeds:
         return "no seed has both values"
-    gain, low, high = (_signed(metric, end) for end in (found.mean, found.low, found.high))
-    seeds = f"{text.counted(len(found.seeds), 'seed')} ({text.seeds_text(found.seeds)})"
-    return f"{gain}{_points(metric)} ({low} to {high}), {seeds}"
+    mean = _signed(metric, difference.mean)
+    low = _signed(metric, difference.low)
+    high = _signed(metric, difference.high)
+    seeds = f"{text.counted(len(difference.seeds), 'seed')} ({text.seeds_text(difference.seeds)})"
+    return f"{mean}{_points(metric)} ({low} to {high}), {seeds}"
 
 
 def _row(name: str, a: Group, b: Group, values: Mapping[Run, float], *, goal: str = "") -> Row:
-    finite_a, finite_b = (
-        {run.seed or 0: values[run] for run in group.runs if math.isfinite(values[run])}
-        for group in (a, b)
-    )
-    return Row(name, finite_a, finite_b, len(a.runs), goal)
+    """Return the row of some values of the runs of two experiments."""
+
+    def finite_values(group: Group) -> dict[int, float]:
+        return {run.seed or 0: values[run] for run in group.runs if math.isfinite(values[run])}
+
+    return Row(name, finite_values(a), finite_values(b), seeds=len(a.runs), goal=goal)
 
 
 def difference_table(rows: Sequence[Row], a: Group, b: Group) -> DataFrame:
-    """The rows as text, under the names of the two experiments."""
+    """Return the rows as a table of text, under the names of the two experiments."""
     from pandas import DataFrame
 
     heads = ["metric", a.name, b.name, f"{b.name} - {a.name} (95 % paired t interval)"]
@@ -246,12 +329,13 @@ def difference_table(rows: Sequence[Row], a: Group, b: Group) -> DataFrame:
 
 
 def paired(a: Group, b: Group) -> tuple[Group, Group]:
-    """Both with the finished runs of the seeds that they share, named by their labels."""
-    of_a, of_b = ({run.seed: run for run in group.runs if run.finished} for group in (a, b))
-    seeds = sorted(seed for seed in of_a.keys() & of_b.keys() if seed is not None)
+    """Return both with the finished runs of the seeds that they share, named by their labels."""
+    runs_of_a = {run.seed: run for run in a.runs if run.finished}
+    runs_of_b = {run.seed: run for run in b.runs if run.finished}
+    seeds = sorted(seed for seed in runs_of_a.keys() & runs_of_b.keys() if seed is not None)
     return (
-        replace(a, name=a.label, runs=tuple(of_a[seed] for seed in seeds)),
-        replace(b, name=b.label, runs=tuple(of_b[seed] for seed in seeds)),
+        replace(a, name=a.label, runs=tuple(runs_of_a[seed] for seed in seeds)),
+        replace(b, name=b.label, runs=tuple(runs_of_b[seed] for seed in seeds)),
     )
 
 
@@ -259,9 +343,9 @@ class Pairs(NamedTuple):
     """Which experiments can be compared with each other.
 
     Attributes:
-        pairs: the first experiment of each set of equal terms, and each of the others.
-        differ: the permitted differences of these pairs, in words.
-        alone: why the other experiments have no verdict, in words.
+        pairs: The first experiment of each set on equal terms, with each of the others.
+        differ: The permitted differences of these pairs, in words.
+        alone: Why the other experiments have no verdict, in words.
     """
 
     pairs: list[tuple[Group, Group]]
@@ -270,13 +354,15 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(groups: Sequence[Group], differ: Sequence[str] = ()) -> Pairs:
-    """Pairs of experiments on equal terms, see `paired`.
+    """Return the pairs of experiments on equal terms; see `paired`.
 
     Args:
-        groups: the experiments.
-        differ: keys in which they may differ, though they decide what is measured.
+        groups: The experiments.
+        differ: Keys in which they may differ, though they decide what is measured.
     """
     terms = {group: terms_of(group.runs[0]) for group in groups}
+
+    # Sets of experiments on equal terms.
     sets: list[list[Group]] = []
     for group in groups:
         for members in sets:
@@ -296,67 +382,113 @@ def pairs_of(groups: Sequence[Group], differ: Sequence[str] = ()) -> Pairs:
                     f"{key} differs: {mine} for {first.label}, {theirs} for {other.label}"
                 )
 
-    # Experiments without a partner are held against the first one; that against the second set.
-    lone = [members[0] for members in sets if len(members) == 1]
-    base = groups[0]
-    if lone == [base] and len(sets) > 1:
-        base = sets[1][0]
-    by_key: dict[str, list[tuple[str, str]]] = {}
-    for group in lone:
-        if group == base:
-            continue
-        key, mine, theirs = refused(unequal(terms[base], terms[group]), differ)[0]
-        detail = f"{mine} for {base.label}, {theirs} for {group.label}"
-        by_key.setdefault(key, []).append((group.label, detail))
-    alone = []
-    for key, found in by_key.items():
-        labels = [label for label, _ in found]
-        named = ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} experiments"
-        detail = found[0][1] if len(found) == 1 else f"not that of {base.label}"
-        alone.append(f"no verdict for {named}: {key} is {detail}; --differ {key} permits it")
+    alone = _lines_about_alone(groups[0], sets, terms, differ)
     if len(groups) == 1:
         alone.append("no verdict: all runs are of one experiment")
     return Pairs(pairs, permitted, alone)
 
 
+def _lines_about_alone(
+    first: Group,
+    sets: Sequence[Sequence[Group]],
+    terms: Mapping[Group, Mapping[str, str]],
+    differ: Sequence[str],
+) -> list[str]:
+    """Return lines that say why experiments without a partner have no verdict.
+
+    Args:
+        first: The first experiment.
+        sets: The sets of experiments on equal terms.
+        terms: The terms of each experiment.
+        differ: Keys in which experiments may differ.
+    """
+    alone = [members[0] for members in sets if len(members) == 1]
+
+    # They are held against the first experiment. If that is the only one without a partner, it is
+    # held against the next set.
+    base = first
+    if alone == [first] and len(sets) > 1:
+        base = sets[1][0]
+
+    labels_of_key: dict[str, list[str]] = {}
+    detail_of_key: dict[str, str] = {}
+    for group in alone:
+        if group == base:
+            continue
+        key, value_of_base, value = refused(unequal(terms[base], terms[group]), differ)[0]
+        labels_of_key.setdefault(key, []).append(group.label)
+        detail_of_key[key] = f"{value_of_base} for {base.label}, {value} for {group.label}"
+
+    lines = []
+    for key, labels in labels_of_key.items():
+        names = ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} experiments"
+        detail = detail_of_key[key] if len(labels) == 1 else f"not that of {base.label}"
+        lines.append(f"no verdict for {names}: {key} is {detail}; --differ {key} permits it")
+    return lines
+
+
 def answer_line(a: Group, b: Group, metric: str) -> str:
-    """What the shared seeds of a pair say of a metric, in one line."""
+    """Return what the shared seeds of a pair say about a metric, in one line."""
     if not a.runs:
         return f"no verdict for {b.name} and {a.name}: no finished runs with the same seed"
-    return one_seed(a, b, metric) if len(a.runs) == 1 else verdict(a, b, metric)
+    if len(a.runs) == 1:
+        return one_seed(a, b, metric)
+    return verdict(a, b, metric)
 
 
 def terms_of(run: Run) -> dict[str, str]:
-    """The values, as text, in which a run must agree with another to be compared with it.
+    """Return the values in which a run must agree with another to be compared with it.
 
     They are read from config.yaml, and without it from what environment.json says.
+
+    Returns:
+        The values as text, by their dotted keys.
     """
     values: dict[str, Any] = dict(run.settings)
     with suppress(yaml.YAMLError):
         config = yaml.load(run.config, Loader=yaml.BaseLoader)
-        values |= dict(flat(config)) if isinstance(config, dict) else {}
-    found = {
-        key: str(value)
-        for key, value in values.items()
-        if key_of(key).term and key_of(key).role != "how" and value not in ("null", "")
-    }
-    # An algorithm has its own moment of tests where the configuration names none.
-    if moment := run.environment.get("evaluate_at"):
-        found["model.evaluate_at"] = str(moment)
-    if not any(key.startswith("data.dataset") for key in found):
-        found["data.dataset"] = run.data
-    return found | {"clients": str(run.num_clients)}
+        if isinstance(config, dict):
+            values |= dict(flat(config))
+
+    terms = {}
+    for key, value in values.items():
+        is_term = key_of(key).term and key_of(key).role != "how"
+        if is_term and value not in ("null", ""):
+            terms[key] = str(value)
+
+    # If the configuration names no moment of tests, it is that of the algorithm.
+    moment = run.environment.get("evaluate_at")
+    if moment:
+        terms["model.evaluate_at"] = str(moment)
+
+    if not any(key.startswith("data.dataset") for key in terms):
+        terms["data.dataset"] = run.data
+    terms["clients"] = str(run.num_clients)
+    return terms
 
 
 def unequal(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Key, own and other value of all terms that are not the same."""
-    keys = sorted(own.keys() | theirs.keys())
-    both = [(key, own.get(key, "not set"), theirs.get(key, "not set")) for key in keys]
-    return [(key, mine, other) for key, mine, other in both if mine != other]
+    """Return the key, the own and the other value of all terms that are not the same."""
+    differences = []
+    for key in sorted(own.keys() | theirs.keys()):
+        own_value = own.get(key, "not set")
+        other_value = theirs.get(key, "not set")
+        if own_value != other_value:
+            differences.append((key, own_value, other_value))
+    return differences
 
 
 def refused(
-    found: Sequence[tuple[str, Any, Any]], differ: Sequence[str]
+    differences: Sequence[tuple[str, Any, Any]], differ: Sequence[str]
 ) -> list[tuple[str, Any, Any]]:
-    """Those differences that are not permitted: neither their key nor one above it is named."""
-    return [one for one in found if not any(f"{one[0]}.".startswith(f"{k}.") for k in differ)]
+    """Return the differences that are not permitted.
+
+    Args:
+        differences: Keys and values, as `unequal` returns them.
+        differ: The permitted keys. A key also permits all keys below it.
+    """
+
+    def is_permitted(key: str) -> bool:
+        return any(f"{key}.".startswith(f"{permitted}.") for permitted in differ)
+
+    return [difference for difference in differences if not is_permitted(difference[0])]

@@ -22,10 +22,13 @@ WIDTHS = (8, 16, 12, 10, 8)
 
 
 def mlp(num_classes: int = 5, rate: float = 1.0, widths: tuple[int, ...] = WIDTHS) -> DepthNet:
-    """The first blocks of linear layers."""
+    """Return the first blocks of a network of linear layers."""
     depth = round((len(widths) - 1) * rate)
-    blocks = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
-    heads = [nn.Linear(width, num_classes) for width in widths[1:]]
+    blocks = []
+    heads = []
+    for inputs, outputs in pairwise(widths):
+        blocks.append(nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU()))
+        heads.append(nn.Linear(outputs, num_classes))
     return DepthNet(blocks[:depth], heads[:depth])
 
 
@@ -35,27 +38,37 @@ def mlp(num_classes: int = 5, rate: float = 1.0, widths: tuple[int, ...] = WIDTH
 )
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     about = settings_of("depthfl", name)
-    how, net, most = about["fit_config"], about["model"], about["model"]["depth_max"]
-    algorithm = DepthFL(how["alpha"] * how["feddyn"], how["kd"], not how["extended"])
-    model: Any = partial(mlp, widths=(net["input"][0], *net["hidden"]))
-    if net["kind"] == "conv":
-        model = partial(DepthConv, channels=net["hidden"], pools=1)
-    depths = [most, *about["client_depth"]]
-    groups = [ClientGroup(1, model, rate=depth / most) for depth in depths]
-    names = {f"blocks.{i}.{j}": f"block{i + 1}.{j}" for i in range(4) for j in range(2)}
-    last = ".2" if net["kind"] == "conv" else ""
-    names |= {f"heads.{i}{last}": f"head{i + 1}" for i in range(4)}
+    settings = about["fit_config"]
+    network = about["model"]
+    is_conv = network["kind"] == "conv"
+    model: Any = partial(mlp, widths=(network["input"][0], *network["hidden"]))
+    if is_conv:
+        model = partial(DepthConv, channels=network["hidden"], pools=1)
+
+    # A first client of the full depth makes the server's model; it never takes part.
+    full_depth = network["depth_max"]
+    depths = [full_depth, *about["client_depth"]]
+    groups = [ClientGroup(1, model, rate=depth / full_depth) for depth in depths]
+    names = {}
+    for i in range(4):
+        names[f"blocks.{i}.0"] = f"block{i + 1}.0"
+        names[f"blocks.{i}.1"] = f"block{i + 1}.1"
+        names[f"heads.{i}.2" if is_conv else f"heads.{i}"] = f"head{i + 1}"
+
+    alpha = settings["alpha"] * settings["feddyn"]
+    algorithm = DepthFL(alpha, settings["kd"], not settings["extended"])
     run = Recorded("depthfl", name, algorithm, groups, names=names)
-    monkeypatch.setattr(run.fleet, "clients", len(depths) - 1)  # the first is not one of them
-    first = about["rounds"][0]["curr_round_counter"] - 1
-    for t, _ in run.rounds(monkeypatch, first):
+    monkeypatch.setattr(run.fleet, "clients", len(depths) - 1)
+    first_round = about["rounds"][0]["curr_round_counter"] - 1
+    for t, _ in run.rounds(monkeypatch, first_round):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
         if algorithm.alpha:
             close(algorithm.h, run.row(f"r{t}/h")[: len(algorithm.h)])
+
     module = module_of(run.fleet, None)
     module.eval()
-    ensemble, expected = module(run.tensors["data/0/x"][:6]), run.tensors["final/ensemble"]
-    torch.testing.assert_close(ensemble, expected, rtol=0, atol=5e-6)
+    ensemble = module(run.tensors["data/0/x"][:6])
+    torch.testing.assert_close(ensemble, run.tensors["final/ensemble"], rtol=0, atol=5e-6)
 
 
 def fleet(*clients: ClientGroup) -> Fleet:
@@ -67,11 +80,19 @@ def plain(num_classes: int = 3, *, widths: tuple[int, ...]) -> DepthNet:
 
 
 def test_a_client_sends_and_receives_the_layers_that_it_has() -> None:
-    fed = fleet(*(ClientGroup(1, partial(plain, widths=(8, 6, 4)[:depth])) for depth in (3, 2)))
+    deep = ClientGroup(1, partial(plain, widths=(8, 6, 4)))
+    shallow = ClientGroup(1, partial(plain, widths=(8, 6)))
+    fed = fleet(deep, shallow)
     run_round(fed, 0)
-    sizes = [4 * state.layout.floats.numel for state in fed.groups]
-    assert fed.ledger.totals[:, :2].tolist() == [[size, size] for size in sizes]
-    assert sizes == [4 * numbers for numbers in (8 * 5 + 6 * 9 + 4 * 7 + 3 * 21, 40 + 54 + 3 * 16)]
+
+    # Blocks of 4 to 8, 8 to 6 and 6 to 4 units, and heads to 3 classes, each with biases.
+    two_blocks = 8 * (4 + 1) + 6 * (8 + 1)
+    two_heads = 3 * (8 + 1) + 3 * (6 + 1)
+    of_shallow = 4 * (two_blocks + two_heads)
+    of_deep = of_shallow + 4 * (4 * (6 + 1) + 3 * (4 + 1))
+    assert [4 * state.layout.floats.numel for state in fed.groups] == [of_deep, of_shallow]
+    down_and_up = fed.ledger.totals[:, :2].tolist()
+    assert down_and_up == [[of_deep, of_deep], [of_shallow, of_shallow]]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +105,11 @@ def test_a_client_sends_and_receives_the_layers_that_it_has() -> None:
 def test_a_client_that_is_no_part_of_the_deepest_is_refused(
     widths: tuple[int, ...], found: str
 ) -> None:
-    with pytest.raises(
-        UserError, match=re.escape(f"group plain-1 does not fit into the server model: {found}")
-    ):
-        fleet(*(ClientGroup(1, partial(plain, widths=w)) for w in ((8, 6, 4), widths)))
+    deepest = ClientGroup(1, partial(plain, widths=(8, 6, 4)))
+    other = ClientGroup(1, partial(plain, widths=widths))
+    message = f"group plain-1 does not fit into the server model: {found}"
+    with pytest.raises(UserError, match=re.escape(message)):
+        fleet(deepest, other)
 
 
 def test_a_network_without_classifiers_on_the_way_is_refused() -> None:

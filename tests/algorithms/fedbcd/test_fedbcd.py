@@ -37,17 +37,20 @@ def test_gamma_zero_trains_devices_alone(method: Any) -> None:
 
 def test_with_one_server_async_is_sync_bit_for_bit() -> None:
     """By its own mixing, a server goes through the decentralised path; waiting for 1 is sync."""
-    feds = [
-        fleet(FedBCD(1, 4, gamma=[0.5, 1.0], **settings), model=Normed)
-        for settings in ({}, {"wait": 1}, {"mixing": [[1.0]]})
-    ]
+
+    def one_server(**settings: Any) -> Any:
+        return fleet(FedBCD(1, 4, gamma=[0.5, 1.0], **settings), model=Normed)
+
+    sync = one_server()
+    others = [one_server(wait=1), one_server(mixing=[[1.0]])]
     for t in range(4):
-        found = [run_round(fed, t) for fed in feds]
-        for fed, metrics in zip(feds[1:], found[1:], strict=True):
-            assert torch.equal(rows(fed), rows(feds[0]))
-            assert torch.equal(servers(fed), servers(feds[0]))
-            assert metrics["virtual_time"] == found[0]["virtual_time"]
-            assert metrics["bytes_up"] == found[0]["bytes_up"]
+        expected = run_round(sync, t)
+        for fed in others:
+            metrics = run_round(fed, t)
+            assert torch.equal(rows(fed), rows(sync))
+            assert torch.equal(servers(fed), servers(sync))
+            assert metrics["virtual_time"] == expected["virtual_time"]
+            assert metrics["bytes_up"] == expected["bytes_up"]
 
 
 @pytest.mark.parametrize("wait", [2, 3])
@@ -61,47 +64,55 @@ def test_what_theorem_1_bounds_is_in_the_metrics(wait: int) -> None:
         metrics = run_round(fed, t)
         first = [n for n in range(3) if metrics.get(f"mixed/{n}", 1.0)]
         assert len(first) == wait
+
         w = z[first].mean(0)
-        total = sum(
-            gammas[i % 3] * (w - rows(fed)[i].double())
-            for n in first
-            for i in fed.algorithm.hierarchy.devices(n, fed.clients)
-        )
-        assert metrics["server_gradient"] == pytest.approx(float(total.square().sum()), rel=1e-4)
+        gradient = torch.zeros_like(w)
+        for n in first:
+            for i in fed.algorithm.hierarchy.devices(n, fed.clients):
+                gradient += gammas[i % 3] * (w - rows(fed)[i].double())
+        expected = float(gradient.square().sum())
+        assert metrics["server_gradient"] == pytest.approx(expected, rel=1e-4)
+
         after = servers(fed).double()
-        apart = (after.mean(0) - after).norm(dim=1).max()
+        largest_distance = float((after.mean(0) - after).norm(dim=1).max())
         if wait < 3:
-            assert metrics["consensus"] == pytest.approx(float(apart))
+            assert metrics["consensus"] == pytest.approx(largest_distance)
         else:
             assert "consensus" not in metrics
 
 
 def test_a_server_s_gradient_is_of_the_devices_in_its_step() -> None:
     """FedBCD-I's are the active ones; with a mixing of its own, a server's model is that mean."""
-    fed = fleet(FedBCDI(3, 1, available=2, mixing=[[0.5, 0.25, 0.25]] + [[0.25, 0.375, 0.375]] * 2))
+    mixing = [[0.5, 0.25, 0.25], [0.25, 0.375, 0.375], [0.25, 0.375, 0.375]]
+    algorithm = FedBCDI(3, 1, available=2, mixing=mixing)
+    fed = fleet(algorithm)
     spread(fed)
     z = servers(fed).double()
     metrics = run_round(fed, 0)
-    assert isinstance(fed.algorithm, FedBCDI)
-    w = torch.tensor([[0.5, 0.25, 0.25]] + [[0.25, 0.375, 0.375]] * 2, dtype=torch.float64) @ z
-    active = fed.algorithm.queue[:, 0].tolist()
-    total = sum(0.2 * (w[n] - rows(fed)[i].double()) for n, i in enumerate(active))
-    assert metrics["server_gradient"] == pytest.approx(float(total.square().sum()), rel=1e-4)
+
+    w = torch.tensor(mixing, dtype=torch.float64) @ z
+    gradient = torch.zeros_like(w[0])
+    for n, i in enumerate(algorithm.queue[:, 0].tolist()):
+        gradient += 0.2 * (w[n] - rows(fed)[i].double())
+    expected = float(gradient.square().sum())
+    assert metrics["server_gradient"] == pytest.approx(expected, rel=1e-4)
     assert [metrics[f"mixed/{n}"] for n in range(3)] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("step", ["mean", "sum"])
 def test_when_all_are_waited_for_the_mean_of_the_servers_is_the_sync_model(step: Any) -> None:
     """One start, equal gamma and device counts, one round; in sums, N servers share one eta_z."""
-    count, rate = 3, 0.1
-    uniform = [[1 / count] * count] * count
+    count = 3
+    rate = 0.1
     sync = fleet(FedBCD(count, 2, server_lr=rate, server_step=step), model=Normed)
-    rate *= count if step == "sum" else 1
-    mixed = fleet(
-        FedBCD(count, 2, server_lr=rate, server_step=step, mixing=uniform), model=Normed
-    )  # fmt: skip
-    for fed in (sync, mixed):
-        run_round(fed, 0)
+
+    uniform = [[1 / count] * count] * count
+    own_rate = rate * count if step == "sum" else rate
+    algorithm = FedBCD(count, 2, server_lr=own_rate, server_step=step, mixing=uniform)
+    mixed = fleet(algorithm, model=Normed)
+
+    run_round(sync, 0)
+    run_round(mixed, 0)
     assert torch.equal(rows(sync), rows(mixed))
     torch.testing.assert_close(servers(mixed).mean(0), servers(sync)[0], rtol=0, atol=1e-6)
     assert not torch.equal(servers(mixed)[0], servers(mixed)[1])
@@ -113,26 +124,33 @@ def test_all_active_devices_reach_the_minimiser_of_problem_2(step: Any, rate: fl
 
     (A_i + gamma_i) x_i - gamma_i z = b_i;   sum_i gamma_i (z - x_i) = 0.
     """
-    devices, gammas = 4, [1.0, 0.5]
+    devices = 4
+    gammas = [1.0, 0.5]
     local = Local(eta=0.5, zeta=0.5, box=(-50.0, 50.0))
-    algorithm = FedBCD(
-        2, 2, gamma=gammas, server_lr=rate, server_step=step, steps=(2, 3)
-    )  # fmt: skip
-    fed, oracle = federation(algorithm, devices, local), Oracle(algorithm, devices, local)
-    system = torch.zeros(2 * devices + 2, 2 * devices + 2, dtype=torch.float64)
-    right, eye = torch.zeros(2 * devices + 2, dtype=torch.float64), torch.eye(2)
+    algorithm = FedBCD(2, 2, gamma=gammas, server_lr=rate, server_step=step, steps=(2, 3))
+    fed = federation(algorithm, devices, local)
+    oracle = Oracle(algorithm, devices, local)
+
+    # The unknowns are all x_i, with two elements each, and then z.
+    unknowns = 2 * devices + 2
+    system = torch.zeros(unknowns, unknowns, dtype=torch.float64)
+    right_side = torch.zeros(unknowns, dtype=torch.float64)
+    z = slice(2 * devices, unknowns)
     for i in range(devices):
-        here, gamma = slice(2 * i, 2 * i + 2), gammas[i % 2]
-        system[here, here] = torch.from_numpy(oracle.A[i]) + gamma * eye
-        system[here, -2:] = -gamma * eye
-        system[-2:, here] = -gamma * eye
-        system[-2:, -2:] += gamma * eye
-        right[here] = torch.from_numpy(oracle.b[i])
-    minimiser = torch.linalg.solve(system, right).float().view(-1, 2)
+        x = slice(2 * i, 2 * i + 2)
+        gamma = gammas[i % 2] * torch.eye(2)
+        system[x, x] = torch.from_numpy(oracle.A[i]) + gamma
+        system[x, z] = -gamma
+        system[z, x] = -gamma
+        system[z, z] += gamma
+        right_side[x] = torch.from_numpy(oracle.b[i])
+    solution = torch.linalg.solve(system, right_side).float()
+
     for t in range(45):
         run_round(fed, t)
-    torch.testing.assert_close(rows(fed)[:, :2], minimiser[:-1], rtol=0, atol=2e-5)
-    torch.testing.assert_close(servers(fed)[0, :2], minimiser[-1], rtol=0, atol=2e-5)
+    expected_rows = solution[: 2 * devices].view(devices, 2)
+    torch.testing.assert_close(rows(fed)[:, :2], expected_rows, rtol=0, atol=2e-5)
+    torch.testing.assert_close(servers(fed)[0, :2], solution[z], rtol=0, atol=2e-5)
 
 
 def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
@@ -140,25 +158,27 @@ def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
 
     Two samples a device, in one batch: with momentum 1 its statistics are those of its features.
     """
-    sizes, gammas = [2] * 4, [1.0, 3.0]
+    gammas = [1.0, 3.0]
     algorithm = FedBCD(2, 2, gamma=gammas, steps=(1, 3))
-    fed = fleet(
-        algorithm, model=Normed, sizes=sizes, optimizer=partial(ASPG, lr=0.1, box=(-0.01, 0.01))
-    )  # fmt: skip
-    layout = fed.groups[0].layout.floats
+    aspg = partial(ASPG, lr=0.1, box=(-0.01, 0.01))
+    fed = fleet(algorithm, model=Normed, sizes=[2] * 4, optimizer=aspg)
     for t in range(2):
         run_round(fed, t)
+
+    layout = fed.groups[0].layout.floats
     features = fed.data.dataset.load("train").x.view(4, 2, 4)  # type: ignore[attr-defined]
     weights = torch.tensor(gammas * 2) / 8
     for name, expected in (("mean", features.mean(1)), ("var", features.var(1))):
         key = f"net.layers.0.running_{name}"
         for device in range(4):
-            found = layout.views(fed.row(device).floats)[key]
-            torch.testing.assert_close(found, expected[device], rtol=1e-5, atol=1e-6)
-        mean = layout.views(algorithm.clouds.of(0).floats)[key]
-        torch.testing.assert_close(mean, weights @ expected, rtol=1e-5, atol=1e-6)
+            statistics = layout.views(fed.row(device).floats)[key]
+            torch.testing.assert_close(statistics, expected[device], rtol=1e-5, atol=1e-6)
+        of_server = layout.views(algorithm.clouds.of(0).floats)[key]
+        torch.testing.assert_close(of_server, weights @ expected, rtol=1e-5, atol=1e-6)
+
     counts = [int(fed.row(k).integers[0]) for k in range(4)]
     assert int(algorithm.clouds.of(0).integers[0]) == max(counts) > 2
+
     trained = rows(fed)[:, : layout.span(6)]
     assert trained.abs().max() <= 0.01
 
@@ -168,12 +188,16 @@ def test_models_that_are_tested_and_deployed() -> None:
     algorithm = FedBCD(3, 1, wait=2)
     fed = fleet(algorithm)
     run_round(fed, 0)
-    whole, own = (algorithm.models(fed, "global", []), algorithm.models(fed, "local", range(6)))
-    assert whole is not None
-    assert own is not None
-    assert list(whole.clients) == [0, 1, 2]
-    assert torch.equal(whole.read([0, 1, 2]).floats, servers(fed))
-    assert torch.equal(own.read(range(6)).floats, servers(fed).repeat_interleave(2, 0))
+
+    of_servers = algorithm.models(fed, "global", [])
+    assert of_servers is not None
+    assert list(of_servers.clients) == [0, 1, 2]
+    assert torch.equal(of_servers.read([0, 1, 2]).floats, servers(fed))
+
+    of_devices = algorithm.models(fed, "local", range(6))
+    assert of_devices is not None
+    assert torch.equal(of_devices.read(range(6)).floats, servers(fed).repeat_interleave(2, 0))
+
     for device in range(6):
         assert torch.equal(row_held(fed, device)[1].floats, rows(fed)[device])
 
@@ -186,10 +210,14 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     data = data_of(x, torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
     algorithm = FedBCD(1, 3, gamma=[1.0, 0.5, 2.0], server_lr=0.25, server_step=step)
     fed = fleet_of(
-        [ClientGroup(3, partial(Line, START))], algorithm, data,
+        [ClientGroup(3, partial(Line, START))],
+        algorithm,
+        data,
         optimizer=partial(ASPG, lr=1e-9, box=None),
-    )  # fmt: skip
-    fed.row(0).floats[0], fed.row(2).floats[0] = 4.0, 7.0
+    )
+    fed.row(0).floats[0] = 4.0
+    fed.row(2).floats[0] = 7.0
+
     metrics = run_round(fed, 0)
     assert metrics["excluded"] == 1.0
     assert fed.row(1).floats[:2].tolist() == list(START)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
-from typing import Any
+from itertools import combinations, product
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.flexifed.prefix_trie import Trie
+from lightfed.algorithms.flexifed.prefix_trie import Node, Trie
 from lightfed.algorithms.flexifed.signature import Layer
 from lightfed.algorithms.flexifed.strategies import (
     BasicCommon,
@@ -28,13 +28,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
-from tests.small import (
-    fleet_of,
-    has_global_model,
-    random_data,
-    row_held,
-    run_round,
-)
+from tests.small import fleet_of, has_global_model, random_data, row_held, run_round
 
 STRATEGIES: list[Callable[..., FlexiFed]] = [BasicCommon, ClusteredCommon, MaxCommon, ClusteredFL]
 slow = partial(SGD, lr=0.05)
@@ -58,61 +52,72 @@ class Stack(nn.Module):
         return self.head(self.layers(x))
 
 
-# Two of a, two of b, one of c: all begin with 5, b and c go on with 6; a and c end in 5 -> 3.
+# Two clients of a, two of b, one of c. All networks begin with 5 units; b and c go on with 6; a and
+# c end in a classifier from 5 units to 3 classes.
 WIDTHS = {"a": (5,), "b": (5, 6, 7), "c": (5, 6, 5)}
 COUNTS = {"a": 2, "b": 2, "c": 1}
 
 
 def groups_of(counts: dict[str, int] = COUNTS) -> list[ClientGroup]:
-    return [ClientGroup(count, partial(Stack, *WIDTHS[n]), name=n) for n, count in counts.items()]
+    groups = []
+    for name, count in counts.items():
+        groups.append(ClientGroup(count, partial(Stack, *WIDTHS[name]), name=name))
+    return groups
 
 
 def flexi_fleet(strategy: Algorithm, groups: list[ClientGroup] | None = None, **work: Any) -> Fleet:
+    """Return clients of a strategy; by default those of COUNTS."""
     groups = groups_of() if groups is None else groups
-    sizes = [6 + k % 3 for k in range(sum(group.count for group in groups))]
+    num_clients = sum(group.count for group in groups)
+    sizes = [6 + k % 3 for k in range(num_clients)]
     return fleet_of(groups, strategy, random_data(sizes), optimizer=slow, **work)
 
 
 def tensors_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
-    layout, row = fleet.state(client).layout, fleet.row(client)
+    """Return copies of a client's tensors, by the names in its network."""
+    layout = fleet.state(client).layout
+    row = fleet.row(client)
     views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     return {name.removeprefix("net."): view.clone() for name, view in views.items()}
 
 
-def sharers(strategy: FlexiFed, counts: dict[str, int] = COUNTS) -> dict[str, str]:
-    """Tensor of a group -> the groups that it is averaged over, itself among them."""
-    fleet = flexi_fleet(strategy, groups_of(counts))
+def sharers(strategy: FlexiFed) -> dict[str, dict[str, str]]:
+    """Return whom every group shares its tensors with: group -> tensor -> groups, itself included.
+
+    Tensors are the weights of linear layers and norms. One that no mean includes is missing.
+    """
+    fleet = flexi_fleet(strategy)
     names = [state.name for state in fleet.groups]
-    groups = strategy.trie.shared(strategy.choose(strategy.trie))
-    return {
-        f"{names[c]}.{tensor.removeprefix('net.')}": "".join(names[k] for k in group.names)
-        for group in groups
-        for c, tensors in group.names.items()
-        for tensor in tensors
-        if tensor.endswith("weight") and len(tensor.split(".")) < 5
-    }
+    sharers: dict[str, dict[str, str]] = {name: {} for name in names}
+    for shared in strategy.trie.shared(strategy.choose(strategy.trie)):
+        groups = "".join(names[group] for group in shared.names)
+        for group, tensors in shared.names.items():
+            for tensor in tensors:
+                if tensor.endswith("weight"):
+                    sharers[names[group]][tensor.removeprefix("net.")] = groups
+    return sharers
 
 
-LAYERS = {
-    "a": ["layers.0", "layers.1", "head"],
-    "b": ["layers.0", "layers.1", "layers.3", "layers.4", "layers.6", "layers.7", "head"],
-    "c": ["layers.0", "layers.1", "layers.3", "layers.4", "layers.6", "layers.7", "head"],
-}
+def spelled(**of_groups: str) -> dict[str, dict[str, str]]:
+    """Return what `sharers` should return.
 
-
-def spelled(**sharers: str) -> dict[str, str]:
-    """Of each group, who shares its linear layers in order, a dash where nobody does."""
-    found = {}
-    for group, words in sharers.items():
-        linear = [n for n in LAYERS[group] if n == "head" or int(n.split(".")[1]) % 3 == 0]
-        for name, who in zip(linear, words.split(), strict=True):
-            if who == "-":
-                continue
-            found[f"{group}.{name}.weight"] = who
-            if name != "head":
-                norm = f"layers.{int(name.split('.')[1]) + 1}"
-                found[f"{group}.{norm}.weight"] = who
-    return found
+    Args:
+        **of_groups: Of each group, who shares its linear layers in order, the classifier last; a
+            dash where no mean includes the layer. A norm is shared as the layer in front of it.
+    """
+    expected: dict[str, dict[str, str]] = {}
+    for group, text in of_groups.items():
+        *hidden, classifier = text.split()
+        expected[group] = {}
+        for position, groups in enumerate(hidden):
+            if groups != "-":
+                linear = 3 * position  # each layer is linear, norm, ReLU
+                norm = linear + 1
+                expected[group][f"layers.{linear}.weight"] = groups
+                expected[group][f"layers.{norm}.weight"] = groups
+        if classifier != "-":
+            expected[group]["head.weight"] = classifier
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -122,51 +127,80 @@ def spelled(**sharers: str) -> dict[str, str]:
         (ClusteredCommon(), spelled(a="abc a", b="abc b b b", c="abc c c c")),
         (MaxCommon(), spelled(a="abc a", b="abc bc b b", c="abc bc c c")),
         (ClusteredFL(), spelled(a="a a", b="b b b b", c="c c c c")),
-        (MaxCommon(max_common_layers=0), {}),
+        (MaxCommon(max_common_layers=0), spelled(a="- -", b="- - - -", c="- - - -")),
         (MaxCommon(max_common_layers=1), spelled(a="abc -", b="abc - - -", c="abc - - -")),
         (MaxCommon(max_common_layers=2), spelled(a="abc a", b="abc bc - -", c="abc bc - -")),
         (MaxCommon(share_classifier=True), spelled(a="abc ac", b="abc bc b b", c="abc bc c ac")),
     ],
 )
-def test_who_shares_what(strategy: FlexiFed, expected: dict[str, str]) -> None:
+def test_who_shares_what(strategy: FlexiFed, expected: dict[str, dict[str, str]]) -> None:
     assert sharers(strategy) == expected
+
+
+LayerOfGroup: TypeAlias = tuple[int, int]
+"""A group, and the position of one of its layers."""
+
+
+def layers_alike(trie: Trie, nodes: list[Node]) -> dict[LayerOfGroup, set[LayerOfGroup]]:
+    """Return with which layers each layer is averaged, itself included."""
+    alike: dict[LayerOfGroup, set[LayerOfGroup]] = {}
+    for node in nodes:
+        layers = set()
+        for group in node.groups:
+            from_start = range(len(trie.models[group]))
+            layers.add((group, from_start[node.depth]))
+        assert not layers & alike.keys(), "nodes are disjoint"
+        alike |= dict.fromkeys(layers, layers)
+    return alike
 
 
 @given(st.lists(st.text("abB", min_size=1, max_size=5), min_size=1, max_size=5))
 def test_a_shared_classifier_adds_and_takes_nobody_away(words: list[str]) -> None:
     """Linear layers; b and B have the same shapes, but are not alike."""
-    models = {
-        group: [
-            Layer(str(place), "Linear", (kind,), (f"{place}.w",), ((ord(kind.lower()),),), 1, kind)
-            for place, kind in enumerate(word)
-        ]
-        for group, word in enumerate(words)
-    }
+
+    def layer(kind: str, position: int) -> Layer:
+        shape = (ord(kind.lower()),)
+        return Layer(str(position), "Linear", (kind,), (f"{position}.w",), (shape,), 1, kind)
+
+    models = {}
+    for group, word in enumerate(words):
+        models[group] = [layer(kind, position) for position, kind in enumerate(word)]
     trie = Trie.build(models)
-    found = []
-    for shared in (False, True):
-        nodes = MaxCommon(share_classifier=shared).choose(trie)
-        groups = [{(c, range(len(models[c]))[node.depth]) for c in node.groups} for node in nodes]
-        assert sum(map(len, groups)) == sum(map(len, words))  # every layer is in one of them
-        found.append({place: group for group in groups for place in group})
-    assert all(group <= found[1][place] for place, group in found[0].items())
+    without = layers_alike(trie, MaxCommon().choose(trie))
+    shared = layers_alike(trie, MaxCommon(share_classifier=True).choose(trie))
+
+    every_layer = {(group, i) for group, word in enumerate(words) for i in range(len(word))}
+    assert without.keys() == shared.keys() == every_layer
+    for layer_of_group in every_layer:
+        assert without[layer_of_group] <= shared[layer_of_group]
+
+    # Classifiers are averaged if and only if their shapes are equal.
+    classifiers = [(group, len(word) - 1) for group, word in enumerate(words)]
     for one, other in product(range(len(words)), repeat=2):
-        agree = models[one][-1].shapes == models[other][-1].shapes
-        assert ((other, len(words[other]) - 1) in found[1][one, len(words[one]) - 1]) == agree
+        same_shapes = models[one][-1].shapes == models[other][-1].shapes
+        assert (classifiers[other] in shared[classifiers[one]]) == same_shapes
 
 
 def test_only_what_is_shared_travels() -> None:
     """A client of a shares everything, with all or with the other; c's last layers are its own."""
     fleet = flexi_fleet(MaxCommon())
     run_round(fleet, 0)
-    first = 4 * (4 * 5 + 5 + 4 * 5) + 8  # linear, norm with statistics, a count
-    second = 4 * (5 * 6 + 6 + 4 * 6) + 8
-    head = 4 * (5 * 3 + 3)
     up, down, _ = fleet.ledger.totals.T
     assert up.tolist() == down.tolist()
-    assert [up[0], up[1], up[4]] == [first + head, first + head, first + second]
-    layout = fleet.groups[1].layout
-    assert up[2] == up[3] == 4 * layout.floats.numel + 8 * layout.integers.numel
+
+    # A linear layer with its norm: weights, bias, four vectors of the norm, and an int64 count.
+    first = 4 * (4 * 5 + 5 + 4 * 5) + 8
+    second = 4 * (5 * 6 + 6 + 4 * 6) + 8
+    head = 4 * (5 * 3 + 3)
+    layout_of_b = fleet.groups[1].layout
+    everything_of_b = 4 * layout_of_b.floats.numel + 8 * layout_of_b.integers.numel
+    assert up.tolist() == [
+        first + head,
+        first + head,
+        everything_of_b,
+        everything_of_b,
+        first + second,
+    ]
 
 
 def test_who_does_not_take_part_keeps_its_row() -> None:
@@ -174,20 +208,29 @@ def test_who_does_not_take_part_keeps_its_row() -> None:
     fleet = flexi_fleet(BasicCommon(), clients_per_round=2)
     for t in range(6):
         before = [tensors_of(fleet, k) for k in range(5)]
-        chosen = fleet.participants(t)
+        first, second = fleet.participants(t)
         run_round(fleet, t)
         after = [tensors_of(fleet, k) for k in range(5)]
-        one, other = (after[k] for k in chosen)
-        common = [n for n in one if n in other and torch.equal(one[n], other[n])]
-        kinds = {fleet.home_group(k) for k in chosen}
-        if len(kinds) == 1:
-            assert common == list(one)
-        else:
-            assert {n.rpartition(".")[0] for n in common} >= {"layers.0", "layers.1"}
-            assert ("layers.3.weight" in common) == (0 not in kinds)
-            assert "head.weight" not in common
-        for k in set(range(5)) - set(chosen):
-            assert all(torch.equal(after[k][n], before[k][n]) for n in after[k])
+
+        for k in set(range(5)) - {first, second}:
+            assert same_tensors(after[k], before[k])
+
+        if fleet.home_group(first) == fleet.home_group(second):
+            assert same_tensors(after[first], after[second])
+            continue
+        equal = set()
+        for name, tensor in after[first].items():
+            if name in after[second] and torch.equal(tensor, after[second][name]):
+                equal.add(name)
+        assert {"layers.0.weight", "layers.0.bias", "layers.1.weight"} <= equal
+        one_is_of_a = 0 in (fleet.home_group(first), fleet.home_group(second))
+        assert ("layers.3.weight" in equal) == (not one_is_of_a)
+        assert "head.weight" not in equal
+
+
+def same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Return whether two clients have the same tensors."""
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 # Identities.
@@ -200,14 +243,15 @@ def by_samples(initial: Any) -> FlexiFed:
 @pytest.mark.parametrize("strategy", [*STRATEGIES, by_samples])
 def test_equal_architectures_are_fedavg(strategy: Callable[..., FlexiFed]) -> None:
     """From a common start, with the same weights."""
-    average = FedAvg("samples" if strategy is by_samples else "uniform")
     groups = [ClientGroup(3, partial(Stack, 5, 6))]
-    fleets = [flexi_fleet(a, groups, epochs=2) for a in (average, strategy(initial="group"))]
+    fedavg = FedAvg("samples" if strategy is by_samples else "uniform")
+    with_server = flexi_fleet(fedavg, groups, epochs=2)
+    without = flexi_fleet(strategy(initial="group"), groups, epochs=2)
     for t in range(3):
-        for fleet in fleets:
-            run_round(fleet, t)
+        run_round(with_server, t)
+        run_round(without, t)
         for client in range(3):
-            assert torch.equal(fleets[1].row(client).floats, average.model.floats)
+            assert torch.equal(without.row(client).floats, fedavg.model.floats)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -222,38 +266,43 @@ def test_groups_of_one_architecture_are_one(strategy: Callable[..., FlexiFed]) -
 
 
 def test_no_common_layers_is_standalone() -> None:
-    fleets = [flexi_fleet(a) for a in (Standalone(), MaxCommon(0, initial="group"))]
+    alone = flexi_fleet(Standalone())
+    sharing_nothing = flexi_fleet(MaxCommon(0, initial="group"))
     for t in range(2):
-        metrics = [run_round(fleet, t) for fleet in fleets]
-    assert metrics[1]["bytes_up"] == metrics[1]["bytes_down"] == 0
+        run_round(alone, t)
+        metrics = run_round(sharing_nothing, t)
+        assert metrics["bytes_up"] == 0
+        assert metrics["bytes_down"] == 0
     for client in range(5):
-        one, other = (fleet.row(client) for fleet in fleets)
-        assert torch.equal(one.floats, other.floats)
-        assert torch.equal(one.integers, other.integers)
+        assert same_tensors(tensors_of(alone, client), tensors_of(sharing_nothing, client))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_clusters_that_share_nothing_are_clustered_fl(strategy: Callable[..., FlexiFed]) -> None:
     strangers = [ClientGroup(2, partial(Stack, 5)), ClientGroup(3, partial(Stack, 6))]
-    ours, theirs = (flexi_fleet(make(), strangers) for make in (strategy, ClusteredFL))
-    for fleet in (ours, theirs):
-        run_round(fleet, 0)
-    same = [torch.equal(ours.row(k).floats, theirs.row(k).floats) for k in range(5)]
-    assert same == [strategy is not BasicCommon] * 5
+    ours = flexi_fleet(strategy(), strangers)
+    clustered = flexi_fleet(ClusteredFL(), strangers)
+    run_round(ours, 0)
+    run_round(clustered, 0)
+    for k in range(5):
+        is_same = torch.equal(ours.row(k).floats, clustered.row(k).floats)
+        assert is_same == (strategy is not BasicCommon)  # which shares only what all have
 
 
 # The start.
 
 
 def test_every_client_starts_from_its_own_values() -> None:
-    fleets = [flexi_fleet(MaxCommon()), flexi_fleet(MaxCommon(), groups_of({"a": 2, "c": 3}))]
-    starts = [[tensors_of(fleet, k)["layers.0.weight"] for k in range(5)] for fleet in fleets]
-    for k in range(5):
-        assert not any(torch.equal(starts[0][k], starts[0][other]) for other in range(k))
-    # Of seed and client alone; client 4 is of c in both.
+    fleet = flexi_fleet(MaxCommon())
+    starts = [tensors_of(fleet, k)["layers.0.weight"] for k in range(5)]
+    for one, other in combinations(starts, 2):
+        assert not torch.equal(one, other)
+
+    # They depend on the seed and the client alone; clients 0, 1 and 4 have the same networks here.
+    other_fleet = flexi_fleet(MaxCommon(), groups_of({"a": 2, "c": 3}))
     for k in (0, 1, 4):
-        assert torch.equal(starts[0][k], starts[1][k])
-    assert torch.equal(tensors_of(fleets[0], 0)["layers.1.running_var"], torch.ones(5))
+        assert torch.equal(tensors_of(other_fleet, k)["layers.0.weight"], starts[k])
+    assert torch.equal(tensors_of(fleet, 0)["layers.1.running_var"], torch.ones(5))
 
 
 @pytest.mark.parametrize("initial", ["own", "group"])
@@ -264,7 +313,8 @@ def test_a_client_that_diverges_starts_again_and_spoils_no_mean(initial: Any) ->
     metrics = run_round(fleet, 0)
     assert metrics["excluded"] == 1
     after = [tensors_of(fleet, k) for k in range(5)]
-    assert all(value.isfinite().all() for tensors in after for value in tensors.values())
+    for tensors in after:
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert torch.equal(after[4]["head.weight"], start["head.weight"])
     assert torch.equal(after[4]["layers.0.weight"], after[0]["layers.0.weight"])  # it is sent all
 

@@ -1,7 +1,7 @@
 """Means of groups against a loop over tensors; one rank and several get the same bits."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +23,12 @@ PARAMETERS, BUFFERS, INTEGERS = "abc", "de", "nm"
 
 
 def layout_of(tensors: Sequence[str]) -> ModelLayout:
-    """Of tensors in this order, each kind by itself."""
-
-    def part(kind: str) -> list[tuple[str, tuple[int, ...]]]:
-        return [(name, SHAPES[name]) for name in tensors if name in kind]
-
-    parameters = part(PARAMETERS)
-    floats = Layout.build([*parameters, *part(BUFFERS)])
-    return ModelLayout(floats, Layout.build(part(INTEGERS)), len(parameters))
+    """Return the layout of some tensors in this order, each kind by itself."""
+    parameters = [(name, SHAPES[name]) for name in tensors if name in PARAMETERS]
+    buffers = [(name, SHAPES[name]) for name in tensors if name in BUFFERS]
+    integers = [(name, SHAPES[name]) for name in tensors if name in INTEGERS]
+    floats = Layout.build([*parameters, *buffers])
+    return ModelLayout(floats, Layout.build(integers), len(parameters))
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,11 @@ class Case:
     """Participants 0, 1, ... of some groups, and what is shared.
 
     Attributes:
-        layouts: of the groups.
-        shared: sets of tensors.
-        groups: of the participants.
-        weights: of those whose values count.
-        rows: of the participants.
+        layouts: The layout of each group.
+        shared: Disjoint sets of tensors.
+        groups: The group of each participant.
+        weights: The weights of those whose values count.
+        rows: The row of each participant.
     """
 
     layouts: list[ModelLayout]
@@ -55,12 +53,18 @@ class Case:
     def means(self) -> GroupMeans:
         return GroupMeans(self.shared, self.layouts, self.groups)
 
-    def copies(self, some: Sequence[int]) -> dict[int, Row]:
-        return {k: Row(self.rows[k].floats.clone(), self.rows[k].integers.clone()) for k in some}
+    def copies(self, clients: Iterable[int]) -> dict[int, Row]:
+        return {k: self.rows[k].clone() for k in clients}
+
+    def tensors(self, rows: Mapping[int, Row], client: int) -> dict[str, Tensor]:
+        """Return the tensors of a client as views of its row."""
+        layout = self.layouts[self.groups[client]]
+        row = rows[client]
+        return layout.floats.views(row.floats) | layout.integers.views(row.integers)
 
 
 def filled(layout: ModelLayout, rng: torch.Generator) -> Row:
-    """Random values; padding is zero."""
+    """Return a row of random values; padding is zero."""
     row = Row(layout.floats.new_row(), layout.integers.new_row(dtype=torch.int64))
     for view in layout.floats.views(row.floats).values():
         view.copy_(torch.randn(view.shape, generator=rng))
@@ -73,74 +77,85 @@ def filled(layout: ModelLayout, rng: torch.Generator) -> Row:
 def cases(draw: st.DrawFn) -> Case:
     """Every group has some of the tensors in an order; groups share some of what they have."""
     orders = draw(st.lists(st.permutations(sorted(SHAPES)), min_size=1, max_size=3))
-    held = [order[: draw(st.integers(1, len(SHAPES)))] for order in orders]
-    shared: dict[tuple[int, ...], list[str]] = {}
+    tensors_of_groups = [order[: draw(st.integers(1, len(SHAPES)))] for order in orders]
+    layouts = [layout_of(tensors) for tensors in tensors_of_groups]
+
+    tensors_shared_by: dict[tuple[int, ...], list[str]] = {}
     for name in draw(st.permutations(sorted(SHAPES))):
-        havers = [c for c, names in enumerate(held) if name in names]
-        if chosen := draw(st.sets(st.sampled_from(havers))) if havers else set():
-            shared.setdefault(tuple(sorted(chosen)), []).append(name)
-    parts = [SharedTensors(dict.fromkeys(groups, tuple(names))) for groups, names in shared.items()]
-    members = draw(st.lists(st.integers(0, len(held) - 1), min_size=1, max_size=6))
-    layouts = [layout_of(names) for names in held]
+        owners = [group for group, tensors in enumerate(tensors_of_groups) if name in tensors]
+        if not owners:
+            continue
+        sharers = draw(st.sets(st.sampled_from(owners)))
+        if sharers:
+            tensors_shared_by.setdefault(tuple(sorted(sharers)), []).append(name)
+    shared = []
+    for groups, names in tensors_shared_by.items():
+        shared.append(SharedTensors(dict.fromkeys(groups, tuple(names))))
+
+    group_of = draw(st.lists(st.integers(0, len(layouts) - 1), min_size=1, max_size=6))
+    clients = st.integers(0, len(group_of) - 1)
     rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     return Case(
         layouts,
-        parts,
-        dict(enumerate(members)),
-        draw(st.dictionaries(st.integers(0, len(members) - 1), st.integers(1, 60).map(float))),
-        {k: filled(layouts[group], rng) for k, group in enumerate(members)},
+        shared,
+        dict(enumerate(group_of)),
+        draw(st.dictionaries(clients, st.integers(1, 60).map(float))),
+        {k: filled(layouts[group], rng) for k, group in enumerate(group_of)},
     )
 
 
-def tensors_of(case: Case, rows: Mapping[int, Row], client: int) -> dict[str, Tensor]:
-    layout, row = case.layouts[case.groups[client]], rows[client]
-    return layout.floats.views(row.floats) | layout.integers.views(row.integers)
-
-
 def expected_of(case: Case) -> dict[int, Row]:
-    """Tensor by tensor."""
-    rows = case.copies(sorted(case.rows))
-    views = {k: tensors_of(case, rows, k) for k in rows}
-    for part in case.shared:
-        members = [k for k in rows if case.groups[k] in part.names]
+    """Return the rows that the case should end with, averaged tensor by tensor."""
+    rows = case.copies(case.rows)
+    tensors = {k: case.tensors(rows, k) for k in rows}
+    for shared in case.shared:
+        members = [k for k in rows if case.groups[k] in shared.names]
         weights = {k: case.weights[k] for k in members if k in case.weights}
-        names = {name for names in part.names.values() for name in names}
-        for name in names if weights and len(members) > 1 else ():
+        if len(members) < 2 or not weights:
+            continue
+
+        # In these cases a tensor has one name in all groups.
+        for name in shared.names[case.groups[members[0]]]:
             if name in INTEGERS:
-                mean = torch.stack([views[k][name] for k in weights]).amax(0)
+                result = torch.stack([tensors[k][name] for k in weights]).amax(0)
             else:
-                addends = [a * views[k][name].double() for k, a in weights.items()]
-                mean = torch.stack(addends).sum(0) / sum(weights.values())
+                addends = [weight * tensors[k][name].double() for k, weight in weights.items()]
+                result = torch.stack(addends).sum(0) / sum(weights.values())
             for k in members:
-                views[k][name].copy_(mean)
+                tensors[k][name].copy_(result)
     return rows
 
 
 def same(one: Mapping[int, Row], other: Mapping[int, Row]) -> bool:
-    return all(
-        torch.equal(one[k].floats, other[k].floats)
-        and torch.equal(one[k].integers, other[k].integers)
-        for k in one
-    )
+    """Return whether clients have the same rows."""
+    for k in one:
+        if not torch.equal(one[k].floats, other[k].floats):
+            return False
+        if not torch.equal(one[k].integers, other[k].integers):
+            return False
+    return True
 
 
 @settings(max_examples=40)
 @given(cases())
 def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
-    rows = case.copies(sorted(case.rows))
+    rows = case.copies(case.rows)
     case.means.mean_(rows, weights=case.weights, ranks=ONE)
     assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
 
 
 def on_several(case: Case, owners: Sequence[int]) -> dict[int, Row]:
-    """All rows, after every rank has done its part; all come to the same collectives."""
+    """Return all rows after every rank has done its part; all come to the same collectives."""
 
     def run(ranks: Ranks) -> dict[int, Row]:
         rows = case.copies([k for k, owner in enumerate(owners) if owner == ranks.rank])
         case.means.mean_(rows, weights=case.weights, ranks=ranks)
         return rows
 
-    return {k: row for part in on_ranks(max(owners) + 1, run) for k, row in part.items()}
+    rows: dict[int, Row] = {}
+    for of_a_rank in on_ranks(max(owners) + 1, run):
+        rows |= of_a_rank
+    return rows
 
 
 @settings(max_examples=30)
@@ -149,13 +164,13 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
     case: Case, rng: random.Random
 ) -> None:
     owners = [rng.randrange(3) for _ in case.rows]  # a rank may have no participant
-    rows = case.copies(sorted(case.rows))
+    rows = case.copies(case.rows)
     case.means.mean_(rows, weights=case.weights, ranks=ONE)
     assert same(on_several(case, owners), rows)
 
 
 def two_groups(shared: list[SharedTensors], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
-    """Tensors a, d, n in the one; b, a, n, m, d in the other."""
+    """Return a case whose groups have the tensors a, d, n, and b, a, n, m, d."""
     layouts = [layout_of("adn"), layout_of("banmd")]
     rng = torch.Generator().manual_seed(0)
     rows = {k: filled(layouts[group], rng) for k, group in enumerate(clients)}
@@ -169,8 +184,10 @@ def test_bytes_are_those_of_the_groups_with_company() -> None:
         SharedTensors({1: ("b", "m")}),
     ]
     means = two_groups(shared).means
-    common = 4 * 15 + 8 * 1  # a and n; the other groups' sizes are d 8, b 40, m 3 elements
-    assert [means.bytes(k) for k in range(3)] == [common + 4 * 8, common + 4 * 8, common]
+    # a has 15 elements, n 1 and d 8. Client 2 is alone with b and m, which are not sent.
+    a_and_n = 4 * 15 + 8 * 1
+    d = 4 * 8
+    assert [means.bytes(k) for k in range(3)] == [a_and_n + d, a_and_n + d, a_and_n]
 
 
 def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
@@ -189,6 +206,7 @@ def test_what_does_not_count_may_be_anything() -> None:
     case.rows[1].floats.fill_(torch.nan)
     rows = case.copies([0, 1, 2])
     case.means.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE)
-    one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
-    assert torch.equal(one, other)
-    assert not one.isnan().any()
+    counts = case.tensors(rows, 0)["a"]
+    does_not_count = case.tensors(rows, 1)["a"]
+    assert torch.equal(counts, does_not_count)
+    assert not counts.isnan().any()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -26,13 +26,15 @@ from tests.small import GOLDEN
 FAMILIES: dict[str, Any] = json.loads((GOLDEN / "flexifed/families.json").read_text())
 
 
-def layer(kind: str, place: int) -> Layer:
-    """A made-up layer: a letter, of one tensor."""
-    return Layer(str(place), kind, (kind,), (f"{place}.w",), ((ord(kind[0]),),), 10, kind)
+def layer(kind: str, position: int) -> Layer:
+    """Return a made-up layer, whose kind is a letter, with one tensor."""
+    shape = (ord(kind[0]),)
+    return Layer(str(position), kind, (kind,), (f"{position}.w",), (shape,), 10, kind)
 
 
 def model(word: str) -> tuple[Layer, ...]:
-    return tuple(layer(kind, place) for place, kind in enumerate(word))
+    """Return a made-up network: each letter is a layer."""
+    return tuple(layer(kind, position) for position, kind in enumerate(word))
 
 
 def trie_of(*words: str) -> Trie:
@@ -48,20 +50,39 @@ def test_the_order_of_the_clients_does_not_matter(architectures: list[str], rng:
     rng.shuffle(order)
     models = {group: model(architectures[group]) for group in order}
     assert Trie.build(models) == trie_of(*architectures)
-    renamed = trie_of(*(architectures[group] for group in order))
-    back = [Node(n.depth, tuple(sorted(order[c] for c in n.groups))) for n in renamed.nodes]
-    assert tuple(sorted(back)) == trie_of(*architectures).nodes
+
+    # Renumber the groups, and number them back.
+    renumbered = trie_of(*(architectures[group] for group in order))
+    nodes = []
+    for node in renumbered.nodes:
+        groups = sorted(order[group] for group in node.groups)
+        nodes.append(Node(node.depth, tuple(groups)))
+    assert tuple(sorted(nodes)) == trie_of(*architectures).nodes
 
 
-def max_common(models: Mapping[int, Sequence[tuple[str, bool]]], done: int = 0) -> set[Node]:
-    """Algorithm 1 of the paper: average the common base, cluster by what is left, recur."""
+MarkedLayer: TypeAlias = tuple[str, bool]
+"""A letter, and whether it is the last of its word."""
+
+
+def max_common(models: Mapping[int, Sequence[MarkedLayer]], done: int = 0) -> set[Node]:
+    """Return the nodes of algorithm 1 of the paper.
+
+    It averages the common base, divides the clients by the next layer, and recurs.
+
+    Args:
+        models: Client -> its layers.
+        done: Number of layers that have been averaged.
+    """
     columns = zip(*(layers[done:] for layers in models.values()), strict=False)
     base = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
-    nodes = {Node(done + i, tuple(sorted(models))) for i in range(base)}
-    clusters: dict[Any, dict[int, Sequence[tuple[str, bool]]]] = {}
-    for u, layers in models.items():
+    members = tuple(sorted(models))
+    nodes = {Node(depth, members) for depth in range(done, done + base)}
+
+    clusters: dict[MarkedLayer, dict[int, Sequence[MarkedLayer]]] = {}
+    for client, layers in models.items():
         if len(layers) > done + base:
-            clusters.setdefault(layers[done + base], {})[u] = layers
+            next_layer = layers[done + base]
+            clusters.setdefault(next_layer, {})[client] = layers
     for cluster in clusters.values():
         nodes |= max_common(cluster, done + base)
     return nodes
@@ -69,10 +90,9 @@ def max_common(models: Mapping[int, Sequence[tuple[str, bool]]], done: int = 0) 
 
 @given(words)
 def test_the_nodes_are_those_of_the_papers_recursion(architectures: list[str]) -> None:
-    marked = {
-        u: [(kind, place == len(word) - 1) for place, kind in enumerate(word)]
-        for u, word in enumerate(architectures)
-    }
+    marked = {}
+    for group, word in enumerate(architectures):
+        marked[group] = [(kind, i == len(word) - 1) for i, kind in enumerate(word)]
     assert set(trie_of(*architectures).nodes) == max_common(marked)
 
 
@@ -86,12 +106,15 @@ def test_the_trie_of_some_is_built_from_them_alone(
 
 
 def test_heads_are_the_linear_layers_at_the_end_by_shape() -> None:
-    def net(*kinds: str) -> tuple[Layer, ...]:
-        shapes = {"Conv": (9,), "Linear": (5,), "Linear'": (6,)}
-        return tuple(
-            Layer(str(i), kind.rstrip("'"), (kind,), (f"{i}.w",), (shapes[kind],), 1, kind)
-            for i, kind in enumerate(kinds)
-        )
+    shapes = {"Conv": (9,), "Linear": (5,), "Linear'": (6,)}
+
+    def net(*names: str) -> tuple[Layer, ...]:
+        layers = []
+        for position, name in enumerate(names):
+            kind = name.rstrip("'")
+            tensor = f"{position}.w"
+            layers.append(Layer(str(position), kind, (name,), (tensor,), (shapes[name],), 1, name))
+        return tuple(layers)
 
     models = {
         0: net("Conv", "Linear", "Linear"),

@@ -78,11 +78,14 @@ class Trained(Net):
         super().__init__(up=nn.Parameter(torch.ones(5, 2)))
 
 
-def fleet(*nets: Any, rule: Any = RankMean, **given: Any) -> Any:
+def fleet(*nets: Any, rule: Any = RankMean, **arguments: Any) -> Any:
+    """Make a federation of one client for each network, under a rule with these arguments."""
     groups = [ClientGroup(1, net, name=f"g{i}") for i, net in enumerate(nets)]
-    return fleet_of(groups, rule(adapters=NAMES, **given), random_data([9] * len(groups)))
+    algorithm = rule(adapters=NAMES, **arguments)
+    return fleet_of(groups, algorithm, random_data([9] * len(groups)))
 
 
+# By case, the networks of the clients and the arguments of `fleet`.
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "no adapters": ([partial(nn.Linear, 4, 3)], {}),
     "one group without": ([Net, partial(nn.Linear, 4, 3)], {}),
@@ -109,9 +112,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_adapter_is_refused_in_one_line(case: str) -> None:
-    nets, given = REFUSED[case]
+    nets, arguments = REFUSED[case]
     with pytest.raises(UserError) as error:
-        fleet(*nets, **given)
+        fleet(*nets, **arguments)
     assert error.value.key.startswith("model.clients")
 
 
@@ -215,27 +218,32 @@ def test_adapters_of_peft_are_found() -> None:
     class Layers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.line, self.words = nn.Linear(4, 5), nn.Embedding(7, 4)
-            self.image, self.turned = nn.Conv2d(2, 3, 2), Conv1D(6, 4)
+            self.line = nn.Linear(4, 5)
+            self.words = nn.Embedding(7, 4)
+            self.image = nn.Conv2d(2, 3, 2)
+            self.turned = Conv1D(6, 4)
 
-    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["line", "words", "image", "turned"])
+    names = ["line", "words", "image", "turned"]
+    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=names)
     model = peft.get_peft_model(Layers(), config)
-    tensors = dict(model.named_parameters())
-    found = {own.layer.rsplit(".")[-1]: own for own in adapters_of(model, RankMean().names)}
-    shapes = {name: (own.outputs, own.inputs) for name, own in found.items()}
+    adapters = {a.layer.rsplit(".")[-1]: a for a in adapters_of(model, RankMean().names)}
+    shapes = {name: (adapter.outputs, adapter.inputs) for name, adapter in adapters.items()}
     assert shapes == {"line": (5, 4), "words": (7, 4), "image": (3, 8), "turned": (6, 4)}
-    draw = torch.Generator().manual_seed(0)
-    for name, own in found.items():
-        A, B = own.factors(tensors)
+
+    tensors = dict(model.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    for name, adapter in adapters.items():
+        A, B = adapter.factors(tensors)
         with torch.no_grad():
-            for part in (A, B):
-                part.copy_(torch.randn(part.shape, generator=draw))
-        layer = model.get_submodule(own.layer)
+            A.copy_(torch.randn(A.shape, generator=generator))
+            B.copy_(torch.randn(B.shape, generator=generator))
+
+        layer = model.get_submodule(adapter.layer)
         update = layer.get_delta_weight("default")
         update = update.T if name == "turned" else update.flatten(1)
-        torch.testing.assert_close(own.scale * B @ A, update)
-        assert own.weight(tensors).shape == update.shape
-        assert own.base
+        torch.testing.assert_close(adapter.scale * B @ A, update)
+        assert adapter.weight(tensors).shape == update.shape
+        assert adapter.base
 
 
 @pytest.mark.parametrize("before", ["highest", "high"])

@@ -39,10 +39,12 @@ class Net(nn.Module):
 
 
 class Recorded(Topology):
-    """The neighbours of a recorded run."""
+    """The neighbors of a recorded run."""
 
     def __init__(self, choices: list[dict[str, Any]]) -> None:
-        self.heard = {(c["round"], c["client"]): sorted(c["neighbours"]) for c in choices}
+        self.heard: dict[tuple[int, int], list[int]] = {}
+        for choice in choices:
+            self.heard[choice["round"], choice["client"]] = sorted(choice["neighbours"])
 
     @override
     def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -54,7 +56,7 @@ def vectors(name: str) -> dict[str, Tensor]:
 
 
 def in_order(data: FederatedDataModule) -> FederatedDataModule:
-    """The data module, whose batches come as the samples lie."""
+    """Return the data module; its batches are now in the order of the samples."""
 
     def train_plan(client: int, *, limit: int | None, **_: Any) -> Plan:
         mine = torch.from_numpy(data.partition_.train(client))
@@ -66,11 +68,11 @@ def in_order(data: FederatedDataModule) -> FederatedDataModule:
 
 
 def data_in_order(vectors: dict[str, Tensor], about: dict[str, Any]) -> FederatedDataModule:
-    """The recorded clients' samples, in batches as they lie."""
+    """Return the recorded clients' samples, in batches in their order."""
     x = torch.cat([vectors[f"data/{k}/x"] for k in range(CLIENTS)])
     y = torch.cat([vectors[f"data/{k}/y"] for k in range(CLIENTS)])
-    each = len(y) // CLIENTS
-    parts = [range(k * each, (k + 1) * each) for k in range(CLIENTS)]
+    samples_each = len(y) // CLIENTS
+    parts = [range(k * samples_each, (k + 1) * samples_each) for k in range(CLIENTS)]
     return in_order(data_of(x, y, parts, classes=5, batch_size=about["batch"]))
 
 
@@ -84,18 +86,21 @@ def plant(algorithm: DisPFL, fleet: Fleet, vectors: dict[str, Tensor]) -> None:
 
 
 def federation(algorithm: DisPFL, vectors: dict[str, Tensor], about: dict[str, Any]) -> Fleet:
-    """The recorded clients with their data, initial weights and masks."""
-    optimizer = partial(SGD, lr=1.0, weight_decay=about["wd"])
+    """Return the recorded clients with their data, initial weights and masks."""
     fleet = fleet_of(
-        [ClientGroup(CLIENTS, Net)], algorithm, data_in_order(vectors, about), optimizer=optimizer,
-        clip=about["clip"], epochs=about["epochs"],
-    )  # fmt: skip
+        [ClientGroup(CLIENTS, Net)],
+        algorithm,
+        data_in_order(vectors, about),
+        optimizer=partial(SGD, lr=1.0, weight_decay=about["wd"]),
+        clip=about["clip"],
+        epochs=about["epochs"],
+    )
     plant(algorithm, fleet, vectors)
     return fleet
 
 
 def row_of(vectors: dict[str, Tensor], prefix: str, layout: ModelLayout) -> Tensor:
-    """Recorded tensors as a row."""
+    """Return recorded tensors as a row (P,)."""
     row = layout.floats.new_row()
     for name, view in layout.floats.views(row).items():
         view.copy_(vectors[f"{prefix}/{name.removeprefix('net.')}"])

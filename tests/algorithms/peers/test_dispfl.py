@@ -2,13 +2,14 @@
 
 import logging
 from functools import partial
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import popcount, unpack_mask
+from lightfed_kernels import Layout, popcount, unpack_mask
 from torch import Tensor
 from torch.optim import SGD, Adam
 
@@ -55,18 +56,27 @@ class StartsOfMy2(Starts, My2):
 
 
 def test_density_one_on_a_full_graph_is_fedavg_with_uniform_weights() -> None:
-    sparse, server = fleet(StartsOfDisPFL(Full(), density=1.0, rounds=3)), fleet(FedAvg("uniform"))
+    dispfl = StartsOfDisPFL(Full(), density=1.0, rounds=3)
+    fedavg = FedAvg("uniform")
+    peers = fleet(dispfl)
+    with_server = fleet(fedavg)
     for t in range(3):
-        run_round(sparse, t)
-        assert isinstance(server.algorithm, FedAvg)
-        assert isinstance(sparse.algorithm, StartsOfDisPFL)
-        received = server.algorithm.model.floats
-        for start in sparse.algorithm.starts.values():
-            torch.testing.assert_close(start, received, rtol=0, atol=1e-6)
-        run_round(server, t)
+        run_round(peers, t)
+        sent = fedavg.model.floats  # what clients of this round start from
+        for start in dispfl.starts.values():
+            torch.testing.assert_close(start, sent, rtol=0, atol=1e-6)
+        run_round(with_server, t)
 
 
-STAR = Adjacency([[0, 1, 1, 1, 1], *([1, 0, 0, 0, 0] for _ in range(4))])
+STAR = Adjacency(
+    [
+        [0, 1, 1, 1, 1],
+        [1, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0],
+    ]
+)
 
 
 @pytest.mark.parametrize("topology", [Ring(), TimeVarying(2), STAR])
@@ -74,10 +84,11 @@ def test_a_static_mask_of_density_one_is_dpsgd(topology: Any) -> None:
     sparse = fleet(DisPFL(topology, density=1.0, static=True))
     dense = fleet(DPSGD(topology))
     for t in range(3):
-        masked, plain = run_round(sparse, t), run_round(dense, t)
+        of_sparse = run_round(sparse, t)
+        of_dense = run_round(dense, t)
         assert torch.equal(rows(sparse), rows(dense))
-        assert masked["bytes_up"] == plain["bytes_up"] > 0
-        assert masked["flops"] == plain["flops"]
+        assert of_sparse["bytes_up"] == of_dense["bytes_up"] > 0
+        assert of_sparse["flops"] == of_dense["flops"]
 
 
 METHODS = [DisPFL, partial(DisPFL, regrow="gradient"), My1, My2]
@@ -93,24 +104,31 @@ METHODS = [DisPFL, partial(DisPFL, regrow="gradient"), My1, My2]
 def test_the_number_of_weights_of_a_client_never_changes(
     method: Any, density: list[float], rate: float, erk: bool
 ) -> None:
-    how = "erk" if erk else "uniform"
-    algorithm = method(TimeVarying(2), density=density, distribution=how, prune_rate=rate, rounds=3)
+    distribution = "erk" if erk else "uniform"
+    algorithm = method(
+        TimeVarying(2), density=density, distribution=distribution, prune_rate=rate, rounds=3
+    )
     fed = fleet(algorithm)
     layout = fed.groups[0].layout.floats
     shapes = [entry.shape for entry in layout]
     for t in range(3):
-        before = {k: mask.clone() for k, mask in algorithm.masks.items()}
         run_round(fed, t)
-        for client, mask in algorithm.masks.items():
+        for client, words in algorithm.masks.items():
             share = density[client % len(density)]
-            each = erk_densities(shapes, share) if erk else [share] * len(shapes)
-            bits = unpack_mask(mask)
-            found = [int(bits[e.offset : e.offset + e.numel].sum()) for e in layout]
-            assert found == active_counts(shapes, each)
-            assert int(popcount(mask)) == sum(found) == int(popcount(before[client]))
-            outside = fed.row(client).floats[~bits]
-            assert torch.equal(outside, torch.zeros_like(outside))
+            densities = erk_densities(shapes, share) if erk else [share] * len(shapes)
+            mask = unpack_mask(words)
+            assert weights_per_tensor(mask, layout) == active_counts(shapes, densities)
+            assert not fed.row(client).floats[~mask].any()
         assert torch.isfinite(rows(fed)).all()
+
+
+def weights_per_tensor(mask: Tensor, layout: Layout) -> list[int]:
+    """Return how many elements of every tensor a mask (P,) covers."""
+    counts = []
+    for entry in layout:
+        counts.append(int(mask[entry.offset : entry.offset + entry.numel].sum()))
+    assert sum(counts) == int(mask.sum())
+    return counts
 
 
 @pytest.mark.parametrize("side_by_side", ["auto", "off"])
@@ -128,71 +146,90 @@ def test_weights_outside_the_mask_are_zero_after_any_optimiser(
         assert row[mask].any()
 
 
+def changes_of_masks(algorithm: DisPFL, rounds: int) -> list[int]:
+    """Return how many elements of all masks change in each round."""
+    fed = fleet(algorithm)
+    changes = []
+    for t in range(rounds):
+        before = dict(algorithm.masks)
+        run_round(fed, t)
+        after = algorithm.masks
+        changes.append(sum(int(popcount(before[k] ^ after[k])) for k in after))
+    return changes
+
+
 def test_masks_change_as_the_cosine_says_and_not_at_all_where_they_are_static() -> None:
-    moving, still = fleet(DisPFL(Ring(), 0.3, rounds=4)), fleet(DisPFL(Ring(), 0.3, static=True))
-    changed = []
-    for t in range(5):
-        for fed, differ in ((moving, changed), (still, [])):
-            assert isinstance(fed.algorithm, DisPFL)
-            before = dict(fed.algorithm.masks)
-            run_round(fed, t)
-            after = fed.algorithm.masks
-            differ.append(sum(int(popcount(before[k] ^ after[k])) for k in after))
-            if fed is still:
-                assert differ[-1] == 0
+    assert changes_of_masks(DisPFL(Ring(), 0.3, static=True), 3) == [0, 0, 0]
+
     # alpha_t: nothing before the first search, then .5, .43, .25, .07 of the weights at most.
-    assert changed[0] == 0
-    assert changed[1] > changed[2] > changed[3] > changed[4] > 0
+    changes = changes_of_masks(DisPFL(Ring(), 0.3, rounds=4), 5)
+    assert changes[0] == 0
+    assert changes[1] > changes[2] > changes[3] > changes[4] > 0
 
 
-def test_the_cosine_ends_with_its_rounds_or_else_with_the_run() -> None:
-    for rounds, of_run in ((4, 100), (4, None), (None, 4)):
-        fed = fleet(DisPFL(Ring(), 0.3, "uniform", static=True, rounds=rounds))
-        fed.rounds = of_run
-        assert isinstance(fed.algorithm, DisPFL)
-        half = [-(-n // 4) for n in active_counts([(16, 4), (16,), (3, 16), (3,)], [0.3] * 4)]
-        drops = fed.algorithm.drops(fed, 2)
-        assert drops == dict.fromkeys(fed.algorithm.masks, half)  # .5 / 2 (1 + cos(pi / 2)): 1/4
-        assert not any(fed.algorithm.drops(fed, t)[0][0] for t in (4, 5))
+@pytest.mark.parametrize(("rounds", "of_run"), [(4, 100), (4, None), (None, 4)])
+def test_the_cosine_ends_with_its_rounds_or_else_with_the_run(
+    rounds: int | None, of_run: int | None
+) -> None:
+    algorithm = DisPFL(Ring(), 0.3, "uniform", static=True, rounds=rounds)
+    fed = fleet(algorithm)
+    fed.rounds = of_run
+
+    # In the middle of 4 rounds: .5 / 2 (1 + cos(pi / 2)), a quarter of the weights, rounded up.
+    weights = active_counts([(16, 4), (16,), (3, 16), (3,)], [0.3] * 4)
+    quarters = [-(-count // 4) for count in weights]
+    assert algorithm.drops(fed, 2) == dict.fromkeys(algorithm.masks, quarters)
+
+    for t in (4, 5):
+        for counts in algorithm.drops(fed, t).values():
+            assert counts == [0, 0, 0, 0]
 
 
 def test_an_inactive_client_trains_from_its_own_model() -> None:
     algorithm = StartsOfDisPFL(Full(), 0.5, active=0.5, static=True)
     fed = fleet(algorithm)
-    idle = 0
+    times_inactive = 0
     for t in range(6):
-        before, senders = rows(fed).clone(), algorithm.all_senders(fed, t)
+        before = rows(fed).clone()
+        senders = algorithm.all_senders(fed, t)
         metrics = run_round(fed, t)
         assert metrics["participants"] == len(SIZES)
+
         for client in range(len(SIZES)):
             if senders[client]:
                 continue
-            idle += 1
+            times_inactive += 1
             assert torch.equal(algorithm.starts[client], before[client])
-            assert not any(client in heard for heard in senders.values())
             assert not torch.equal(fed.row(client).floats, before[client])
-    assert 0 < idle < 6 * len(SIZES)
+            assert not any(client in heard for heard in senders.values())
+    assert 0 < times_inactive < 6 * len(SIZES)
+
+
+def with_statistics(algorithm: Algorithm) -> Fleet:
+    """Return two clients whose network has BatchNorm statistics."""
+    x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    parts = [range(0, 10), range(10, 20)]
+    data = data_of(x, torch.arange(20) % 10, parts, classes=10, batch_size=5)
+    return fleet_of([ClientGroup(2, NormNet)], algorithm, data)
+
+
+def test_statistics_are_refused_unless_their_average_is_asked_for() -> None:
+    with pytest.raises(UserError, match=r"buffers, such as net\.layers\.1\.running_mean"):
+        with_statistics(DisPFL(Ring(), static=True))
 
 
 def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
-    def case(algorithm: Algorithm) -> Fleet:
-        x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-        parts = [range(0, 10), range(10, 20)]
-        data = data_of(x, torch.arange(20) % 10, parts, classes=10, batch_size=5)
-        return fleet_of([ClientGroup(2, NormNet)], algorithm, data)
-
-    with pytest.raises(UserError, match=r"buffers, such as net\.layers\.1\.running_mean"):
-        case(DisPFL(Ring(), static=True))
-    fed = case(StartsOfDisPFL(Ring(), 0.5, static=True, buffers="average"))
-    assert isinstance(fed.algorithm, StartsOfDisPFL)
+    algorithm = StartsOfDisPFL(Ring(), 0.5, static=True, buffers="average")
+    fed = with_statistics(algorithm)
     run_round(fed, 0)
-    ends = rows(fed).clone()
-    run_round(fed, 1)
     layout = fed.groups[0].layout
-    first = layout.floats.span(layout.parameters)
-    assert ends[:, first:].count_nonzero() == 2 * 2 * 6  # mean and variance, of six channels
-    for start in fed.algorithm.starts.values():
-        torch.testing.assert_close(start[first:], ends[:, first:].mean(0))
+    first_buffer = layout.floats.span(layout.parameters)
+    statistics = rows(fed)[:, first_buffer:].clone()
+    assert statistics.count_nonzero() == 2 * 2 * 6  # mean and variance, of six channels
+
+    run_round(fed, 1)
+    for start in algorithm.starts.values():
+        torch.testing.assert_close(start[first_buffer:], statistics.mean(0))
     assert fed.row(0).integers.tolist()[0] == 4
 
 
@@ -205,7 +242,7 @@ def test_a_client_that_diverges_starts_again_under_its_mask(
     fed.row(2).floats[unpack_mask(algorithm.masks[2])] = float("nan")
     with caplog.at_level(logging.WARNING):
         metrics = run_round(fed, 0)
-    # Its neighbours in the ring hear it, but what they do not cover does not reach them.
+    # Its neighbors in the ring hear it, but what they do not cover does not reach them.
     assert metrics["excluded"] == 3
     for client in (1, 2, 3):
         expected = initial * unpack_mask(algorithm.masks[client])
@@ -227,17 +264,24 @@ def test_a_client_keeps_its_values_and_masks(method: Any) -> None:
 
 
 def test_flops_and_bytes_of_sparse_clients() -> None:
-    densities = [0.25, 1.0]
-    fed = fleet(DisPFL(Full(), densities, "uniform", static=True), sizes=[8, 8])
-    sums = run_round(fed, 0)
-    shapes = {"w1": (16, 4), "b1": (16,), "w2": (3, 16), "b2": (3,)}
-    active = [active_counts(list(shapes.values()), [d] * 4) for d in densities]
-    flops = [2 * (counts[0] + counts[2]) for counts in active]
-    assert sums["flops"] == sum(3 * 8 * f for f in flops)
-    words = sum(-(-int(torch.tensor(s).prod()) // 32) for s in shapes.values())
-    packages = [4 * sum(active[0]) + 4 * words, 4 * sum(active[1])]
-    assert fed.ledger.totals[:, fed.ledger.UP].tolist() == packages
-    assert fed.ledger.totals[:, fed.ledger.DOWN].tolist() == packages[::-1]
+    algorithm = DisPFL(Full(), [0.25, 1.0], "uniform", static=True)
+    fed = fleet(algorithm, sizes=[8, 8])
+    metrics = run_round(fed, 0)
+
+    shapes = [(16, 4), (16,), (3, 16), (3,)]  # weight and bias of two layers
+    sparse = active_counts(shapes, [0.25] * 4)
+    dense = active_counts(shapes, [1.0] * 4)
+    # Three passes of 8 samples; a weight of a layer is a multiplication and an addition.
+    assert metrics["flops"] == 3 * 8 * 2 * (sparse[0] + sparse[2] + dense[0] + dense[2])
+
+    # Four bytes a value, and the words of 32 bits of the sparse client's mask.
+    words = sum(-(-prod(shape) // 32) for shape in shapes)
+    package_of_sparse = 4 * sum(sparse) + 4 * words
+    package_of_dense = 4 * sum(dense)
+    up = fed.ledger.totals[:, fed.ledger.UP].tolist()
+    down = fed.ledger.totals[:, fed.ledger.DOWN].tolist()
+    assert up == [package_of_sparse, package_of_dense]
+    assert down == [package_of_dense, package_of_sparse]
 
 
 @pytest.mark.parametrize(
@@ -276,31 +320,39 @@ def test_my2_starts_from_the_mean() -> None:
     algorithm = StartsOfMy2(Full(), density=0.4, distribution="uniform", rounds=4)
     fed = fleet(algorithm)
     run_round(fed, 0)
-    before, drops = rows(fed).clone(), algorithm.drops(fed, 1)
-    masks = [unpack_mask(algorithm.masks[client]) for client in range(len(SIZES))]
+    before = rows(fed).clone()
     mean = before.mean(0)
+    drops = algorithm.drops(fed, 1)
+    masks = {client: unpack_mask(words) for client, words in algorithm.masks.items()}
+
     run_round(fed, 1)
-    for client, kept in enumerate(masks):
-        # Kept are all but the smallest of every tensor.
+    for client, old_mask in masks.items():
+        # All but the smallest weights of every tensor are kept.
+        kept = old_mask.clone()
         for entry, count in zip(fed.groups[0].layout.floats, drops[client], strict=True):
-            part = slice(entry.offset, entry.offset + entry.numel)
-            sizes = torch.where(kept[part], before[client, part].abs(), torch.inf)
-            kept[part][sizes.argsort(stable=True)[:count]] = False
-        now = unpack_mask(algorithm.masks[client])
-        assert not (kept & ~now).any()
+            columns = slice(entry.offset, entry.offset + entry.numel)
+            sizes = torch.where(kept[columns], before[client, columns].abs(), torch.inf)
+            smallest = sizes.argsort(stable=True)[:count]
+            kept[columns][smallest] = False
+
+        new_mask = unpack_mask(algorithm.masks[client])
+        assert not (kept & ~new_mask).any()
+        has_grown = new_mask & ~old_mask
+        assert has_grown.any()
         start = algorithm.starts[client]
-        torch.testing.assert_close(start, torch.where(now, mean, 0.0), rtol=0, atol=1e-7)
-        assert (now & ~kept & (before[client] == 0)).any()
+        torch.testing.assert_close(start, torch.where(new_mask, mean, 0.0), rtol=0, atol=1e-7)
 
 
 def test_dpsgd_is_among_the_participants() -> None:
     fed = fleet(DPSGD(Full()), fraction=0.4)
-    before, chosen = rows(fed).clone(), fed.participants(1)
+    before = rows(fed).clone()
+    chosen = fed.participants(1)
     assert len(chosen) == 2
     assert run_round(fed, 1)["participants"] == 2
-    row = 4 * fed.groups[0].layout.floats.numel
+
+    row_bytes = 4 * fed.groups[0].layout.floats.numel
     sent = fed.ledger.totals[:, fed.ledger.UP]
     for client in range(len(SIZES)):
-        changed = not torch.equal(fed.row(client).floats, before[client])
-        assert changed == (client in chosen)
-        assert sent[client] == (row if client in chosen else 0)
+        has_changed = not torch.equal(fed.row(client).floats, before[client])
+        assert has_changed == (client in chosen)
+        assert sent[client] == (row_bytes if client in chosen else 0)

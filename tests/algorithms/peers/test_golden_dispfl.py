@@ -1,6 +1,8 @@
 """DisPFL, My-1 and My-2 against whole runs of the released code and its fork (golden/dispfl)."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ class LowestIndex(Starts, DisPFL):
 
     @override
     def growth(self, fed: Fleet, client: int, t: int) -> Tensor | int:
-        return torch.zeros(self._segments.size)
+        return torch.zeros(self.segments.size)
 
 
 class RecordedMy1(Starts, My1):
@@ -60,8 +62,8 @@ class RecordedMy1(Starts, My1):
 class RecordedMy2(Starts, My2):
     @override
     def others(self, fed: Fleet, free: Tensor, counts: Tensor, client: int, t: int) -> Tensor:
-        none = torch.zeros(self._segments.size)
-        return select_by_magnitude(none, free, counts, self._segments, largest=True)
+        none = torch.zeros(self.segments.size)
+        return select_by_magnitude(none, free, counts, self.segments, largest=True)
 
 
 CLASSES: dict[str, Any] = {
@@ -75,51 +77,64 @@ CLASSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_golden_training_loop(name: str) -> None:
-    about, golden = ABOUT[name], vectors(name)
-    choices = about["neighbour_choice"]
-    algorithm = CLASSES[name](Recorded(choices), rounds=about["rounds"])
+    about = ABOUT[name]
+    golden = vectors(name)
+    algorithm = CLASSES[name](Recorded(about["neighbour_choice"]), rounds=about["rounds"])
     fleet = federation(algorithm, golden, about)
     layout = fleet.groups[0].layout
     for t in range(about["rounds"]):
         fleet.plan = RoundPlan(lr=about["lr"] * about["lr_decay"] ** t)
         run_round(fleet, t)
+
         for client in range(CLIENTS):
-            at = f"r{t}/{client}"
-            trained = row_of(golden, f"{at}/train_mask", layout) != 0
-            assert torch.equal(unpack_mask(algorithm.masks[client]), trained), at
-            start = row_of(golden, f"{at}/start", layout)
+            prefix = f"r{t}/{client}"
+            mask = row_of(golden, f"{prefix}/train_mask", layout) != 0
+            assert torch.equal(unpack_mask(algorithm.masks[client]), mask), prefix
+            start = row_of(golden, f"{prefix}/start", layout)
             torch.testing.assert_close(algorithm.starts[client], start, rtol=0, atol=1e-6)
-            end = row_of(golden, f"{at}/end", layout)
+            end = row_of(golden, f"{prefix}/end", layout)
             torch.testing.assert_close(fleet.row(client).floats, end, rtol=0, atol=1e-6)
-        for client, mask in masks_after(algorithm, fleet, t).items():
-            expected = row_of(golden, f"r{t}/{client}/next_mask", layout) != 0
-            assert torch.equal(unpack_mask(mask), expected), (t, client)
+
+        for client, words in masks_after(algorithm, fleet, t).items():
+            next_mask = row_of(golden, f"r{t}/{client}/next_mask", layout) != 0
+            assert torch.equal(unpack_mask(words), next_mask), (t, client)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a session started and ended with, and its mask."""
+
+    client: int
+    mask: Tensor
+    start: Tensor
+    end: Tensor
 
 
 class Whole(ByGradient):
     """Starts with the recorded values, and keeps what every session starts and ends with."""
 
-    kept: list[tuple[int, Tensor, Tensor, Tensor]]
+    sessions: list[Session]
 
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
         plant(self, fed, vectors("loop_dispfl_grad"))
-        self.kept = []
+        self.sessions = []
 
     @override
     def session_end(self, s: SessionContext) -> None:
         super().session_end(s)
         mask = unpack_mask(self.masks[s.client])
-        self.kept.append((s.client, mask, self.starts[s.client], s.row.floats.clone()))
+        start = self.starts[s.client]
+        self.sessions.append(Session(s.client, mask, start, s.row.floats.clone()))
 
 
 def test_golden_training_loop_through_fit(tmp_path: Path) -> None:
     """The whole program: the schedule of the learning rate, clipping and the log are the run's."""
-    name = "loop_dispfl_grad"
-    about, golden = ABOUT[name], vectors(name)
+    about = ABOUT["loop_dispfl_grad"]
+    golden = vectors("loop_dispfl_grad")
     algorithm = Whole(Recorded(about["neighbour_choice"]), regrow="gradient")
-    model = Federation(
+    federation = Federation(
         algorithm,
         [ClientGroup(CLIENTS, Net)],
         optimizer=partial(SGD, lr=about["lr"], weight_decay=about["wd"]),
@@ -128,54 +143,67 @@ def test_golden_training_loop_through_fit(tmp_path: Path) -> None:
     )
     rounds: int = about["rounds"]
     data = data_in_order(golden, about)
-    fit(model, data, tmp_path, rounds=rounds, gradient_clip_val=float(about["clip"]))
-    layout = model.fleet.groups[0].layout
-    order = [(t, client) for t in range(rounds) for client in range(CLIENTS)]
-    for (t, client), (who, mask, start, end) in zip(order, algorithm.kept, strict=True):
-        assert who == client
-        trained, *rows = (
-            row_of(golden, f"r{t}/{client}/{what}", layout)
-            for what in ("train_mask", "start", "end")
-        )
-        assert torch.equal(mask, trained != 0), (t, client)
-        torch.testing.assert_close([start, end], rows, rtol=0, atol=1e-6)
+    fit(federation, data, tmp_path, rounds=rounds, gradient_clip_val=float(about["clip"]))
+
+    layout = federation.fleet.groups[0].layout
+    sessions = iter(algorithm.sessions)
+    for t in range(rounds):
+        for client in range(CLIENTS):
+            session = next(sessions)
+            assert session.client == client
+            prefix = f"r{t}/{client}"
+            mask = row_of(golden, f"{prefix}/train_mask", layout) != 0
+            assert torch.equal(session.mask, mask), prefix
+            start = row_of(golden, f"{prefix}/start", layout)
+            torch.testing.assert_close(session.start, start, rtol=0, atol=1e-6)
+            end = row_of(golden, f"{prefix}/end", layout)
+            torch.testing.assert_close(session.end, end, rtol=0, atol=1e-6)
+    assert next(sessions, None) is None
 
 
-def masks_after(algorithm: DisPFL, fleet: Fleet, t: int) -> dict[int, Tensor]:
-    """Masks of the next round, where they follow from this one."""
+def masks_after(algorithm: DisPFL, fleet: Fleet, t: int) -> Mapping[int, Tensor]:
+    """Return the masks of the next round, where they follow from this one."""
     if isinstance(algorithm, My2):
         return algorithm.masks
-    return algorithm.next if isinstance(algorithm, My1) else algorithm.next_masks(fleet, t + 1)
+    if isinstance(algorithm, My1):
+        return algorithm.next
+    return algorithm.next_masks(fleet, t + 1)
 
 
 @pytest.mark.parametrize("momentum", [0, 0.9])
 def test_golden_masked_sgd(momentum: float) -> None:
     golden = vectors("masked_sgd")
     about = json.loads((GOLDEN / "dispfl/meta.json").read_text())[f"masked_sgd_mom{momentum}"]
-    x, y = golden["x"], golden["y"]
+    x = golden["x"]
+    y = golden["y"]
     batches = list(zip(x.split(about["batch"]), y.split(about["batch"]), strict=True))
-    optimizer = partial(SGD, lr=1.0, momentum=momentum, weight_decay=about["wd"])
-    data = data_of(x, y, [range(10), range(10, 20)], classes=5)
     fleet = fleet_of(
         [ClientGroup(2, Net)],
         DisPFL(Ring(), static=True),
-        data,
-        optimizer=optimizer,
+        data_of(x, y, [range(10), range(10, 20)], classes=5),
+        optimizer=partial(SGD, lr=1.0, momentum=momentum, weight_decay=about["wd"]),
         clip=about["clip"],
     )
     state = fleet.groups[0]
     mask = row_of(golden, "mask", state.layout)
     row = fleet.row(0)
     row.floats.copy_(row_of(golden, "init", state.layout) * mask)
-    assert state.session is not None
+
     work = Work(
-        0, batches * about["epochs"], len(batches), lr=about["lr"], seed=0, hook=None,
+        0,
+        batches * about["epochs"],
+        len(batches),
+        lr=about["lr"],
+        seed=0,
+        hook=None,
         mask=pack_mask(mask != 0),
-    )  # fmt: skip
+    )
+    assert state.session is not None
     state.session.train(row, work)
     after = row_of(golden, f"after_mom{momentum}", state.layout)
     # Six long steps, to weights of 8: measured 6e-7. What that makes of the gradient: 8e-6.
     torch.testing.assert_close(row.floats, after, rtol=0, atol=3e-6)
+
     gradient = state.session.gradient(row, batches[0])
     screened = row_of(golden, f"screen_grad_mom{momentum}", state.layout)
     torch.testing.assert_close(gradient.abs(), screened.abs(), rtol=0, atol=4e-5)
@@ -186,12 +214,11 @@ ERK = json.loads((GOLDEN / "dispfl/erk.json").read_text())
 
 @pytest.mark.parametrize("model", ERK)
 def test_golden_erk_densities(model: str) -> None:
-    shapes = {name: tuple(shape) for name, shape in ERK[model]["params"].items()}
-    tried = [key for key in ERK[model] if key not in ("params", "total")]
-    assert len(tried) >= 5
-    for key in tried:
-        expected = ERK[model][key]
-        densities = erk_densities(list(shapes.values()), float(key))
+    shapes = [tuple(shape) for shape in ERK[model]["params"].values()]
+    recorded_densities = [key for key in ERK[model] if key not in ("params", "total")]
+    assert len(recorded_densities) >= 5
+    for overall in recorded_densities:
+        expected = ERK[model][overall]
+        densities = erk_densities(shapes, float(overall))
         assert densities == pytest.approx(list(expected["density"].values()), rel=1e-12)
-        counts = active_counts(list(shapes.values()), densities)
-        assert counts == list(expected["active"].values())
+        assert active_counts(shapes, densities) == list(expected["active"].values())

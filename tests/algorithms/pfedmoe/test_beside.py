@@ -266,7 +266,7 @@ def test_the_vector_of_a_class_without_a_participant_is_kept_or_forgotten(
         held = {HELD[k] for k in clients}
         assert metrics["bytes_down"] == down * (4 * algorithm.values.shape[1] + 8)
         for label in held:
-            both = [algorithm._values[k][label] for k in clients if HELD[k] == label]
+            both = [algorithm.uploaded_values[k][label] for k in clients if HELD[k] == label]
             known[label] = torch.stack(both).double().mean(0).float()
         if absent == "forget":
             known = {label: known[label] for label in held}

@@ -77,7 +77,7 @@ def test_the_gate_of_a_client_that_has_left_the_rank_is_forgotten() -> None:
     fed = fleet_of([ClientGroup(3, mlp)], moe(), two_classes())
     fed.algorithm.evaluation_start(fed)
     for client in range(3):
-        fed.training.test(client, fed.deployed(client))
+        fed.client_sessions.test(client, fed.deployed(client))
     assert not fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()
     fed.algorithm.evaluation_start(fed)
     assert fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()

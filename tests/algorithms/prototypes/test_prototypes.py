@@ -9,18 +9,20 @@ from lightfed.algorithms.class_means import ClassMeans
 from lightfed.algorithms.prototypes.prototype import FDClient, FedProtoClient, Inference, Target
 from tests.core.models.client_cases import descend, gradients, labels, network, random
 
-X, Y = random(8, 7, seed=3), labels(8, 4)
+X = random(8, 7, seed=3)
+Y = labels(8, 4)
 KNOWN = torch.tensor([True, False, True, True])
 
 
 def common(size: int) -> ClassMeans:
-    """Vectors of all classes but the second, which is not a number."""
+    """Return vectors of all classes except the second, whose vector is NaN."""
     table = random(4, size, seed=5)
     table[1] = torch.nan
     return ClassMeans(table, KNOWN)
 
 
 def seen(y: Tensor) -> Tensor:
+    """Return which samples are of a class that has a vector."""
     return KNOWN[y]
 
 
@@ -28,8 +30,10 @@ def test_fds_target_is_the_softmax_of_the_common_logits() -> None:
     client = FDClient(network(6), 4, weight=0.7)
     client.receive(common(4))
     logits = client(X)
-    wanted = common(4).values[Y].softmax(1)
-    soft = -(wanted * logits.log_softmax(1)).sum(1)[seen(Y)].sum() / len(Y)
+    targets = common(4).values[Y].softmax(1)
+    cross_entropies = -(targets * logits.log_softmax(1)).sum(1)
+    soft = cross_entropies[seen(Y)].sum() / len(Y)
+
     losses = client.losses(X, Y)
     torch.testing.assert_close(losses["hard"], F.cross_entropy(logits, Y))
     torch.testing.assert_close(losses["soft"], 0.7 * soft)
@@ -39,8 +43,8 @@ def test_fds_raw_target_is_the_common_logits_themselves() -> None:
     client = FDClient(network(6), 4, weight=0.7, target="raw")
     client.receive(common(4))
     logits = client(X)
-    wanted = torch.where(seen(Y)[:, None], common(4).values[Y], logits.detach())
-    soft = -(wanted * logits.log_softmax(1)).sum() / len(Y)
+    targets = torch.where(seen(Y)[:, None], common(4).values[Y], logits.detach())
+    soft = -(targets * logits.log_softmax(1)).sum() / len(Y)
     torch.testing.assert_close(client.losses(X, Y)["soft"], 0.7 * soft)
 
 
@@ -51,42 +55,47 @@ def test_before_the_first_exchange_there_are_labels_alone(target: Target) -> Non
 
 
 def test_a_sample_of_an_unknown_class_learns_from_its_label_alone() -> None:
+    of_unknown_class = Y == 1
     for client, size in ((FDClient(network(6), 4), 4), (FedProtoClient(network(6), 4), 5)):
         client.receive(common(size))
-        only = Y == 1
-        losses = client.losses(X[only], Y[only])
-        hard = gradients(client, losses["hard"])
-        both = gradients(client, torch.stack(list(losses.values())).sum())
+        losses = client.losses(X[of_unknown_class], Y[of_unknown_class])
         assert len(losses) == 2
-        for name, grad in hard.items():
-            assert torch.equal(both[name], grad)
-            assert grad.isfinite().all()
+
+        of_label = gradients(client, losses["hard"])
+        of_both = gradients(client, torch.stack(list(losses.values())).sum())
+        for name, gradient in of_label.items():
+            assert torch.equal(of_both[name], gradient)
+            assert gradient.isfinite().all()
 
 
 def test_prototypes_attract_the_features() -> None:
     client = FedProtoClient(network(6), 4, weight=0.7)
     client.receive(common(5))
     z = client.private.extractor(X)
-    wanted = (z - common(5).values[Y])[seen(Y)].square().sum() / z.numel()
+    differences = z - common(5).values[Y]
+    mean_square = differences[seen(Y)].square().sum() / z.numel()
+
     losses = client.losses(X, Y)
     torch.testing.assert_close(losses["hard"], F.cross_entropy(client.private(X), Y))
-    torch.testing.assert_close(losses["prototypes"], 0.7 * wanted)
+    torch.testing.assert_close(losses["prototypes"], 0.7 * mean_square)
     pull = gradients(client, losses["prototypes"])
     assert not pull["private.head.weight"].any()
 
 
 def test_inference_is_by_the_nearest_known_prototype() -> None:
     client = FedProtoClient(network(6), 4)
-    head = client(X)
-    assert torch.equal(head, client.private(X)), "before there is a prototype"
+    assert torch.equal(client(X), client.private(X)), "before there is a prototype"
+
     client.receive(common(5))
-    scores, z = client(X), client.private.extractor(X)
+    scores = client(X)
+    z = client.private.extractor(X)
     for c in range(4):
         distance = (z - common(5).values[c]).square().mean(1)
         expected = -distance if KNOWN[c] else torch.full((8,), -torch.inf)
         torch.testing.assert_close(scores[:, c], expected)
-    exact = ClassMeans(z.detach()[:4], KNOWN)
-    client.receive(exact)
+
+    # Prototypes that are the features of the first four samples.
+    client.receive(ClassMeans(z.detach()[:4], KNOWN))
     assert client(X[:4]).argmax(1)[KNOWN].tolist() == [0, 2, 3]
     assert client(X[1:2]).argmax(1) != 1
 
@@ -94,29 +103,34 @@ def test_inference_is_by_the_nearest_known_prototype() -> None:
 @pytest.mark.parametrize("inference", ["head", "prototypes"])
 def test_the_other_rules_accuracy_is_a_figure(inference: Inference) -> None:
     other: Inference = "head" if inference == "prototypes" else "prototypes"
-    client, same = (FedProtoClient(network(6), 4, inference=rule) for rule in (inference, other))
+    client = FedProtoClient(network(6), 4, inference=inference)
+    other_client = FedProtoClient(network(6), 4, inference=other)
+
     none = ClassMeans(torch.zeros(4, 5), torch.zeros(4, dtype=torch.bool))
-    for given in (none, common(5)):  # before there is a prototype, too
-        client.receive(given)
-        same.receive(given)
-        right = (same(X).argmax(1) == Y).float().mean()
-        assert client.figures(X, Y) == {f"accuracy_{other}": right}
-    assert not torch.equal(client(X), same(X))
+    for prototypes in (none, common(5)):  # before there is a prototype, too
+        client.receive(prototypes)
+        other_client.receive(prototypes)
+        accuracy = (other_client(X).argmax(1) == Y).float().mean()
+        assert client.figures(X, Y) == {f"accuracy_{other}": accuracy}
+    assert not torch.equal(client(X), other_client(X))
 
 
 def test_uploads_are_the_means_before_the_steps_of_all_epochs() -> None:
     client = FDClient(network(6), 4)
     assert not client.upload().seen.any()
-    shown = []
+
+    logits_before_steps = []
     for _ in range(2):
         for x, y in zip(X.split(3), Y.split(3), strict=True):
-            shown.append((client(x).detach(), y))
+            logits_before_steps.append(client(x).detach())
             descend(client, x, y, batch=3, lr=0.5, epochs=1)
-    logits = torch.cat([a for a, _ in shown])
-    y = torch.cat([b for _, b in shown])
+
+    logits = torch.cat(logits_before_steps)
+    classes = torch.cat([Y, Y])
     upload = client.upload()
     for c in range(4):
-        torch.testing.assert_close(upload.values[c], logits[y == c].mean(0))
+        torch.testing.assert_close(upload.values[c], logits[classes == c].mean(0))
+
     client.receive(common(4))
     assert not client.upload().seen.any(), "a new session"
 

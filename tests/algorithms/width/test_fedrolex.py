@@ -34,27 +34,34 @@ class Plain(nn.Module):
         self, kind: str, inputs: int, hidden: list[int], classes: int, rate: float = 1.0
     ) -> None:
         super().__init__()
-        a, b = (rounded_up(width * rate) for width in hidden)
-        mlp = kind == "mlp"
+        first, second = (rounded_up(width * rate) for width in hidden)
         self.block = nn.Module()
-        self.conv1 = nn.Linear(inputs, a) if mlp else nn.Conv2d(inputs, a, 3, padding=1)
-        second = nn.Linear(a, b) if mlp else nn.Conv2d(a, b, 3, stride=2, padding=1)
-        self.block.conv2 = second
-        self.linear = nn.Linear(b, classes)
+        if kind == "mlp":
+            self.conv1: nn.Module = nn.Linear(inputs, first)
+            self.block.conv2 = nn.Linear(first, second)
+        else:
+            self.conv1 = nn.Conv2d(inputs, first, 3, padding=1)
+            self.block.conv2 = nn.Conv2d(first, second, 3, stride=2, padding=1)
+        self.linear = nn.Linear(second, classes)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.conv1(x))
         x = torch.relu(self.block.get_submodule("conv2")(x))
-        return self.linear(x.flatten(2).mean(2) if x.dim() > 2 else x)
+        if x.dim() > 2:
+            x = x.flatten(2).mean(2)
+        return self.linear(x)
 
 
 def recorded_run(name: str, algorithm: FedRolex) -> Recorded:
-    """The clients come after one that holds the whole model and never takes part."""
-    model = settings_of("fedrolex", name)
-    inputs, rates, net = model["model"]["input"][0], model["client_rate"], model["model"]
-    factory = partial(Plain, net["kind"], inputs, net["hidden"], net["classes"])
-    groups = [ClientGroup(1, factory, rate=rate) for rate in (1.0, *rates)]
+    """Return a recorded run, whose clients come after one that never takes part.
+
+    That one holds the whole model.
+    """
+    about = settings_of("fedrolex", name)
+    model = about["model"]
+    factory = partial(Plain, model["kind"], model["input"][0], model["hidden"], model["classes"])
+    groups = [ClientGroup(1, factory, rate=rate) for rate in (1.0, *about["client_rate"])]
     return Recorded("fedrolex", name, algorithm, groups)
 
 
@@ -67,25 +74,30 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Drawn(FedRolex):
-    """Has the recorded units."""
+    """Has the recorded units.
 
-    layers: dict[tuple[int, int, int], list[int]]
+    Attributes:
+        drawn: Round, client and width of a layer -> the units that were drawn.
+    """
+
+    drawn: dict[tuple[int, int, int], list[int]]
 
     @override
     def units(self, fed: Fleet, client: int, t: int, width: int) -> Tensor:
-        first = self.layers[t, client - 1, width]
-        return torch.tensor([*first, *(unit for unit in range(width) if unit not in first)])
+        drawn = self.drawn[t, client - 1, width]
+        others = [unit for unit in range(width) if unit not in drawn]
+        return torch.tensor([*drawn, *others])
 
 
 def test_the_recorded_run_of_random_units(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = Drawn(window="random", mask=False)
     run = recorded_run("conv_random", algorithm)
-    algorithm.layers = {
-        (t, int(client), width): found[layer][0]
-        for t, recorded in enumerate(run.about["rounds"])
-        for client, found in recorded["indices"].items()
-        for layer, width in (("conv1.weight", 8), ("block.conv2.weight", 12))
-    }
+    algorithm.drawn = {}
+    for t, recorded in enumerate(run.about["rounds"]):
+        for client, indices in recorded["indices"].items():
+            # Indices of the outputs come first; the layers have 8 and 12 units.
+            algorithm.drawn[t, int(client), 8] = indices["conv1.weight"][0]
+            algorithm.drawn[t, int(client), 12] = indices["block.conv2.weight"][0]
     for t, _ in run.rounds(monkeypatch):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
 
@@ -109,21 +121,34 @@ class ReplayedFedRolex(Replayed, FedRolex):
 
 def test_the_recorded_rounds_of_a_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
     """No training was recorded: sessions end with the recorded rows."""
-    place = GOLDEN / "fedrolex/transformer_count"
-    about = json.loads(place.with_suffix(".json").read_text())
-    tensors = load_file(f"{place}.safetensors")
-    names, model = [*about["rounds"][0]["indices"]["0"]], about["model"]
-    net = {key: model[key] for key in ("embedding", "heads", "hidden", "layers")}
-    algorithm = ReplayedFedRolex(mask_token=False)
-    groups = [ClientGroup(1, partial(Transformer, **net), rate=r) for r in about["client_rate"]]
+    recording = GOLDEN / "fedrolex/transformer_count"
+    about = json.loads(recording.with_suffix(".json").read_text())
+    tensors = load_file(f"{recording}.safetensors")
+    model = about["model"]
+    network = partial(
+        Transformer,
+        embedding=model["embedding"],
+        heads=model["heads"],
+        hidden=model["hidden"],
+        layers=model["layers"],
+    )
+
+    # Two windows of each client, which have all of its tokens.
     length = model["positions"]
-    x = torch.tensor([[*islice(cycle(own), 2 * length)] for own in about["label_split"]])
-    x = x.view(-1, length)  # two windows of each client, which have all of its tokens
+    tokens = [list(islice(cycle(held), 2 * length)) for held in about["label_split"]]
+    x = torch.tensor(tokens).view(-1, length)
     y = torch.zeros(len(x), dtype=torch.int64)
     windows = Windows(x, y, classes=model["tokens"], test=(x, y))
-    fed = fleet_of(groups, algorithm, FederatedDataModule(windows, Given([0, 1], [2, 3], [4, 5])))
+    data = FederatedDataModule(windows, Given([0, 1], [2, 3], [4, 5]))
+
+    algorithm = ReplayedFedRolex(mask_token=False)
+    groups = [ClientGroup(1, network, rate=rate) for rate in about["client_rate"]]
+    fed = fleet_of(groups, algorithm, data)
+
+    names = list(about["rounds"][0]["indices"]["0"])
 
     def recorded(layout: Layout, prefix: str) -> Tensor:
+        """Return recorded tensors as a row; they are in the order of the parameters."""
         row = layout.new_row()
         for view, name in zip(layout.views(row).values(), names, strict=True):
             view.copy_(tensors[f"{prefix}/{name}"])
@@ -133,31 +158,34 @@ def test_the_recorded_rounds_of_a_transformer(monkeypatch: pytest.MonkeyPatch) -
     algorithm.model.floats.copy_(recorded(layout, "init"))
     for t in range(len(about["rounds"])):
         for k in range(3):
-            own = fed.groups[k].layout
-            algorithm.ends[k] = Row(recorded(own.floats, f"r{t}/local/{k}"), own.integers.new_row())
+            of_client = fed.groups[k].layout
+            floats = recorded(of_client.floats, f"r{t}/local/{k}")
+            algorithm.ends[k] = Row(floats, of_client.integers.new_row())
         run_round(fed, t)
         close(algorithm.model.floats, recorded(layout, f"r{t}/server"))
 
 
+def trained(algorithm: HeteroFL, groups: list[ClientGroup], sizes: list[int]) -> Tensor:
+    """Return the server's model after two rounds of clients with these numbers of samples."""
+    fed = fleet_of(groups, algorithm, random_data(sizes), optimizer=partial(SGD, lr=0.1))
+    for t in range(2):
+        run_round(fed, t)
+    return algorithm.model.floats
+
+
 def test_a_window_that_does_not_move_is_heterofl() -> None:
-    models = []
-    for algorithm in (HeteroFL(), FedRolex(0), FedRolex(1), FedRolex(window="random")):
-        groups = [ClientGroup(2, partial(MLP, hidden=(8,)), level=level) for level in "ab"]
-        fed = fleet_of(groups, algorithm, random_data([6, 5, 7, 4]), optimizer=partial(SGD, lr=0.1))
-        for t in range(2):
-            run_round(fed, t)
-        models.append(algorithm.model.floats)
-    assert torch.equal(models[0], models[1])
-    assert not torch.allclose(models[0], models[2])
-    assert not torch.allclose(models[0], models[3])
+    mlp = partial(MLP, hidden=(8,))
+    groups = [ClientGroup(2, mlp, level="a"), ClientGroup(2, mlp, level="b")]
+    sizes = [6, 5, 7, 4]
+    heterofl = trained(HeteroFL(), groups, sizes)
+    assert torch.equal(trained(FedRolex(0), groups, sizes), heterofl)
+    assert not torch.allclose(trained(FedRolex(1), groups, sizes), heterofl)
+    assert not torch.allclose(trained(FedRolex(window="random"), groups, sizes), heterofl)
 
 
 def test_random_units_of_whole_models_are_heterofl() -> None:
-    models = []
-    for algorithm in (HeteroFL(weights="samples"), FedRolex(0, "random", weights="samples")):
-        group, data = ClientGroup(3, partial(MLP, hidden=(8,))), random_data([6, 5, 7])
-        fed = fleet_of([group], algorithm, data, optimizer=partial(SGD, lr=0.1))
-        for t in range(2):
-            run_round(fed, t)
-        models.append(algorithm.model.floats)
-    torch.testing.assert_close(*models)
+    groups = [ClientGroup(3, partial(MLP, hidden=(8,)))]
+    sizes = [6, 5, 7]
+    heterofl = trained(HeteroFL(weights="samples"), groups, sizes)
+    fedrolex = trained(FedRolex(0, "random", weights="samples"), groups, sizes)
+    torch.testing.assert_close(fedrolex, heterofl)

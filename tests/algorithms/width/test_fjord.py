@@ -23,7 +23,9 @@ from tests.small import fleet_of, module_of, random_data, run_round
 
 
 def narrow(dims: Sequence[int], rate: float = 1.0) -> Net:
-    return Net([dims[0], *(rounded_up(rate * width) for width in dims[1:-1]), dims[-1]])
+    """Return the recorded perceptron with narrower hidden layers."""
+    inputs, *hidden, classes = dims
+    return Net([inputs, *(rounded_up(rate * width) for width in hidden), classes])
 
 
 class Norms(nn.Module):
@@ -31,20 +33,28 @@ class Norms(nn.Module):
 
     def __init__(self, sizes: Sequence[int], rate: float = 1.0) -> None:
         super().__init__()
-        inputs, a, b, classes = sizes
-        a, b = rounded_up(rate * a), rounded_up(rate * b)
-        self.conv1, self.bn1 = nn.Conv2d(inputs, a, 3, padding=1, bias=False), nn.BatchNorm2d(a)
-        self.conv2, self.bn2 = nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b)
-        self.fc = nn.Linear(b, classes)
+        inputs, first, second, classes = sizes
+        first = rounded_up(rate * first)
+        second = rounded_up(rate * second)
+        self.conv1 = nn.Conv2d(inputs, first, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(first)
+        self.conv2 = nn.Conv2d(first, second, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(second)
+        self.fc = nn.Linear(second, classes)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         x = self.bn1(self.conv1(x)).relu()
-        return self.fc(self.bn2(self.conv2(x)).relu().mean((2, 3)))
+        x = self.bn2(self.conv2(x)).relu()
+        return self.fc(x.mean((2, 3)))
 
 
 class Drawn(FjORD):
-    """Has the recorded widths."""
+    """Has the recorded widths.
+
+    Attributes:
+        recorded: Round and client -> the width of each batch.
+    """
 
     recorded: dict[tuple[int, int], list[float]]
 
@@ -56,80 +66,99 @@ class Drawn(FjORD):
 @pytest.mark.parametrize("name", ["mlp", "mlp_kd", "mlp_momentum_uncovered", "conv_bn"])
 def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     about = settings_of("fjord", name)
-    net, widths = about["model"], about["p_s"]
-    make: Callable[..., nn.Module] = partial(narrow, net.get("dims"))
-    if net["kind"] == "conv":
-        make = partial(Norms, [net["input"][0], *net["channels"], net["classes"]])
-    algorithm = Drawn(widths, about["knowledge_distillation"])
-    algorithm.recorded = {
-        (t, int(client)): drawn
-        for t, recorded in enumerate(about["rounds"])
-        for client, drawn in recorded["p"].items()
-    }
-    rates = [1.0, *about["client_max_p"]]  # the first never takes part
+    network = about["model"]
+    make: Callable[..., nn.Module] = partial(narrow, network.get("dims"))
+    if network["kind"] == "conv":
+        make = partial(Norms, [network["input"][0], *network["channels"], network["classes"]])
+
+    algorithm = Drawn(about["p_s"], about["knowledge_distillation"])
+    algorithm.recorded = {}
+    for t, recorded in enumerate(about["rounds"]):
+        for client, widths in recorded["p"].items():
+            algorithm.recorded[t, int(client)] = widths
+
+    # A first client of the full width makes the server's model; it never takes part.
+    rates = [1.0, *about["client_max_p"]]
     groups = [ClientGroup(1, partial(OrderedDropout, make), rate=rate) for rate in rates]
     run = Recorded("fjord", name, algorithm, groups)
 
+    def server() -> dict[str, Tensor]:
+        return algorithm.model.layout.floats.views(algorithm.model.floats)
+
     def expected(prefix: str) -> dict[str, Tensor]:
-        """The recorded tensors by our names; statistics are recorded by the number of channels."""
-        found = {}
-        for own, view in layout.views(algorithm.model.floats).items():
-            name = own.removeprefix("net.whole.")
-            if name == own:
-                _, _, _, norm, kind = own.split(".")
-                name = f"{norm}.bn.{len(view)}.{kind}"
-            found[own] = run.tensors[f"{prefix}/{name}"].view(view.shape)
-        return found
+        """Return the recorded tensors by our names."""
+        tensors = {}
+        for name, view in server().items():
+            recorded_name = name.removeprefix("net.whole.")
+            if recorded_name == name:  # statistics, which are recorded by the number of channels
+                _, _, _, norm, kind = name.split(".")
+                recorded_name = f"{norm}.bn.{len(view)}.{kind}"
+            tensors[name] = run.tensors[f"{prefix}/{recorded_name}"].view(view.shape)
+        return tensors
 
-    layout = algorithm.model.layout.floats
-    for own, value in expected("init").items():
-        layout.views(algorithm.model.floats)[own].copy_(value)
+    for name, value in expected("init").items():
+        server()[name].copy_(value)
     for t, _ in run.rounds(monkeypatch):
-        views = layout.views(algorithm.model.floats)
-        for own, value in expected(f"r{t}/server").items():
-            close(views[own], value)
+        for name, value in expected(f"r{t}/server").items():
+            close(server()[name], value)
 
 
-def fleet(*rates: float, algorithm: Any = None, model: Any = None, **more: Any) -> Any:
-    model = model or partial(OrderedDropout, partial(MLP, hidden=(6,)))
+def fleet(*rates: float, algorithm: Any = None, model: Any = None, **settings: Any) -> Any:
+    """Return two clients of each rate; by default FjORD of the widths 1/2 and 1."""
+    if algorithm is None:
+        algorithm = FjORD([0.5, 1.0])
+    if model is None:
+        model = partial(OrderedDropout, partial(MLP, hidden=(6,)))
     groups = [ClientGroup(2, model, rate=rate) for rate in rates]
-    data = random_data([6, 5, 7, 4][: 2 * len(rates)])
-    return fleet_of(groups, algorithm or FjORD([0.5, 1.0]), data, **more)
+    sizes = [6, 5, 7, 4][: 2 * len(rates)]
+    return fleet_of(groups, algorithm, random_data(sizes), **settings)
 
 
 def test_a_single_width_is_fedavg() -> None:
-    models = []
-    for algorithm, model in ((FjORD([1.0], False), None), (FedAvg(), partial(MLP, hidden=(6,)))):
+    def trained(algorithm: FjORD | FedAvg, model: Any = None) -> Tensor:
         fed = fleet(1.0, algorithm=algorithm, model=model, optimizer=partial(SGD, lr=0.1))
-        w = fed.algorithm.model.floats
+        w = algorithm.model.floats
         w.copy_(torch.linspace(-0.5, 0.5, len(w)))
         for t in range(2):
             run_round(fed, t)
-        models.append(w)
-    close(*models)
+        return w
+
+    fjord = trained(FjORD([1.0], distil=False))
+    fedavg = trained(FedAvg(), partial(MLP, hidden=(6,)))
+    close(fjord, fedavg)
 
 
 def test_draws_are_named_and_of_the_client_s_widths() -> None:
-    fed, again = fleet(1.0, 0.5), fleet(1.0, 0.5)
-    for one in (fed, again):
-        run_round(one, 0)
+    fed = fleet(1.0, 0.5)
+    again = fleet(1.0, 0.5)
+    run_round(fed, 0)
+    run_round(again, 0)
     assert torch.equal(fed.algorithm.model.floats, again.algorithm.model.floats)
+
     wide, small = (state.module.net for state in fed.groups)
-    assert (wide.widths, small.widths) == ([0.5, 1.0], [0.5])
-    s = SessionContext(fed, 0, 3, fed.groups[0], fed.row(0))
-    drawn = fed.algorithm.draws(s)
-    assert {next(drawn) for _ in range(20)} == {0.5, 1.0}
+    assert wide.widths == [0.5, 1.0]
+    assert small.widths == [0.5]
+    draws = fed.algorithm.draws(SessionContext(fed, 0, 3, fed.groups[0], fed.row(0)))
+    assert {next(draws) for _ in range(20)} == {0.5, 1.0}
 
 
 def test_a_client_sends_and_receives_its_block_and_is_tested_with_it() -> None:
     fed = fleet(1.0, 0.5)
     run_round(fed, 0)
-    sizes = [4 * (4 * width + width + width * 3 + 3) for width in (6, 3)]
-    assert fed.ledger.totals[:, :2].tolist() == [[float(sizes[k // 2])] * 2 for k in range(4)]
+    of_whole = 4 * (4 * 6 + 6 + 6 * 3 + 3)
+    of_half = 4 * (4 * 3 + 3 + 3 * 3 + 3)
+    down_and_up = fed.ledger.totals[:, :2].tolist()
+    assert down_and_up == [
+        [of_whole, of_whole],
+        [of_whole, of_whole],
+        [of_half, of_half],
+        [of_half, of_half],
+    ]
+
     x = torch.randn(5, 4)
-    narrow_one, whole = module_of(fed, 2), module_of(fed, None)
-    own = narrow_one(x).clone()
-    torch.testing.assert_close(own, whole.net.at(0.5, x))  # type: ignore[union-attr, operator]
+    logits = module_of(fed, 2)(x).clone()
+    whole: Any = module_of(fed, None)
+    torch.testing.assert_close(logits, whole.net.at(0.5, x))
 
 
 @pytest.mark.parametrize(

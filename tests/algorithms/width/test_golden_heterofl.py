@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.width.heterofl import HeteroFL
-from lightfed.local.client_group import ClientGroup, GroupState
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.networks.cnn import Conv
@@ -23,8 +24,10 @@ from tests.small import GOLDEN, data_of, fleet_of
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((GOLDEN / "heterofl/local_and_sbn.json").read_text())[name]
-    return found
+    """Return what is recorded besides tensors."""
+    every = json.loads((GOLDEN / "heterofl/local_and_sbn.json").read_text())
+    settings: dict[str, Any] = every[name]
+    return settings
 
 
 def load_row(state: GroupState, row: Tensor, tensors: dict[str, Tensor], prefix: str) -> None:
@@ -33,15 +36,17 @@ def load_row(state: GroupState, row: Tensor, tensors: dict[str, Tensor], prefix:
 
 
 def released_name(name: str) -> str:
-    """The released code's name of a parameter of PreActResNet with basic blocks.
+    """Return the released code's name of a parameter of PreActResNet with basic blocks.
 
     >>> released_name("stages.1.0.body.1.norm.bias")
     'layer2.0.n2.bias'
     """
-    path, kind = name.rsplit(".", 1)
-    parts = path.split(".")
-    if parts[0] != "stages":
-        return f"{ {'stem': 'conv1', 'activate': 'n4', 'linear': 'linear'}[parts[0]] }.{kind}"
+    path, _, kind = name.rpartition(".")
+    first, *rest = path.split(".")
+    if first != "stages":
+        outside_stages = {"stem": "conv1", "activate": "n4", "linear": "linear"}
+        return f"{outside_stages[first]}.{kind}"
+
     layers = {
         "activate.norm": "n1",
         "body.0": "conv1",
@@ -49,7 +54,8 @@ def released_name(name: str) -> str:
         "body.2": "conv2",
         "shortcut": "shortcut",
     }
-    return f"layer{int(parts[1]) + 1}.{parts[2]}.{layers['.'.join(parts[3:])]}.{kind}"
+    stage, block, *layer = rest
+    return f"layer{int(stage) + 1}.{block}.{layers['.'.join(layer)]}.{kind}"
 
 
 def same_name(name: str) -> str:
@@ -71,18 +77,25 @@ class Local:
         network, level, self.released = CLIENTS[name]
         self.settings = settings_of(name)
         self.tensors = load_file(GOLDEN / f"heterofl/{name}.safetensors")
-        x, y = self.tensors["x"], self.tensors["y"]
+        x = self.tensors["x"]
+        y = self.tensors["y"]
         size = self.settings["batch"]
         self.batches = list(zip(x.split(size), y.split(size), strict=True))
+
+        # A first client has the global model, and the first sample.
         model = partial(network, hidden=self.settings["hidden"])
         data = data_of(x, y, [[0], range(1, len(y))], classes=6)
-        optimizer = partial(
-            SGD, lr=self.settings["lr"], momentum=self.settings["momentum"],
-            weight_decay=self.settings["weight_decay"],
-        )  # fmt: skip
-        groups = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level=level)]
         self.fleet = fleet_of(
-            groups, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
+            [ClientGroup(1, model, level="a"), ClientGroup(1, model, level=level)],
+            HeteroFL(),
+            data,
+            optimizer=partial(
+                SGD,
+                lr=self.settings["lr"],
+                momentum=self.settings["momentum"],
+                weight_decay=self.settings["weight_decay"],
+            ),
+            clip=self.settings["clip"],
         )
         assert data.labels(1).tolist() == self.settings["labels"]
         self.state = self.fleet.groups[1]
@@ -92,17 +105,17 @@ class Local:
             view.copy_(self.tensors[f"init/{key}"])
 
     def views(self) -> dict[str, Tensor]:
-        """The client's row, by the released code's names."""
+        """Return the tensors of the client's row, by the released code's names."""
         views = self.state.layout.floats.views(self.row.floats)
-        return {self.released(key.removeprefix("net.")): view for key, view in views.items()}
+        return {self.released(name.removeprefix("net.")): view for name, view in views.items()}
 
     def module(self, *, masked: bool) -> L.LightningModule:
-        """The client's module on its recorded weights."""
+        """Return the client's module with its recorded weights, in training mode."""
         module = self.fleet.bind(1)
         assert isinstance(self.fleet.algorithm, HeteroFL)
         if masked:
-            s = SessionContext(self.fleet, 1, 0, self.fleet.state(1), self.row)
-            self.fleet.algorithm.session_start(s)
+            context = SessionContext(self.fleet, 1, 0, self.fleet.state(1), self.row)
+            self.fleet.algorithm.session_start(context)
         return module.train()
 
 
@@ -118,8 +131,8 @@ def assert_close(found: Tensor, expected: Tensor, bound: float = 1e-6) -> None:
 def test_parameters_come_in_the_order_of_the_released_code() -> None:
     recorded = json.loads((GOLDEN / "heterofl/resnet18_iid_aeec.json").read_text())
     model = PreActResNet(6, hidden=recorded["cfg"]["hidden_size"], blocks=recorded["cfg"]["blocks"])
-    found = [(released_name(name), list(p.shape)) for name, p in model.named_parameters()]
-    assert found == list(recorded["param_shapes"].items())
+    shapes = [(released_name(name), list(p.shape)) for name, p in model.named_parameters()]
+    assert shapes == list(recorded["param_shapes"].items())
 
 
 @clients
@@ -136,7 +149,7 @@ def test_the_forward_pass_is_the_released_codes(name: str, masked: bool) -> None
 
 
 @clients
-def test_in_evaluation_the_scaler_is_off_and_batches_normalise_themselves(name: str) -> None:
+def test_in_evaluation_the_scaler_is_off_and_batches_normalize_themselves(name: str) -> None:
     local = Local(name)
     module = local.module(masked=False).eval()
     assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 5e-6)
@@ -147,11 +160,12 @@ def test_the_gradients_are_the_released_codes(name: str) -> None:
     local = Local(name)
     module = local.module(masked=True)
     loss = module.training_step(local.batches[0], 0)
-    names, parameters = zip(*module.named_parameters(), strict=True)
     assert isinstance(loss, Tensor)
-    for key, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
-        recorded = local.tensors[f"grad_train_masked/{local.released(key.removeprefix('net.'))}"]
-        assert_close(gradient, recorded, 5e-6)
+    parameters = dict(module.named_parameters())
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    for name, gradient in zip(parameters, gradients, strict=True):
+        released = local.released(name.removeprefix("net."))
+        assert_close(gradient, local.tensors[f"grad_train_masked/{released}"], 5e-6)
 
 
 @clients
@@ -174,20 +188,25 @@ class Static:
     def __init__(self) -> None:
         settings = settings_of("sbn_conv")
         self.tensors = load_file(GOLDEN / "heterofl/sbn_conv.safetensors")
-        x, y = self.tensors["x"], self.tensors["y"]
-        held = [i for i, label in enumerate(y.tolist()) if label in (1, 4)]
-        rest = [i for i in range(len(y)) if i not in held]
+        x = self.tensors["x"]
+        y = self.tensors["y"]
+        # Client 1 holds the labels 1 and 4, client 0 the others.
+        of_client_1 = [i for i, label in enumerate(y.tolist()) if label in (1, 4)]
+        of_client_0 = [i for i in range(len(y)) if i not in of_client_1]
+        data = data_of(x, y, [of_client_0, of_client_1], classes=6)
         model = partial(Conv, hidden=settings["hidden"])
         self.algorithm = HeteroFL(statistics_batch_size=settings["batch"])
-        data = data_of(x, y, [rest, held], classes=6)
         self.fleet = fleet_of([ClientGroup(2, model, level="a")], self.algorithm, data)
         load_row(self.fleet.groups[0], self.algorithm.model.floats, self.tensors, "params")
         self.algorithm.evaluation_start(self.fleet)
 
     def bound(self, client: int | None) -> AbstractContextManager[L.LightningModule]:
-        """The global model on the global test set, or on a client's data."""
-        kind, clients = ("global", []) if client is None else ("local", [client])
-        rows = self.algorithm.models(self.fleet, kind, clients)  # type: ignore[arg-type]
+        """Return the global model for the global test set, or for a client's data."""
+        if client is None:
+            rows = self.algorithm.models(self.fleet, "global", [])
+        else:
+            rows = self.algorithm.models(self.fleet, "local", [client])
+        assert rows is not None
         return rows.bound(rows.clients[0])
 
 
@@ -195,16 +214,17 @@ def test_static_statistics_are_the_released_codes() -> None:
     static = Static()
     with static.bound(None) as module:
         state = module.state_dict()
-    checked = [n for n in static.tensors if n.startswith("sbn/") and "running" in n]
-    assert len(checked) == 8
-    for name in checked:
+    recorded = [name for name in static.tensors if name.startswith("sbn/") and "running" in name]
+    assert len(recorded) == 8
+    for name in recorded:
         assert_close(state[f"net.{name.removeprefix('sbn/')}"], static.tensors[name])
 
 
 @torch.no_grad()
 def test_evaluation_is_the_released_codes() -> None:
     static = Static()
-    x, y = static.tensors["x"][:12], static.tensors["y"][:12]
+    x = static.tensors["x"][:12]
+    y = static.tensors["y"][:12]
     with static.bound(None) as module:
         scores = module(x)
     assert_close(scores, static.tensors["eval/score"], 5e-6)

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import lightning.pytorch as L
 import pytest
@@ -23,49 +24,69 @@ from lightfed.networks.cnn import Conv
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, module_of, run_round
 
+Level = Literal["a", "b", "c"]
+
 conv = partial(Conv, hidden=(6, 8))
 
 
 def images(sizes: list[int]) -> FederatedDataModule:
-    """Random images; every client holds all three classes."""
+    """Return random images of clients with these numbers; every client holds all three classes."""
     count = sum(sizes)
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    parts = [range(s, s + n) for s, n in zip(starts, sizes, strict=True)]
     x = torch.randn(count, 1, 4, 4, generator=torch.Generator().manual_seed(2))
-    return data_of(x, torch.arange(count) % 3, parts, classes=3, batch_size=3)
+    y = torch.arange(count) % 3
+
+    parts = []
+    start = 0
+    for size in sizes:
+        parts.append(range(start, start + size))
+        start += size
+    return data_of(x, y, parts, classes=3, batch_size=3)
 
 
 def model_of(fleet: Fleet) -> dict[str, Tensor]:
+    """Return copies of the tensors of the server's model."""
     assert isinstance(fleet.algorithm, HeteroFL | FedAvg)
     model = fleet.algorithm.model
-    return {k: v.clone() for k, v in model.layout.floats.views(model.floats).items()}
+    views = model.layout.floats.views(model.floats)
+    return {name: view.clone() for name, view in views.items()}
 
 
 def test_full_width_and_all_labels_are_fedavg() -> None:
     """Of clients that count alike and drop statistics."""
-    rows = []
-    for algorithm in (HeteroFL(), FedAvg("uniform", buffers="drop")):
+
+    def trained(algorithm: HeteroFL | FedAvg) -> Tensor:
         fleet = fleet_of(
-            [ClientGroup(4, conv, level="a")], algorithm, images([6, 9, 5, 7]),
-            optimizer=partial(SGD, lr=0.1, momentum=0.9), clip=1.0, fraction=0.6, epochs=2,
-        )  # fmt: skip
+            [ClientGroup(4, conv, level="a")],
+            algorithm,
+            images([6, 9, 5, 7]),
+            optimizer=partial(SGD, lr=0.1, momentum=0.9),
+            clip=1.0,
+            fraction=0.6,
+            epochs=2,
+        )
         for t in range(3):
             run_round(fleet, t)
-        rows.append(algorithm.model.floats)
-    assert torch.equal(*rows)
+        return algorithm.model.floats
+
+    assert torch.equal(trained(HeteroFL()), trained(FedAvg("uniform", buffers="drop")))
 
 
 def test_a_global_model_of_level_b_is_one_of_half_the_channels() -> None:
     """The Scaler divides by the rate relative to the global model: without norms it matters."""
-    rows = []
-    for hidden, levels in (((12, 16), "bc"), ((6, 8), "ab")):
+
+    def trained(hidden: tuple[int, int], wide: Level, narrow: Level) -> dict[str, Tensor]:
         model = partial(Conv, hidden=hidden, norm="none")
-        groups = [ClientGroup(2, model, level=level) for level in levels]  # type: ignore[arg-type]
+        groups = [ClientGroup(2, model, level=wide), ClientGroup(2, model, level=narrow)]
         fleet = fleet_of(groups, HeteroFL(), images([6, 9, 5, 7]))
         for t in range(2):
             run_round(fleet, t)
-        rows.append(model_of(fleet))
-    assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[1])
+        return model_of(fleet)
+
+    of_level_b = trained((12, 16), "b", "c")
+    of_half_the_channels = trained((6, 8), "a", "b")
+    assert of_level_b.keys() == of_half_the_channels.keys()
+    for name, tensor in of_half_the_channels.items():
+        assert torch.equal(tensor, of_level_b[name]), name
 
 
 class Plain(nn.Module):
@@ -73,7 +94,8 @@ class Plain(nn.Module):
 
     def __init__(self, units: int) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(16, units), nn.Linear(units, 3)
+        self.body = nn.Linear(16, units)
+        self.head = nn.Linear(units, 3)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -86,21 +108,31 @@ def test_arguments_of_each_group_make_widths_of_an_own_network() -> None:
     for position, group in enumerate(groups):
         group.check(position)
     fleet = fleet_of(groups, HeteroFL(), images([6, 6, 6]))
-    old = model_of(fleet)["net.body.weight"]
-    run_round(fleet, 0)
+
     sizes = [state.layout.parameter_numel for state in fleet.groups]
-    assert sizes == [16 * n + n + 3 * n + 3 for n in widths]
-    new = model_of(fleet)["net.body.weight"]
-    assert (old != new).any(dim=1).all(), "every client has trained the units that it holds"
+    assert sizes == [16 * units + units + 3 * units + 3 for units in widths]
 
-
-LEVELS = {"a": 2, "b": 3, "e": 5}
+    before = model_of(fleet)["net.body.weight"]
+    run_round(fleet, 0)
+    after = model_of(fleet)["net.body.weight"]
+    assert (before != after).any(dim=1).all(), "every unit has been trained by those that hold it"
 
 
 def dynamic_fleet(seed: int = 0, level_weights: list[float] | None = None) -> Fleet:
-    groups = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    """Return ten clients of three levels, which draw their level in every round."""
+    groups = [
+        ClientGroup(2, conv, level="a"),
+        ClientGroup(3, conv, level="b"),
+        ClientGroup(5, conv, level="e"),
+    ]
     algorithm = HeteroFL("dynamic", level_weights=level_weights)
     return fleet_of(groups, algorithm, images([3] * 10), seed=seed)
+
+
+def levels_of(fleet: Fleet, t: int) -> list[int]:
+    """Return the level that each client draws for round t, as the number of its group."""
+    assert isinstance(fleet.algorithm, HeteroFL)
+    return [fleet.algorithm.draw_level(fleet, client, t) for client in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -110,12 +142,14 @@ def test_levels_are_drawn_with_the_shares_of_groups_or_weights(
     weights: list[float] | None, shares: tuple[float, ...]
 ) -> None:
     fleet = dynamic_fleet(level_weights=weights)
-    assert isinstance(fleet.algorithm, HeteroFL)
+    counts: Counter[int] = Counter()
+    for t in range(100):
+        counts.update(levels_of(fleet, t))
+
     draws = 1000
-    counts = Counter(fleet.algorithm.draw_level(fleet, m, t) for m in range(10) for t in range(100))
     for level, share in enumerate(shares):
-        deviation = (draws * share * (1 - share)) ** 0.5
-        assert abs(counts[level] - draws * share) < 4 * deviation
+        standard_deviation = (draws * share * (1 - share)) ** 0.5
+        assert abs(counts[level] - draws * share) < 4 * standard_deviation
 
 
 @pytest.mark.parametrize(
@@ -132,17 +166,17 @@ def test_weights_that_no_level_is_drawn_with_are_refused(weights: list[float], f
 
 
 def test_levels_are_drawn_again_for_every_round_by_the_seed() -> None:
-    fleet, again, other = dynamic_fleet(), dynamic_fleet(), dynamic_fleet(seed=1)
-    draws = []
-    for fed in (fleet, again, other):
-        assert isinstance(fed.algorithm, HeteroFL)
-        draws.append([[fed.algorithm.draw_level(fed, m, t) for m in range(10)] for t in range(5)])
-    assert draws[0] == draws[1] != draws[2]
-    assert len({tuple(levels) for levels in draws[0]}) == 5
+    fleet = dynamic_fleet()
+    levels = [levels_of(fleet, t) for t in range(5)]
+    for t in range(5):
+        assert levels.count(levels[t]) == 1
+    assert [levels_of(dynamic_fleet(), t) for t in range(5)] == levels
+    assert [levels_of(dynamic_fleet(seed=1), t) for t in range(5)] != levels
+
     for t in range(2):
         run_round(fleet, t)
-        assert [fleet.group_of(m) for m in range(10)] == draws[0][t]
-        assert [fleet.home_group(m) for m in range(10)] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+        assert [fleet.group_of(client) for client in range(10)] == levels[t]
+        assert [fleet.home_group(client) for client in range(10)] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
 
 
 class Flat(nn.Module):
@@ -152,7 +186,10 @@ class Flat(nn.Module):
         super().__init__()
         width = int(8 * rate)
         self.layers = nn.Sequential(
-            nn.Flatten(), nn.Linear(16, width), nn.BatchNorm1d(width), nn.Linear(width, num_classes)
+            nn.Flatten(),
+            nn.Linear(16, width),
+            nn.BatchNorm1d(width),
+            nn.Linear(width, num_classes),
         )
 
     @override
@@ -165,8 +202,7 @@ def test_a_last_batch_of_one_sample_does_not_end_the_run() -> None:
     groups = [ClientGroup(1, Flat, level="a"), ClientGroup(1, Flat, level="b")]
     fleet = fleet_of(groups, algorithm, images([6, 5]))
     algorithm.evaluation_start(fleet)
-    module = module_of(fleet, None)
-    state = module.state_dict()
+    state = module_of(fleet, None).state_dict()
     assert state["net.layers.2.running_var"].isfinite().all()
 
 
@@ -180,20 +216,19 @@ def test_a_mask_that_no_step_comes_by_is_refused() -> None:
 
         @override
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            x, y = batch
+            return nn.functional.cross_entropy(self.net(x), y)
 
-    x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
-    fleet = fleet_of(
-        [ClientGroup(2, Aside)], HeteroFL(), data_of(x, y, [[0, 1], [2, 3]], classes=3)
-    )
+    data = data_of(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), [[0, 1], [2, 3]], classes=3)
+    fleet = fleet_of([ClientGroup(2, Aside)], HeteroFL(), data)
     with pytest.raises(UserError, match=r"mask: true, but the training_step of Aside"):
         run_round(fleet, 0)
 
 
 def test_how_often_statistics_were_estimated_is_not_exported(tmp_path: Path) -> None:
     """A run that stopped has estimated them less often in its last process."""
-    exported = []
-    for name, evaluations in (("often", 1), ("once", 3)):
+
+    def exported(folder: Path, *, rounds_between_tests: int) -> bytes:
         federation = Federation(
             HeteroFL(),
             [ClientGroup(2, partial(Conv, hidden=(4, 4)))],
@@ -201,7 +236,10 @@ def test_how_often_statistics_were_estimated_is_not_exported(tmp_path: Path) -> 
             export=["server"],
         )
         data = FederatedDataModule(Digits(), Iid(), batch_size=64)
-        fit(federation, data, tmp_path / name, rounds=3, check_val_every_n_epoch=evaluations)
-        (file,) = (tmp_path / name).rglob("server.safetensors")
-        exported.append(file.read_bytes())
-    assert exported[0] == exported[1]
+        fit(federation, data, folder, rounds=3, check_val_every_n_epoch=rounds_between_tests)
+        (file,) = folder.rglob("server.safetensors")
+        return file.read_bytes()
+
+    often = exported(tmp_path / "often", rounds_between_tests=1)
+    once = exported(tmp_path / "once", rounds_between_tests=3)
+    assert often == once

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -33,7 +34,8 @@ class Held(FederatedDataModule):
 
     def __init__(self, labels: Sequence[Sequence[int]], task: Task) -> None:
         shape = (6,) if task == "masked_lm" else (1, 8, 8)
-        x, y = torch.zeros(len(labels), *shape), torch.zeros(len(labels), dtype=torch.int64)
+        x = torch.zeros(len(labels), *shape)
+        y = torch.zeros(len(labels), dtype=torch.int64)
         dataset = Tensors(x, y, classes=CLASSES, test=(x, y))
         dataset.task = task
         super().__init__(dataset, Given(*[[k] for k in range(len(labels))]))
@@ -82,7 +84,7 @@ def server(fed: Fleet) -> Tensor:
 
 
 def number(fed: Fleet) -> None:
-    """Every element of the global model is another number."""
+    """Set every element of the global model to another number."""
     assert isinstance(fed.algorithm, HeteroFL)
     layout = fed.algorithm.model.layout.floats
     server(fed).copy_((torch.arange(layout.size) + 1.0) * layout.live())
@@ -100,8 +102,9 @@ def merge(fed: Fleet, clients: Sequence[int]) -> Tensor:
 
 
 def covered(fed: Fleet, client: int) -> set[float]:
-    """The numbers of the elements that a client has; see `number`."""
-    return set(fed.row(client).floats[fed.state(client).layout.floats.live()].tolist())
+    """Return the numbers of the elements that a client has; see `number`."""
+    is_element = fed.state(client).layout.floats.live()
+    return set(fed.row(client).floats[is_element].tolist())
 
 
 @quick
@@ -121,21 +124,25 @@ def test_what_is_sent_and_comes_back_unchanged_changes_nothing(federation: Feder
 def test_one_client_gives_its_coverage_and_nothing_else(federation: Federation) -> None:
     """W^e within W^d ... within W^a."""
     fed = federation.fleet()
-    client = fed.clients - 1
     number(fed)
     before = server(fed).clone()
     send(fed)
-    order = sorted(range(fed.clients), key=lambda k: -federation.rates[k])
-    sets = [covered(fed, k) for k in order]
-    for wide, narrow, a, b in zip(sets, sets[1:], order, order[1:], strict=False):
-        assert narrow <= wide
-        assert (narrow == wide) == (federation.rates[a] == federation.rates[b])
-    mine = covered(fed, client)
+
+    # Widest first, each client covers what the next one covers.
+    widest_first = sorted(range(fed.clients), key=lambda k: -federation.rates[k])
+    for wide, narrow in pairwise(widest_first):
+        assert covered(fed, narrow) <= covered(fed, wide)
+        is_as_wide = federation.rates[narrow] == federation.rates[wide]
+        assert (covered(fed, narrow) == covered(fed, wide)) == is_as_wide
+
+    client = fed.clients - 1
+    of_client = covered(fed, client)
     fed.row(client).floats.mul_(-1.0)
     after = merge(fed, [client])
-    changed = set(before[after != before].tolist())
     assert torch.equal(after.abs(), before)
-    assert changed <= mine
+    changed = set(before[after != before].tolist())
     # Only rows of labels that the client does not hold are kept back.
-    whole = len(federation.labels[client]) == CLASSES
-    assert (changed == mine) if whole else (changed < mine)
+    if len(federation.labels[client]) == CLASSES:
+        assert changed == of_client
+    else:
+        assert changed < of_client

@@ -30,69 +30,77 @@ class ReplayedHeteroFL(Replayed, HeteroFL):
 
 
 def images_of(labels: list[list[int]], shape: tuple[int, ...]) -> FederatedDataModule:
-    """Clients that hold just these labels, and different numbers of samples."""
-    held = [own * (k + 2) for k, own in enumerate(labels)]
-    y = torch.tensor(list(chain(*held)))
+    """Return clients that hold just these labels, and different numbers of samples."""
+    labels_of_samples = [held * (k + 2) for k, held in enumerate(labels)]
+    y = torch.tensor(list(chain(*labels_of_samples)))
     x = torch.randn(len(y), *shape, generator=torch.Generator().manual_seed(0))
     # torch's own format, as `image_format.guarded` has it for narrow networks
-    return data_of(x, y, parts_of(held), classes=6, channels_last=False)
+    return data_of(x, y, parts_of(labels_of_samples), classes=6, channels_last=False)
 
 
 def windows_of(labels: list[list[int]], length: int, tokens: int) -> FederatedDataModule:
-    """Clients whose windows have just these tokens."""
-    held = [[list(islice(cycle(own), length))] * (k + 2) for k, own in enumerate(labels)]
-    x = torch.tensor(list(chain(*held)))
+    """Return clients whose windows have just these tokens, and different numbers of windows."""
+    windows = []
+    for k, held in enumerate(labels):
+        window = list(islice(cycle(held), length))
+        windows.append([window] * (k + 2))
+    x = torch.tensor(list(chain(*windows)))
     y = torch.zeros(len(x), dtype=torch.int64)
     dataset = Windows(x, y, classes=tokens, test=(x, y))
-    return FederatedDataModule(dataset, Given(*parts_of(held)))
+    return FederatedDataModule(dataset, Given(*parts_of(windows)))
 
 
-def parts_of(held: Sequence[Sequence[Any]]) -> list[range]:
-    bounds = accumulate((len(own) for own in held), initial=0)
-    return [range(a, b) for a, b in pairwise(bounds)]
+def parts_of(samples: Sequence[Sequence[Any]]) -> list[range]:
+    """Return the positions of each client's samples, if they are in the clients' order."""
+    bounds = accumulate((len(of_client) for of_client in samples), initial=0)
+    return [range(start, end) for start, end in pairwise(bounds)]
 
 
 class Golden:
     """One recorded round: what the server had, sent, got back and made of it."""
 
     def __init__(self, name: str, model: Callable[..., nn.Module]) -> None:
-        self.meta: dict[str, Any] = json.loads((GOLDEN / f"heterofl/{name}.json").read_text())
+        self.about: dict[str, Any] = json.loads((GOLDEN / f"heterofl/{name}.json").read_text())
         self.tensors = load_file(GOLDEN / f"heterofl/{name}.safetensors")
-        self.clients: list[int] = sorted(self.meta["user_idx"])
-        levels = self.meta["levels_by_client"]
-        labels = [self.meta["label_split"][str(k)] for k in range(len(levels))]
-        cfg, shapes = self.meta.get("cfg", {}), self.meta["param_shapes"]
-        if "num_tokens" in cfg:
-            data = windows_of(labels, cfg["bptt"], cfg["num_tokens"])
-        else:
-            data = images_of(labels, (next(iter(shapes.values()))[1], 8, 8))
+        self.clients: list[int] = sorted(self.about["user_idx"])
         self.algorithm = ReplayedHeteroFL(mask_token=False)  # as in the released code
-        groups = [
-            ClientGroup(1, partial(model, **settings(name, self.meta)), level=x) for x in levels
-        ]
+
+        network = partial(model, **settings(name, self.about))
+        groups = [ClientGroup(1, network, level=level) for level in self.about["levels_by_client"]]
         self.fed: Fleet = fleet_of(
-            groups, self.algorithm, data, clients_per_round=len(self.clients)
+            groups, self.algorithm, self._data(len(groups)), clients_per_round=len(self.clients)
         )
         for client in self.clients:
             layout = self.fed.state(client).layout
             floats = self.recorded(layout.floats, f"local_after/{client}")
             self.algorithm.ends[client] = Row(floats, layout.integers.new_row())
 
+    def _data(self, clients: int) -> FederatedDataModule:
+        """Return samples of the recorded labels or tokens."""
+        labels = [self.about["label_split"][str(k)] for k in range(clients)]
+        cfg = self.about.get("cfg", {})
+        if "num_tokens" in cfg:
+            return windows_of(labels, cfg["bptt"], cfg["num_tokens"])
+        first_weight = next(iter(self.about["param_shapes"].values()))
+        channels = first_weight[1]
+        return images_of(labels, (channels, 8, 8))
+
     def recorded(self, layout: Layout, prefix: str) -> Tensor:
-        """A row of recorded tensors: one to one, in the order of the parameters."""
+        """Return recorded tensors as a row; they are in the order of the parameters."""
         row = layout.new_row()
-        names = self.meta["param_shapes"]
+        names = self.about["param_shapes"]
         for view, name in zip(layout.views(row).values(), names, strict=True):
             view.copy_(self.tensors[f"{prefix}/{name}"])
         return row
 
 
-def settings(name: str, meta: dict[str, Any]) -> dict[str, Any]:
-    """The recorded model's arguments."""
-    cfg, shapes = meta.get("cfg", {}), meta["param_shapes"]
+def settings(name: str, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the recorded model's arguments."""
     if name.startswith("conv"):
-        hidden = [shapes[f"blocks.{b}.weight"][0] for b in (0, 5, 10, 15)]
+        weights = ("blocks.0.weight", "blocks.5.weight", "blocks.10.weight", "blocks.15.weight")
+        hidden = [about["param_shapes"][weight][0] for weight in weights]
         return {"hidden": hidden, "norm": "none" if name == "conv_nonorm" else "bn"}
+    cfg = about["cfg"]
     if name.startswith("resnet"):
         return {"hidden": cfg["hidden_size"], "blocks": cfg["blocks"], "norm": cfg["norm"]}
     return {key: cfg[key] for key in ("embedding", "heads", "hidden", "layers")}
@@ -110,11 +118,15 @@ def settings(name: str, meta: dict[str, Any]) -> dict[str, Any]:
 )
 def test_a_round_is_the_released_codes(name: str, model: Callable[..., nn.Module]) -> None:
     golden = Golden(name, model)
-    fed, server = golden.fed, golden.algorithm.model
+    fed = golden.fed
+    server = golden.algorithm.model
     layout = server.layout.floats
     server.floats.copy_(golden.recorded(layout, "global_before"))
+
     # The first round that draws the recorded clients.
-    run_round(fed, next(t for t in count() if fed.participants(t) == golden.clients))
+    t = next(t for t in count() if fed.participants(t) == golden.clients)
+    run_round(fed, t)
+
     assert sorted(golden.algorithm.starts) == golden.clients
     for client, start in golden.algorithm.starts.items():
         sent = golden.recorded(fed.state(client).layout.floats, f"distributed/{client}")

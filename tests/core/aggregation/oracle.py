@@ -20,10 +20,10 @@ class Part:
     """A client in a merge.
 
     Attributes:
-        layout: narrower than the server's.
-        row: (P_k,).
-        weight: a_k.
-        labels: that it holds; () for all.
+        layout: The layout of its row, narrower than the server's.
+        row: Its values w_k, (P_k,).
+        weight: Its weight a_k.
+        labels: The labels that it holds; () for all.
     """
 
     layout: Layout
@@ -34,48 +34,63 @@ class Part:
 
 @dataclass(frozen=True)
 class Case:
+    """A merge.
+
+    Attributes:
+        target: The layout of the server's row.
+        old: The server's row before the merge, (P,).
+        label_rows: The tensors whose rows are labels.
+        parts: The clients.
+    """
+
     target: Layout
     old: Tensor
     label_rows: tuple[str, ...]
     parts: list[Part]
 
-    @property
-    def total(self) -> float:
-        return sum(part.weight for part in self.parts)
-
 
 def _covering(part: Part, name: str, index: Shape, label_rows: tuple[str, ...]) -> float | None:
-    """The client's value of one element, or None where it does not cover it."""
-    entry = next(e for e in part.layout if e.name == name)
-    if any(i >= size for i, size in zip(index, entry.shape, strict=True)):
+    """Return the client's value of one element, or None where it does not cover it."""
+    entry = next(entry for entry in part.layout if entry.name == name)
+    is_outside = any(i >= size for i, size in zip(index, entry.shape, strict=True))
+    if is_outside:
         return None
-    if name in label_rows and part.labels and index[0] not in part.labels:
+
+    has_labels = name in label_rows and part.labels
+    if has_labels and index[0] not in part.labels:
         return None
     return float(part.layout.view(part.row, entry)[index])
 
 
 def merged(case: Case) -> tuple[Tensor, Tensor]:
-    """(P,) float64 means, uncovered elements as they were, and (P,) total weights."""
-    out = case.old.double()
+    """Merge by a loop over elements.
+
+    Returns:
+        The means in float64, (P,), where an element that nobody covers is as it was; and the total
+        weight of each element, (P,).
+    """
+    means = case.old.double()
     weights = torch.zeros(case.target.size, dtype=torch.float64)
     for entry in case.target:
-        values = case.target.view(out, entry)
-        counts = case.target.view(weights, entry)
+        tensor_means = case.target.view(means, entry)
+        tensor_weights = case.target.view(weights, entry)
         for index in product(*(range(size) for size in entry.shape)):
-            total, weight = 0.0, 0.0
+            total = 0.0
+            weight = 0.0
             for part in case.parts:
                 value = _covering(part, entry.name, index, case.label_rows)
                 if value is not None:
                     total += part.weight * value
                     weight += part.weight
-            counts[index] = weight
+
+            tensor_weights[index] = weight
             if weight > 0.0:
-                values[index] = total / weight
-    return out, weights
+                tensor_means[index] = total / weight
+    return means, weights
 
 
 def coverage_of(case: Case) -> Coverage:
-    """Every client's layout is a source of its own."""
+    """Return the coverage of a case; every client's layout is a source of its own."""
     layouts = [part.layout for part in case.parts]
     return Coverage.build(case.target, layouts, label_rows=case.label_rows)
 
@@ -86,15 +101,15 @@ def merge(
     mine: Sequence[int] | None = None,
     ranks: Ranks | None = None,
 ) -> Tensor:
-    """What the server's row becomes, on a rank with these clients (all by default)."""
+    """Return what the server's row becomes, on a rank with these clients (by default all)."""
     row = case.old.clone()
-    everybody = list(range(len(case.parts)))
-    here = everybody if mine is None else sorted(mine)
+    clients = list(range(len(case.parts)))
+    local = clients if mine is None else sorted(mine)
     coverage_of(case).merge_(
         row,
-        everybody,
-        here,
-        [case.parts[k].row for k in here],
+        clients,
+        local,
+        [case.parts[client].row for client in local],
         weights=[part.weight for part in case.parts],
         labels=[part.labels or None for part in case.parts],
         ranks=ranks,
@@ -104,17 +119,22 @@ def merge(
 
 @st.composite
 def cases(draw: st.DrawFn, *, whole_weights: bool = False) -> Case:
-    """A server and one to five clients of any narrower shapes, weights and labels."""
+    """Draw a server and one to five clients of any narrower shapes, weights and labels."""
     shapes = draw(st.lists(_shape, min_size=1, max_size=4))
-    names = [f"t{i}" for i in range(len(shapes))]
-    target = Layout.build(zip(names, shapes, strict=True))
-    sized = [name for name, shape in zip(names, shapes, strict=True) if shape]
+    target = Layout.build((f"t{i}", shape) for i, shape in enumerate(shapes))
+
+    with_axes = [entry.name for entry in target if entry.shape]
     label_rows: tuple[str, ...] = ()
-    if sized:
-        label_rows = tuple(draw(st.lists(st.sampled_from(sized), unique=True, max_size=2)))
-    number = st.integers(1, 500).map(float)
-    weight = number if whole_weights else st.one_of(number, st.floats(0.01, 100.0))
-    parts = [_part(draw, target, label_rows, draw(weight)) for _ in range(draw(st.integers(1, 5)))]
+    if with_axes:
+        label_rows = tuple(draw(st.lists(st.sampled_from(with_axes), unique=True, max_size=2)))
+
+    weight = st.integers(1, 500).map(float)
+    if not whole_weights:
+        weight = st.one_of(weight, st.floats(0.01, 100.0))
+
+    parts = []
+    for _ in range(draw(st.integers(1, 5))):
+        parts.append(_part(draw, target, label_rows, draw(weight)))
     return Case(target, _row(draw, target), label_rows, parts)
 
 
@@ -122,23 +142,25 @@ _shape = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 
 
 def _part(draw: st.DrawFn, target: Layout, label_rows: tuple[str, ...], weight: float) -> Part:
-    full = draw(st.booleans())
+    """Draw a client: as wide as the server or narrower, with all labels or some."""
+    is_full = draw(st.booleans())
     shapes = []
     for entry in target:
         # All classes are rows of every client's output layer; only its columns get narrower.
-        kept = 1 if entry.name in label_rows else 0
-        narrow = [draw(st.integers(1, size)) for size in entry.shape[kept:]]
-        shapes.append(entry.shape if full else (*entry.shape[:kept], *narrow))
-    layout = Layout.build((e.name, s) for e, s in zip(target, shapes, strict=True))
-    rows = min((e.shape[0] for e in target if e.name in label_rows), default=0)
+        num_kept = 1 if entry.name in label_rows else 0
+        narrow = [draw(st.integers(1, size)) for size in entry.shape[num_kept:]]
+        shapes.append(entry.shape if is_full else (*entry.shape[:num_kept], *narrow))
+    layout = Layout.build((e.name, shape) for e, shape in zip(target, shapes, strict=True))
+
+    num_labels = min((e.shape[0] for e in target if e.name in label_rows), default=0)
     labels: tuple[int, ...] = ()
-    if rows and draw(st.booleans()):
-        labels = tuple(sorted(draw(st.sets(st.integers(0, rows - 1), min_size=1))))
+    if num_labels and draw(st.booleans()):
+        labels = tuple(sorted(draw(st.sets(st.integers(0, num_labels - 1), min_size=1))))
     return Part(layout, _row(draw, layout), weight, labels)
 
 
 def _row(draw: st.DrawFn, layout: Layout) -> Tensor:
-    """Values of ordinary magnitude with full mantissas: 2^-8 to 2^8, both signs."""
+    """Draw values of ordinary magnitude with full mantissas: 2^-8 to 2^8, both signs."""
     rng = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     exponents = torch.randint(-8, 9, (layout.size,), generator=rng)
     mantissas = torch.rand(layout.size, generator=rng) + 1.0

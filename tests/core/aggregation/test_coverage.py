@@ -23,39 +23,46 @@ EPSILON = 2.0**-24  # half a unit in the last place of float32, relative
 @given(cases())
 def test_take_copies_the_leading_slices_and_nothing_else(case: Case) -> None:
     coverage = coverage_of(case)
-    for k, part in enumerate(case.parts):
-        out = coverage.take(case.old, k, part.layout.new_row())
-        for entry in part.layout:
-            wide = next(e for e in case.target if e.name == entry.name)
-            corner = case.target.view(case.old, wide)[tuple(slice(n) for n in entry.shape)]
-            assert torch.equal(part.layout.view(out, entry), corner)
-        assert not out.masked_select(~part.layout.live()).any()
-        assert coverage.elements[k] == part.layout.numel
+    server = case.target.views(case.old)
+
+    for client, part in enumerate(case.parts):
+        row = coverage.take(case.old, client, part.layout.new_row())
+
+        for name, taken in part.layout.views(row).items():
+            leading_slice = server[name][tuple(slice(size) for size in taken.shape)]
+            assert torch.equal(taken, leading_slice)
+        padding = row.masked_select(~part.layout.live())
+        assert not padding.any()
+        assert coverage.elements[client] == part.layout.numel
 
 
 @settings(max_examples=30)
 @given(cases())
 def test_a_float64_merge_is_the_loop_over_elements(case: Case) -> None:
     expected, weights = merged(case)
-    found = merge(case)
-    assert found.dtype == torch.float32
-    assert torch.equal(found[weights == 0], case.old[weights == 0])  # that nobody covers
-    # Both add float64 products and round once to float32; torch may fuse a product and its
-    # addition: the same where the product is exact, with whole weights.
+
+    row = merge(case)
+
+    assert row.dtype == torch.float32
+    covered_by_nobody = weights == 0
+    assert torch.equal(row[covered_by_nobody], case.old[covered_by_nobody])
+    # Both add float64 products and round once to float32. torch may fuse a product and its
+    # addition, which is the same where the product is exact: with whole weights.
     if all(part.weight.is_integer() for part in case.parts):
-        assert torch.equal(found, expected.float())
+        assert torch.equal(row, expected.float())
     else:
         bound = EPSILON * expected.abs() + 1e-12 * 2.0**8
-        assert ((found.double() - expected).abs() <= bound).all()
+        assert ((row.double() - expected).abs() <= bound).all()
 
 
-def on_ranks(case: Case, owners: list[int]) -> list[Tensor]:
-    """What every rank ends up with, if a client is on the rank of its owner."""
-    mine = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(4)]
-    return threads.on_ranks(
-        max(owners) + 1,
-        lambda ranks: merge(case, mine=mine[ranks.rank], ranks=ranks),
-    )
+def on_ranks(case: Case, rank_of: list[int]) -> list[Tensor]:
+    """Return the row that every rank ends up with, if client k is on rank `rank_of[k]`."""
+
+    def merge_on(ranks: Ranks) -> Tensor:
+        mine = [client for client, rank in enumerate(rank_of) if rank == ranks.rank]
+        return merge(case, mine=mine, ranks=ranks)
+
+    return threads.on_ranks(max(rank_of) + 1, merge_on)
 
 
 @settings(max_examples=30)
@@ -67,10 +74,11 @@ def on_ranks(case: Case, owners: list[int]) -> list[Tensor]:
 def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
     case: Case, ranks: int, rng: random.Random
 ) -> None:
-    owners = [rng.randrange(ranks) for _ in case.parts]
-    expected = merge(case)
-    for found in on_ranks(case, owners):
-        assert torch.equal(found, expected)
+    alone = merge(case)
+
+    rank_of = [rng.randrange(ranks) for _ in case.parts]
+    for row in on_ranks(case, rank_of):
+        assert torch.equal(row, alone)
 
 
 def test_a_merge_of_ranks_is_one_all_reduce_of_float64() -> None:
@@ -78,19 +86,21 @@ def test_a_merge_of_ranks_is_one_all_reduce_of_float64() -> None:
     layout = Layout.build([("w", (17, 3)), ("b", (3,))])
     coverage = Coverage.build(layout, [layout])
     rows = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1)) * layout.live()
-    expected = layout.new_row()
-    coverage.merge_(expected, [0] * 4, range(4), list(rows), weights=[3.0, 1.0, 5.0, 2.0])
+    sources = [0] * 4
+    weights = [3.0, 1.0, 5.0, 2.0]
+    alone = layout.new_row()
+    coverage.merge_(alone, sources, range(4), list(rows), weights=weights)
 
-    def work(ranks: Ranks) -> tuple[Tensor, float]:
-        mine = [k for k in range(4) if k % 2 == ranks.rank]  # the third rank has none
-        out = layout.new_row()
+    def merge_on(ranks: Ranks) -> tuple[Tensor, float]:
+        mine = [client for client in range(4) if client % 2 == ranks.rank]  # none on the third rank
         block: Any = rows[mine] if mine else []
-        coverage.merge_(out, [0] * 4, mine, block, weights=[3.0, 1.0, 5.0, 2.0], ranks=ranks)
-        return out, ranks.take_wire_bytes()
+        row = layout.new_row()
+        coverage.merge_(row, sources, mine, block, weights=weights, ranks=ranks)
+        return row, ranks.take_wire_bytes()
 
-    parts = threads.on_ranks(3, work)
-    assert all(torch.equal(found, expected) for found, _ in parts)
-    assert sum(sent for _, sent in parts) == 2 * (3 - 1) * 8 * layout.size
+    results = threads.on_ranks(3, merge_on)
+    assert all(torch.equal(row, alone) for row, _ in results)
+    assert sum(sent for _, sent in results) == 2 * (3 - 1) * 8 * layout.size
 
 
 def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
@@ -98,46 +108,55 @@ def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
 ) -> None:
     layout = Layout.build([("w", (3, 5)), ("b", (3,))])
     rows = [torch.full((layout.size,), float(k)) * layout.live() for k in range(5)]
-    case = Case(layout, layout.new_row(), (), [Part(layout, r, 1.0, ()) for r in rows])
-    expected = merge(case)
-    assert torch.equal(expected, 2.0 * layout.live())
+
+    def case_of(rows: list[Tensor]) -> Case:
+        return Case(layout, layout.new_row(), (), [Part(layout, row, 1.0, ()) for row in rows])
 
     class Elsewhere(Tensor):
+        """Seems to lie on another device."""
+
         device = torch.device("meta")
 
         def to(self, *_: object, **__: object) -> Tensor:
             return self.as_subclass(Tensor)
 
-    for k, part in enumerate(case.parts):
-        case.parts[k] = Part(part.layout, part.row.as_subclass(Elsewhere), 1.0, ())
     monkeypatch.setattr(module, "HOST_ROWS", 2)
-    assert torch.equal(merge(case), expected)
+    here = merge(case_of(rows))
+    elsewhere = merge(case_of([row.as_subclass(Elsewhere) for row in rows]))
+    assert torch.equal(here, 2.0 * layout.live())
+    assert torch.equal(elsewhere, here)
 
 
 def test_only_the_leading_tensors_are_covered_where_so_many_are_given() -> None:
     layout = Layout.build([("w", (40,)), ("mean", (3,))])
     weights_only = Coverage.build(layout, [layout], tensors=["w"])
     assert weights_only.elements[0] == 40
-    server, row = torch.full((layout.size,), 5.0), torch.full((layout.size,), 1.0)
+
+    server = torch.full((layout.size,), 5.0)
+    row = torch.full((layout.size,), 1.0)
     weights_only.merge_(server, [0], [0], [row], weights=[1.0])
-    assert server.tolist() == [1.0] * 64 + [5.0] * 32
-    out = weights_only.take(row, 0, torch.zeros(layout.size))
-    assert out.tolist() == [1.0] * 64 + [0.0] * 32
+    assert server.tolist() == [1.0] * 64 + [5.0] * 32  # w and its padding, then the mean
+
+    taken = weights_only.take(row, 0, torch.zeros(layout.size))
+    assert taken.tolist() == [1.0] * 64 + [0.0] * 32
 
 
-@pytest.mark.parametrize("part", [["w"], ["w", "mean"]])
+@pytest.mark.parametrize("tensors", [["w"], ["w", "mean"]])
 @pytest.mark.parametrize("weights", [[3.0, 1.0, 5.0, 2.0], [3.0, 0.0, 5.0, 2.0]])
-def test_rows_in_one_matrix_have_the_same_mean(weights: list[float], part: list[str]) -> None:
+def test_rows_in_one_matrix_have_the_same_mean(weights: list[float], tensors: list[str]) -> None:
     layout = Layout.build([("w", (40, 3)), ("mean", (3,))])
-    coverage = Coverage.build(layout, [layout], tensors=part)
-    block = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1))
+    coverage = Coverage.build(layout, [layout], tensors=tensors)
+    matrix = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1))
     if 0.0 in weights:
-        block[weights.index(0.0)] = torch.nan
-    rows, local = list(block), range(4)
-    old, one = (torch.full((layout.size,), 5.0) for _ in range(2))
-    coverage.merge_(old, [0] * 4, local, rows, weights=weights)
-    coverage.merge_(one, [0] * 4, local, block, weights=weights)
-    assert torch.equal(one, old)
+        # A row of weight 0 is not read.
+        matrix[weights.index(0.0)] = torch.nan
+
+    def merged_row(rows: Any) -> Tensor:
+        server = torch.full((layout.size,), 5.0)
+        coverage.merge_(server, [0] * 4, range(4), rows, weights=weights)
+        return server
+
+    assert torch.equal(merged_row(matrix), merged_row(list(matrix)))
 
 
 WIDE = Layout.build([("w", (2, 3))])
@@ -151,7 +170,7 @@ def test_tensors_in_another_order_are_unfit() -> None:
 
 DEEP = Layout.build([("a", (4, 3)), ("a_head", (2, 4)), ("b", (4, 4)), ("b_head", (2, 4))])
 SHALLOW = Layout.build([("a", (4, 3)), ("a_head", (2, 4))])
-# Not a leading run of the row: a layer is left out, and another is narrow.
+# Not a leading run of the row: a layer is missing, and another is narrow.
 GAP = Layout.build([("b_head", (2, 2)), ("a", (4, 3))])
 
 
@@ -159,23 +178,26 @@ def test_layers_are_averaged_over_the_clients_that_have_them() -> None:
     sources = [DEEP, SHALLOW, GAP]
     coverage = Coverage.build(DEEP, sources, depths=True)
     assert dict(coverage.elements) == {0: 44, 1: 20, 2: 16}
-    server = torch.arange(float(DEEP.size)) * DEEP.live()
-    wide = DEEP.views(server)
-    for k, layout in enumerate(sources):
-        for name, view in layout.views(coverage.take(server, k, layout.new_row())).items():
-            assert torch.equal(view, wide[name][tuple(slice(n) for n in view.shape)])
-    old = wide["b_head"].clone()
+
+    row = torch.arange(float(DEEP.size)) * DEEP.live()
+    server = DEEP.views(row)
+    for source, layout in enumerate(sources):
+        taken = coverage.take(row, source, layout.new_row())
+        for name, view in layout.views(taken).items():
+            assert torch.equal(view, server[name][tuple(slice(n) for n in view.shape)])
+
+    old_head = server["b_head"].clone()
     rows = [SHALLOW.live() * 1.0, GAP.live() * 4.0]
-    coverage.merge_(server, [1, 2], [0, 1], rows, weights=[1.0, 2.0])
-    assert (wide["a"] == 3.0).all()
-    assert (wide["a_head"] == 1.0).all()
-    assert torch.equal(wide["b"], torch.arange(64.0, 80.0).view(4, 4))
-    assert (wide["b_head"][:, :2] == 4.0).all()
-    assert torch.equal(wide["b_head"][:, 2:], old[:, 2:])
+    coverage.merge_(row, [1, 2], [0, 1], rows, weights=[1.0, 2.0])
+    assert (server["a"] == 3.0).all()  # (1 * 1 + 2 * 4) / 3
+    assert (server["a_head"] == 1.0).all()  # of the shallow client alone
+    assert torch.equal(server["b"], torch.arange(64.0, 80.0).view(4, 4))  # of nobody
+    assert (server["b_head"][:, :2] == 4.0).all()  # of the other client, which is narrow
+    assert torch.equal(server["b_head"][:, 2:], old_head[:, 2:])
 
 
 @pytest.mark.parametrize(
-    ("target", "own", "tensors", "found"),
+    ("target", "shapes", "tensors", "reason"),
     [
         (WIDE, [("w", (2, 4))], None, "w is [2, 4], which is no slice of [2, 3]"),
         (WIDE, [("w", (2, 3, 1))], None, "w is [2, 3, 1], which is no slice of [2, 3]"),
@@ -187,9 +209,9 @@ def test_layers_are_averaged_over_the_clients_that_have_them() -> None:
     ],
 )
 def test_models_that_do_not_fit_are_said_to_be_unfit(
-    target: Layout, own: Any, tensors: list[str] | None, found: str
+    target: Layout, shapes: Any, tensors: list[str] | None, reason: str
 ) -> None:
-    layouts = [target, Layout.build(own)]
+    layouts = [target, Layout.build(shapes)]
     coverage = Coverage.build(target, layouts, tensors=tensors, depths=target is DEEP)
-    assert coverage.unfit == {1: found}
+    assert coverage.unfit == {1: reason}
     assert list(coverage.levels) == [0]

@@ -1,4 +1,4 @@
-"""Server optimisers against recorded runs of FedLab and Flower, on other methods, and refused."""
+"""Server optimizers against recorded runs of FedLab and Flower, on other methods, and refused."""
 
 from functools import partial
 from typing import Any
@@ -26,13 +26,19 @@ CASES = [
 
 
 def optimizer_of(name: str, server: dict[str, Any]) -> Any:
+    """Return what makes the server's optimizer of a recorded run."""
     if name == "fedavgm_flower":
-        lr, momentum = server["server_learning_rate"], server["server_momentum"]
-        return partial(SGD, lr=lr, momentum=momentum)
-    kind, beta_1 = KINDS[name.partition("_")[0]], 0.0 if "adagrad" in name else 0.9
-    ahead = 1 if name == "fedadam_flower" else None
-    rates = {"lr": server["eta"], "tau": server["tau"], "betas": (beta_1, 0.99)}
-    return partial(kind, bias_correction=ahead, **rates)
+        return partial(SGD, lr=server["server_learning_rate"], momentum=server["server_momentum"])
+
+    kind = KINDS[name.partition("_")[0]]
+    beta_1 = 0.0 if kind is FedAdagrad else 0.9
+    return partial(
+        kind,
+        lr=server["eta"],
+        tau=server["tau"],
+        betas=(beta_1, 0.99),
+        bias_correction=1 if name == "fedadam_flower" else None,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,6 +55,7 @@ def net(features: int = 4) -> nn.Module:
 
 
 def rounds(algorithm: Any, optimizer: Any, count: int = 3) -> Tensor:
+    """Run some rounds, and return the server's row."""
     groups = [ClientGroup(3, net)]
     fleet = fleet_of(groups, algorithm, random_data([12, 9, 15]), server_optimizer=optimizer)
     for t in range(count):
@@ -59,7 +66,8 @@ def rounds(algorithm: Any, optimizer: Any, count: int = 3) -> Tensor:
 
 def test_a_step_of_rate_one_is_the_mean() -> None:
     """But for the rounding of x - (x - mean)."""
-    plain, stepped = rounds(FedAvg(), None), rounds(FedAvg(), partial(SGD, lr=1.0))
+    plain = rounds(FedAvg(), None)
+    stepped = rounds(FedAvg(), partial(SGD, lr=1.0))
     torch.testing.assert_close(stepped, plain, rtol=0, atol=5e-7)
 
 
@@ -68,13 +76,20 @@ def test_fedadam_without_memory_and_adaptivity_is_the_mean() -> None:
     plain = rounds(FedAvg(), None)
     stepped = rounds(FedAvg(), partial(FedAdam, lr=1e5, betas=(0.0, 0.0), tau=1e5))
     torch.testing.assert_close(stepped, plain, rtol=0, atol=5e-6)
+
+
+def test_fedadam_without_memory_and_tau_steps_by_the_sign() -> None:
+    """x + eta Delta / |Delta| is x + eta sign(Delta)."""
     algorithm = FedAvg()
-    before, mean = rounds(algorithm, None, count=0).clone(), rounds(FedAvg(), None, count=1)
-    signs = rounds(FedAvg(), partial(FedAdam, lr=0.01, betas=(0.0, 0.0), tau=1e-12), count=1)
+    before = rounds(algorithm, None, count=0)
+    mean = rounds(FedAvg(), None, count=1)
+    stepped = rounds(FedAvg(), partial(FedAdam, lr=0.01, betas=(0.0, 0.0), tau=1e-12), count=1)
+
     weights = slice(algorithm.model.layout.parameter_size)  # statistics take no step
-    far = ((mean - before).abs() > 1e-6)[weights]
-    steps = (signs - before)[weights][far], (mean - before)[weights][far]
-    torch.testing.assert_close(steps[0], 0.01 * steps[1].sign(), rtol=0, atol=1e-5)
+    delta = (mean - before)[weights]
+    step = (stepped - before)[weights]
+    moved = delta.abs() > 1e-6
+    torch.testing.assert_close(step[moved], 0.01 * delta[moved].sign(), rtol=0, atol=1e-5)
 
 
 def test_statistics_are_means_and_take_no_step() -> None:

@@ -72,18 +72,22 @@ def fleet(algorithm: Renamed) -> Fleet:
 
 
 def tensors(fed: Fleet, client: int) -> dict[str, Tensor]:
-    layout, row = fed.state(client).layout, fed.row(client)
+    """Return copies of all tensors of a client, by name."""
+    layout = fed.state(client).layout
+    row = fed.row(client)
     views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     return {name: view.clone() for name, view in views.items()}
 
 
 def server(algorithm: Renamed) -> dict[str, Tensor]:
+    """Return copies of all tensors of the server's model, by name."""
     model = algorithm.model
     views = model.layout.floats.views(model.floats) | model.layout.integers.views(model.integers)
     return {name: view.clone() for name, view in views.items()}
 
 
-OWN = ["net.norm.", "net.last.", "net.last."]
+# What each client calls the part that the server has.
+PREFIXES = ["net.norm.", "net.last.", "net.last."]
 
 
 def test_tensors_of_other_names_are_merged_with_their_integers() -> None:
@@ -91,30 +95,37 @@ def test_tensors_of_other_names_are_merged_with_their_integers() -> None:
     fed = fleet(algorithm)
     assert list(server(algorithm)) == [f"net.norm.{name}" for name in NAMES]
     run_round(fed, 0)
-    rows, after = [tensors(fed, k) for k in range(3)], server(algorithm)
+
+    merged = server(algorithm)
+
+    def of_clients(name: str) -> list[Tensor]:
+        return [tensors(fed, client)[PREFIXES[client] + name] for client in range(3)]
+
+    weights = torch.tensor(SIZES).double() / sum(SIZES)
     for name in NAMES[:-1]:
-        stacked = torch.stack(
-            [row[own + name].double() for own, row in zip(OWN, rows, strict=True)]
-        )
-        mean = torch.tensordot(torch.tensor(SIZES).double() / sum(SIZES), stacked, 1)
-        assert torch.allclose(after[f"net.norm.{name}"].double(), mean, atol=1e-7), name
-    counts = [int(row[own + "num_batches_tracked"]) for own, row in zip(OWN, rows, strict=True)]
+        mean = torch.tensordot(weights, torch.stack(of_clients(name)).double(), 1)
+        assert torch.allclose(merged[f"net.norm.{name}"].double(), mean, atol=1e-7), name
+
+    counts = [int(count) for count in of_clients("num_batches_tracked")]
     assert counts == [2, 3, 2]
-    assert int(after["net.norm.num_batches_tracked"]) == 3
+    assert int(merged["net.norm.num_batches_tracked"]) == 3  # the largest
 
 
 def test_what_is_sent_is_what_the_server_has_and_nothing_else_changes() -> None:
     algorithm = Renamed()
     fed = fleet(algorithm)
     run_round(fed, 0)
-    before, model = [tensors(fed, k) for k in range(3)], server(algorithm)
+    before = [tensors(fed, client) for client in range(3)]
+    model = server(algorithm)
+
     fed.send(algorithm.model, range(3))
-    for client, own in enumerate(OWN):
+
+    for client, prefix in enumerate(PREFIXES):
         for name, value in tensors(fed, client).items():
-            shared = name.startswith(own)
-            expected = (
-                model["net.norm." + name.removeprefix(own)] if shared else before[client][name]
-            )
+            if name.startswith(prefix):
+                expected = model["net.norm." + name.removeprefix(prefix)]
+            else:
+                expected = before[client][name]
             assert torch.equal(value, expected), name
     assert fed.ledger.totals[:, fed.ledger.UP].tolist() == [4 * 12 + 8] * 3
 
@@ -123,15 +134,19 @@ def test_a_server_model_loads_into_a_row_without_a_message() -> None:
     algorithm = Renamed()
     fed = fleet(algorithm)
     run_round(fed, 0)
-    model, sent = server(algorithm), fed.ledger.totals.copy()
+    model = server(algorithm)
+    totals_before = fed.ledger.totals.copy()
+
+    def equal_names(client: int) -> set[str]:
+        row = tensors(fed, client)
+        return {n for n in NAMES if torch.equal(row[f"net.last.{n}"], model[f"net.norm.{n}"])}
+
     fed.load(algorithm.model, 1)
-    found = tensors(fed, 1)
-    assert all(torch.equal(found[f"net.last.{n}"], model[f"net.norm.{n}"]) for n in NAMES)
+    assert equal_names(1) == set(NAMES)
+
     fed.load(algorithm.model, 2, tensors=["net.norm.bias"])
-    found = tensors(fed, 2)
-    equal = {n for n in NAMES if torch.equal(found[f"net.last.{n}"], model[f"net.norm.{n}"])}
-    assert equal == {"bias"}
-    assert (fed.ledger.totals == sent).all()
+    assert equal_names(2) == {"bias"}
+    assert (fed.ledger.totals == totals_before).all()
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:

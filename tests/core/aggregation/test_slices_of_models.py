@@ -59,11 +59,12 @@ def fleet(algorithm: FedAvg | HeteroFL, *groups: ClientGroup) -> Fleet:
     return fleet_of(list(groups), algorithm, data_of(x, y, [[0, 3], [1, 4, 2, 5]]))
 
 
-WIDE, SLIM = ClientGroup(1, Model), ClientGroup(1, Model, rate=0.5)
+WIDE = ClientGroup(1, Model)
+SLIM = ClientGroup(1, Model, rate=0.5)
 
 
 def numbered() -> tuple[HeteroFL, Fleet, Layout]:
-    """Every element of the server's model is another number."""
+    """Return a fleet in which every element of the server's model is another number."""
     algorithm = HeteroFL(mask=False)
     fed = fleet(algorithm, WIDE, SLIM)
     layout = algorithm.model.layout.floats
@@ -72,19 +73,22 @@ def numbered() -> tuple[HeteroFL, Fleet, Layout]:
 
 
 def fill(fed: Fleet, client: int, value: float) -> None:
+    """Give all elements of a client's row one value; padding stays 0."""
     fed.row(client).floats.fill_(value).mul_(fed.state(client).layout.floats.live())
 
 
 def test_of_heads_a_narrow_client_has_the_leading_part_of_each() -> None:
     algorithm, fed, layout = numbered()
+
     fed.send(algorithm.model, [0, 1])
-    wide, slim = layout.views(algorithm.model.floats), fed.state(1).layout.floats.views
-    own = slim(fed.row(1).floats)
-    rows = torch.tensor([0, 1, 4, 5])
-    assert torch.equal(own["net.heads.q.weight"], wide["net.heads.q.weight"][rows, :4])
-    assert torch.equal(own["net.heads.q.bias"], wide["net.heads.q.bias"][rows])
-    assert torch.equal(own["net.heads.o.weight"], wide["net.heads.o.weight"][:4, rows])
-    assert torch.equal(own["net.head.weight"], wide["net.head.weight"][:, :4])
+
+    server = layout.views(algorithm.model.floats)
+    slim = fed.state(1).layout.floats.views(fed.row(1).floats)
+    rows = torch.tensor([0, 1, 4, 5])  # two of the four units of each head
+    assert torch.equal(slim["net.heads.q.weight"], server["net.heads.q.weight"][rows, :4])
+    assert torch.equal(slim["net.heads.q.bias"], server["net.heads.q.bias"][rows])
+    assert torch.equal(slim["net.heads.o.weight"], server["net.heads.o.weight"][:4, rows])
+    assert torch.equal(slim["net.head.weight"], server["net.head.weight"][:, :4])
 
 
 @pytest.mark.parametrize("surplus", [True, False])
@@ -96,9 +100,15 @@ def test_declared_label_rows_and_the_row_of_no_label(surplus: bool) -> None:
     fill(fed, 0, 1.0)  # holds label 0
     fill(fed, 1, 3.0)  # holds labels 1 and 2, and the leading half of the columns
     fed.merge([0, 1], into=algorithm.model, weights="uniform")
-    found = algorithm.model.layout.floats.views(algorithm.model.floats)["net.embedding.weight"]
-    of_mask = [[2.0] * 4 + [1.0] * 4] if surplus else [[9.0] * 8]
-    assert found.tolist() == [[1.0] * 8, *[[3.0] * 4 + [9.0] * 4] * 2, *of_mask]
+
+    server = algorithm.model.layout.floats.views(algorithm.model.floats)
+    label_0, label_1, label_2, mask = server["net.embedding.weight"].tolist()
+    assert label_0 == [1.0] * 8
+    assert label_1 == label_2 == [3.0] * 4 + [9.0] * 4
+    if surplus:
+        assert mask == [2.0] * 4 + [1.0] * 4  # the mean of both, and the wide client alone
+    else:
+        assert mask == [9.0] * 8
 
 
 def test_only_the_named_tensors_travel_and_count() -> None:
@@ -107,20 +117,23 @@ def test_only_the_named_tensors_travel_and_count() -> None:
     layout = algorithm.model.layout.floats
     algorithm.model.floats.copy_(5.0 * layout.live())
     fed.send(algorithm.model, [0, 1])
-    before = fed.ledger.totals.copy()
+    totals_before = fed.ledger.totals.copy()
     fill(fed, 0, 1.0)
     fill(fed, 1, 3.0)
     names = ["net.head.weight", "net.head.bias"]
+
     fed.send(algorithm.model, [0], tensors=names)
-    row = layout.views(fed.row(0).floats)
-    assert all((view == (5.0 if name in names else 1.0)).all() for name, view in row.items())
+    for name, tensor in layout.views(fed.row(0).floats).items():
+        assert (tensor == (5.0 if name in names else 1.0)).all()
+
     fed.merge([0, 1], into=algorithm.model, weights="uniform", tensors=names)
-    server = layout.views(algorithm.model.floats)
-    assert all((view == (4.0 if name in names else 5.0)).all() for name, view in server.items())
-    spent = fed.ledger.totals - before
-    numbers = 3 * WIDTH + 3
-    assert spent[:, fed.ledger.DOWN].tolist() == [4.0 * numbers, 0.0]
-    assert spent[:, fed.ledger.UP].tolist() == [4.0 * numbers] * 2
+    for name, tensor in layout.views(algorithm.model.floats).items():
+        assert (tensor == (4.0 if name in names else 5.0)).all()  # (5 + 3) / 2
+
+    sent = fed.ledger.totals - totals_before
+    head_bytes = 4.0 * (3 * WIDTH + 3)
+    assert sent[:, fed.ledger.DOWN].tolist() == [head_bytes, 0.0]
+    assert sent[:, fed.ledger.UP].tolist() == [head_bytes, head_bytes]
 
 
 def test_a_client_without_whole_heads_is_refused_by_name() -> None:
@@ -143,11 +156,14 @@ def shuffled(width: int) -> Tensor:
 def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> None:
     """All axes of WIDTH units are reordered; of heads, the leading part of each after that."""
     algorithm, fed, layout = numbered()
-    before = algorithm.model.floats.clone()
-    views = layout.views(algorithm.model.floats)
-    old = {name: view.clone() for name, view in views.items()}
-    units, heads = order(WIDTH)[:4], order(WIDTH)[torch.tensor([0, 1, 4, 5])]
-    held = {
+    floats_before = algorithm.model.floats.clone()
+    server = layout.views(algorithm.model.floats)
+    before = layout.views(floats_before)
+
+    # The positions that the slim client has of each axis.
+    units = order(WIDTH)[:4]
+    heads = order(WIDTH)[torch.tensor([0, 1, 4, 5])]
+    positions = {
         "net.embedding.weight": (torch.arange(4), units),
         "net.heads.q.weight": (heads, units),
         "net.heads.q.bias": (heads,),
@@ -158,21 +174,24 @@ def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> N
     }
     with reordered(fed, algorithm.model, order):
         fed.send(algorithm.model, [1])
-        row = fed.state(1).layout.floats.views(fed.row(1).floats)
-        for name, places in held.items():
-            assert torch.equal(row[name], old[name][torch.meshgrid(*places, indexing="ij")]), name
-    assert torch.equal(algorithm.model.floats, before)
+        slim = fed.state(1).layout.floats.views(fed.row(1).floats)
+        for name, axes in positions.items():
+            slice_of_server = before[name][torch.meshgrid(*axes, indexing="ij")]
+            assert torch.equal(slim[name], slice_of_server), name
+    assert torch.equal(algorithm.model.floats, floats_before)
+
     with reordered(fed, algorithm.model, order):
         fed.send(algorithm.model, [1])
         fill(fed, 1, -1.0)
         fed.merge([1], into=algorithm.model, weights="uniform")
-    labels = {"net.embedding.weight": [0], "net.head.weight": [0], "net.head.bias": [0]}
-    for name, places in held.items():
-        expected = old[name].clone()
-        expected[torch.meshgrid(*places, indexing="ij")] = -1.0
-        kept = labels.get(name, [])  # the client holds labels 1 and 2
-        expected[kept] = old[name][kept]
-        assert torch.equal(views[name], expected), name
+
+    for name, axes in positions.items():
+        expected = before[name].clone()
+        expected[torch.meshgrid(*axes, indexing="ij")] = -1.0
+        has_label_rows = name in ("net.embedding.weight", "net.head.weight", "net.head.bias")
+        if has_label_rows:
+            expected[0] = before[name][0]  # the client holds labels 1 and 2
+        assert torch.equal(server[name], expected), name
 
 
 def test_a_model_is_in_its_own_order_after_an_error() -> None:

@@ -84,6 +84,14 @@ def test_a_mistake_within_a_choice_and_within_a_factory(wrap: Callable[[Any], An
     assert (error.key, error.fix) == ("key.init_args.muu", "did you mean mu?")
 
 
+def test_a_short_name_that_several_classes_have() -> None:
+    namesakes = [type("Namesake", (FedProx,), {"__module__": name}) for name in ("one", "two")]
+    error = refused("Namesake")
+    assert error.found == "Namesake is one.Namesake or two.Namesake"
+    assert error.fix == "give the whole name"
+    del namesakes
+
+
 def test_the_item_at_fault_is_found_in_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "clients.yaml"
     file.write_text(

@@ -136,6 +136,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     assert "sample 5" in refused(f"{INIT}.train", words)
     drawn = type("Drawn", (Rows,), {"__getitem__": lambda self, i: {"x": torch.rand(2)}})
     assert "read again" in refused(f"{INIT}.train", drawn(range(3)), sentences(3))
+    assert "it has no columns" in refused(f"{INIT}.train", Rows([{}] * 3))
     refused("data.dataset", Rows([{"x": torch.tensor([1.0, float("nan")])}] * 3))
 
 

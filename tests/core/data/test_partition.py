@@ -1,3 +1,5 @@
+"""Which samples a client trains on and is tested on, by every rule, and what a file keeps of it."""
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +45,8 @@ class Letters(Dataset):
         return Samples(x=torch.zeros(count, 1), y=y, groups=torch.arange(count) % 9)
 
 
-TRAIN, TEST = Letters().load("train"), Letters().load("test")
+TRAIN = Letters().load("train")
+TEST = Letters().load("test")
 
 
 def draw(
@@ -69,9 +72,14 @@ def draw(
 
 
 def label_distance(partition: Partition, shift: int = 0) -> float:
-    """Mean L1 distance of a client's test proportions from the training ones of it or another."""
-    train = partition.train_counts / partition.train_counts.sum(1, keepdims=True)
-    test = partition.test_counts / np.maximum(partition.test_counts.sum(1, keepdims=True), 1)
+    """Return the mean L1 distance of clients' proportions of classes in training and test.
+
+    With a `shift` a client's test samples are compared with the training samples of another one.
+    """
+    train_sizes = partition.train_counts.sum(1, keepdims=True)
+    test_sizes = np.maximum(partition.test_counts.sum(1, keepdims=True), 1)
+    train = partition.train_counts / train_sizes
+    test = partition.test_counts / test_sizes
     return float(np.abs(np.roll(train, shift, axis=0) - test).sum(1).mean())
 
 
@@ -85,17 +93,20 @@ def test_the_arrays_agree_with_each_other(test: PersonalTest) -> None:
     assert partition.train_counts.dtype == partition.test_counts.dtype == np.int32
     assert partition.train_offsets[-1] == len(partition.train_index)
     assert partition.test_offsets[-1] == len(partition.test_index)
+
     for client in range(20):
-        train, tested = partition.train(client), partition.test(client)
+        train = partition.train(client)
         assert np.shares_memory(train, partition.train_index)
-        assert np.shares_memory(tested, partition.test_index)
         assert (np.diff(train) > 0).all()
+        train_counts = np.bincount(TRAIN.y[torch.from_numpy(train)], minlength=5)
+        np.testing.assert_array_equal(partition.train_counts[client], train_counts)
+        np.testing.assert_array_equal(partition.labels(client), np.flatnonzero(train_counts))
+
+        tested = partition.test(client)
+        assert np.shares_memory(tested, partition.test_index)
         assert (np.diff(tested) > 0).all()
-        held = np.bincount(TRAIN.y[torch.from_numpy(train)], minlength=5)
-        np.testing.assert_array_equal(partition.train_counts[client], held)
-        np.testing.assert_array_equal(partition.labels(client), np.flatnonzero(held))
-        tests = np.bincount(source.y[torch.from_numpy(tested)], minlength=5)
-        np.testing.assert_array_equal(partition.test_counts[client], tests)
+        test_counts = np.bincount(source.y[torch.from_numpy(tested)], minlength=5)
+        np.testing.assert_array_equal(partition.test_counts[client], test_counts)
 
 
 def test_matched_test_sets_have_the_proportions_of_the_training_sets() -> None:
@@ -125,25 +136,29 @@ def test_a_client_of_twenty_shares_is_tested_on_a_twentieth(scheme: Partitioner)
 
 
 def test_a_split_test_set_comes_from_the_client_itself() -> None:
-    whole, partition = draw(Dirichlet(0.3)), draw(Dirichlet(0.3), test="split")
+    whole = draw(Dirichlet(0.3))
+    partition = draw(Dirichlet(0.3), test="split")
     assert partition.meta["test_source"] == "train"
     assert whole.meta["test_source"] == "test"
+
     for client in range(20):
         both = np.concatenate((partition.train(client), partition.test(client)))
         np.testing.assert_array_equal(np.sort(both), whole.train(client))
+
+    # Each class is divided in the proportion, within one sample, and so is the whole exactly.
     owned = partition.train_counts + partition.test_counts
     assert np.abs(partition.train_counts - 0.8 * owned).max() <= 1
     sizes = owned.sum(1)
-    kept = np.rint(0.8 * sizes).clip(1, np.maximum(sizes - 1, 1))
-    np.testing.assert_array_equal(partition.train_counts.sum(1), kept)
+    train_sizes = np.rint(0.8 * sizes).clip(1, np.maximum(sizes - 1, 1))
+    np.testing.assert_array_equal(partition.train_counts.sum(1), train_sizes)
 
 
 @pytest.mark.parametrize("test", ["labels", "all"])
 def test_test_sets_are_all_samples_of_a_clients_classes_or_of_all(test: PersonalTest) -> None:
     partition = draw(Diversity(2, 30), test=test)
     for client in range(20):
-        own = partition.labels(client) if test == "labels" else np.arange(5)
-        expected = np.flatnonzero(np.isin(TEST.y, own))
+        classes = partition.labels(client) if test == "labels" else np.arange(5)
+        expected = np.flatnonzero(np.isin(TEST.y, classes))
         np.testing.assert_array_equal(partition.test(client), expected)
 
 
@@ -169,7 +184,8 @@ def test_a_class_without_test_samples_is_left_out() -> None:
 
 
 def test_the_kind_of_test_does_not_change_training_samples() -> None:
-    match, other = draw(Dirichlet(0.3)), draw(Dirichlet(0.3), test="random")
+    match = draw(Dirichlet(0.3))
+    other = draw(Dirichlet(0.3), test="random")
     np.testing.assert_array_equal(match.train_index, other.train_index)
     assert match.digest != other.digest
 

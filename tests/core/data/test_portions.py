@@ -1,6 +1,7 @@
 """The samples of a client that are trained on, held out or skipped."""
 
-from itertools import chain, pairwise
+from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ HOLD_OUT = "model.algorithm.init_args.hold_out"
 
 
 def prepared(*sizes: int, seed: int = 0, **settings: Any) -> FederatedDataModule:
-    """Clients of these sizes; sample i is the number i."""
+    """Return the data of clients of these sizes; sample i is the number i."""
     count = sum(sizes)
-    x, y = torch.arange(float(count))[:, None], torch.arange(count) % 2
+    x = torch.arange(float(count))[:, None]
+    y = torch.arange(count) % 2
     bounds = np.cumsum([0, *sizes])
-    parts = [range(a, b) for a, b in pairwise(bounds)]
+    parts = [range(start, end) for start, end in pairwise(bounds)]
     dataset = Tensors(x, y, classes=2, test=(x, y))
     return kit.prepared(dataset, Given(*parts), clients=len(sizes), seed=seed, **settings)
 
@@ -41,32 +43,46 @@ def held(data: FederatedDataModule, client: int) -> list[int]:
 def test_every_sample_is_held_out_or_in_one_chunk(owned: int, share: float, chunks: int) -> None:
     data = prepared(owned, 70, batch_size=5)
     data.chunks = chunks
-    expected = max(1, round(share * owned))
-    if owned - expected < chunks:
+    num_held = max(1, round(share * owned))
+    if owned - num_held < chunks:
         with pytest.raises(UserError):
             data.reserve(share)
         return
+
     data.reserve(share)
-    assert data.num_held_out(0) == len(held(data, 0)) == expected
-    assert data.num_samples(0) == owned - expected
-    seen = [trained(data, 0, t) for t in range(chunks)]
-    assert {len(part) for part in seen} == {sum(data.batch_sizes(0, t)) for t in range(data.chunks)}
-    assert [data.num_batches(0, t) for t in range(chunks)] == [-(-len(s) // 5) for s in seen]
-    assert sorted(chain(held(data, 0), *seen)) == list(range(owned))
+
+    assert data.num_held_out(0) == len(held(data, 0)) == num_held
+    assert data.num_samples(0) == owned - num_held
+    samples: list[int] = []
+    for t in range(chunks):
+        chunk = trained(data, 0, t)
+        assert sum(data.batch_sizes(0, t)) == len(chunk)
+        assert data.num_batches(0, t) == ceil(len(chunk) / 5)
+        samples += chunk
+    assert sorted(held(data, 0) + samples) == list(range(owned))
 
 
 def test_the_hold_out_is_drawn_once_by_name() -> None:
-    one, other = prepared(40, 40), prepared(40, 40, seed=1)
-    for data in (one, other):
-        data.reserve(0.25)
-    first = held(one, 0)
-    assert held(one, 0) == first == sorted(first)
-    assert set(trained(one, 0, 3, order=7)) == set(range(40)) - set(first)
-    assert held(other, 0) != first
-    assert [i + 40 for i in first] != held(one, 1)
-    one.reserve(0.0)
-    assert sorted(trained(one, 0)) == list(range(40))
-    assert (one.num_held_out(0), held(one, 0)) == (0, [])
+    data = prepared(40, 40)
+    data.reserve(0.25)
+    of_first_client = held(data, 0)
+    assert held(data, 0) == of_first_client == sorted(of_first_client)
+    assert set(trained(data, 0, 3, order=7)) == set(range(40)) - set(of_first_client)
+
+    # Another client and another seed have other draws.
+    assert held(data, 1) != [i + 40 for i in of_first_client]
+    other_seed = prepared(40, 40, seed=1)
+    other_seed.reserve(0.25)
+    assert held(other_seed, 0) != of_first_client
+
+
+def test_a_share_of_zero_holds_nothing_out() -> None:
+    data = prepared(40, 40)
+    data.reserve(0.25)
+    data.reserve(0.0)
+    assert sorted(trained(data, 0)) == list(range(40))
+    assert data.num_held_out(0) == 0
+    assert held(data, 0) == []
 
 
 def test_hold_out_batches_have_the_training_batches_size() -> None:

@@ -66,16 +66,17 @@ def test_parts_of_missing_clients(
     """The existing clients hold the same samples as if all clients existed."""
     labels, num_classes = drawn
     parts = clients + absent
-    for scheme, whole, least in (
+    for scheme, scheme_of_all, fewest_samples in (
         (Iid(parts=parts), Iid(), parts),
         (Shards(per_client, parts=parts), Shards(per_client), parts * per_client),
     ):
-        possible = least <= len(labels)
-        found = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
-        if found:
-            everyone = split(whole, labels, parts, num_classes=num_classes)
-            assert len(found) == clients
-            assert all(map(np.array_equal, found, everyone))
+        possible = fewest_samples <= len(labels)
+        existing = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
+        if existing:
+            everyone = split(scheme_of_all, labels, parts, num_classes=num_classes)
+            assert len(existing) == clients
+            for samples, expected in zip(existing, everyone[:clients], strict=True):
+                assert np.array_equal(samples, expected)
 
 
 @settings(max_examples=40)
@@ -94,16 +95,22 @@ def test_classes(
     )
     scheme = Classes(per_client, alpha=alpha)
     parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
-    if parts:
-        assert_exact_cover(parts, labels, clients)
-        held = classes_of(parts, labels)
-        assert {len(classes) for classes in held} == {per_client}
-        holders = np.bincount(np.concatenate(held), minlength=num_classes)
-        assert np.ptp(holders[np.unique(labels)]) <= 1
-        if alpha is None:
-            for label in np.unique(labels):
-                counts = [(labels[part] == label).sum() for part in parts]
-                assert np.ptp([count for count in counts if count]) <= 1
+    if not parts:
+        return
+
+    assert_exact_cover(parts, labels, clients)
+    classes_of_clients = classes_of(parts, labels)
+    assert {len(classes) for classes in classes_of_clients} == {per_client}
+
+    # The classes have equally many holders.
+    num_holders = np.bincount(np.concatenate(classes_of_clients), minlength=num_classes)
+    assert np.ptp(num_holders[np.unique(labels)]) <= 1
+
+    # The holders of a class have equally many samples of it.
+    if alpha is None:
+        for label in np.unique(labels):
+            counts = [(labels[part] == label).sum() for part in parts]
+            assert np.ptp([count for count in counts if count]) <= 1
 
 
 @settings(max_examples=30)
@@ -118,19 +125,24 @@ def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_clien
     parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
     if not parts:
         return
-    everything = np.concatenate(parts)
-    assert len(np.unique(everything)) == len(everything)
-    taken = np.zeros(num_classes, dtype=np.int64)
+
+    dealt = np.concatenate(parts)
+    assert len(np.unique(dealt)) == len(dealt)
+
+    # A client has one shard of each of its classes.
+    shards_taken = np.zeros(num_classes, dtype=np.int64)
     for part in parts:
-        held, counts = np.unique(labels[part], return_counts=True)
-        assert 1 <= len(held) <= per_client
-        taken[held] += 1
-        for label, count in zip(held, counts, strict=True):
-            whole = (labels == label).sum()
-            assert count in (whole // shards, whole // shards + 1)
-    assert (taken <= shards).all()
-    if all(len(held) == per_client for held in classes_of(parts, labels)):
-        assert len(everything) == len(labels)
+        classes, counts = np.unique(labels[part], return_counts=True)
+        assert 1 <= len(classes) <= per_client
+        shards_taken[classes] += 1
+        for label, count in zip(classes, counts, strict=True):
+            class_size = (labels == label).sum()
+            assert count in (class_size // shards, class_size // shards + 1)
+    assert (shards_taken <= shards).all()
+
+    # A shard is left only if a client has drawn its class twice.
+    if all(len(classes) == per_client for classes in classes_of(parts, labels)):
+        assert len(dealt) == len(labels)
 
 
 @settings(max_examples=25)
@@ -159,13 +171,15 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
         with pytest.raises(UserError, match=f"{clients} clients, but .* {owners} natural owners"):
             Natural().split(labels, clients=clients, num_classes=1, rng=rng, groups=groups)
         return
+
     parts = Natural().split(labels, clients=clients, num_classes=1, rng=rng, groups=groups)
+
     assert_exact_cover(parts, labels, clients)
-    whose = [np.unique(groups[part]) for part in parts]
-    assert sum(map(len, whose)) == owners  # no owner has two clients
-    assert np.ptp([len(names) for names in whose]) <= 1
+    owners_of_clients = [np.unique(groups[part]) for part in parts]
+    assert sum(len(names) for names in owners_of_clients) == owners  # none is at two clients
+    assert np.ptp([len(names) for names in owners_of_clients]) <= 1
     if owners == clients:
-        assert [names.item() for names in whose] == np.unique(groups).tolist()
+        assert [names.item() for names in owners_of_clients] == np.unique(groups).tolist()
 
 
 @pytest.mark.parametrize(
@@ -186,10 +200,12 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
     ids=repr,
 )
 def test_the_seed_alone_decides(scheme: Partitioner) -> None:
-    first, again = (split(scheme, BALANCED, 20, num_classes=10, seed=4) for _ in range(2))
-    other = split(scheme, BALANCED, 20, num_classes=10, seed=5)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    def draw(seed: int) -> list[list[int]]:
+        parts = split(scheme, BALANCED, 20, num_classes=10, seed=seed)
+        return [part.tolist() for part in parts]
+
+    assert draw(4) == draw(4)
+    assert draw(4) != draw(5)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 10_000))

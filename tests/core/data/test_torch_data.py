@@ -102,7 +102,7 @@ def test_every_sample_has_draws_of_its_own() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     plain, _ = split.batch(torch.arange(30))
     assert torch.equal(plain, split.batch(torch.arange(30))[0])
-    assert torch.equal(plain, split._x.float())
+    assert torch.equal(plain, split.stored.float())
 
 
 def test_an_epoch_does_not_depend_on_what_is_gathered_together() -> None:
@@ -113,7 +113,7 @@ def test_an_epoch_does_not_depend_on_what_is_gathered_together() -> None:
         )
 
     one, other = cropped(), cropped(place="host")
-    other._gather_bytes = 0
+    other.gather_bytes = 0
     assert torch.equal(epoch(one), epoch(other))
     last = cropped(last=True)
     assert torch.equal(epoch(last), epoch(one))

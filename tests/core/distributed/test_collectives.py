@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightfed.distributed import watch
-from lightfed.distributed.collectives import _PACKAGE, Ranks
+from lightfed.distributed.collectives import PACKAGE_BYTES, Ranks
 from tests.core.distributed.threads import on_ranks
 
 
@@ -82,7 +82,7 @@ class Says:
         self.said = said
 
 
-@pytest.mark.parametrize("size", [1, _PACKAGE, 3 * _PACKAGE])
+@pytest.mark.parametrize("size", [1, PACKAGE_BYTES, 3 * PACKAGE_BYTES])
 def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: int) -> None:
     """Those of one rank are long."""
 

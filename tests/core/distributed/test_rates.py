@@ -101,7 +101,7 @@ def test_sessions_of_as_many_steps_cost_alike() -> None:
 def test_the_next_round_is_placed_by_what_reports_say() -> None:
     fleet = fleet_on(0, {})
     reports = [Report(k, SIZES[k], seconds=SIZES[k] * (1.0 if k < 2 else 7.0)) for k in range(4)]
-    fleet.training.sessions = lambda *_, **__: reports  # type: ignore[method-assign]
+    fleet.training.train = lambda *_, **__: reports  # type: ignore[method-assign]
     fleet.train(range(4), 0)
     assert fleet.places.costs(range(4)) == {0: 6.0, 1: 9.0, 2: 21.0, 3: 35.0}
 

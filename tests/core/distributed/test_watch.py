@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from lightfed.distributed import watch
-from lightfed.distributed.connections import _TOKEN, _caller
+from lightfed.distributed.connections import RANK_BYTES, TOKEN_BYTES, rank_of_caller
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 TIMED_OUT = "the end of the sessions failed (Timed out)"
@@ -158,18 +158,24 @@ def test_ranks_that_wait_for_rank_0_end(way: str, tmp_path: Path) -> None:
     assert [end.status for end in ends[1:]] == [1, 1]
 
 
-@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(_TOKEN + 4)])
-def test_a_stranger_at_the_port_is_no_rank(hello: bytes) -> None:
-    token = bytes(range(_TOKEN))
+@pytest.mark.parametrize(
+    "greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(TOKEN_BYTES + RANK_BYTES)]
+)
+def test_a_stranger_at_the_port_is_no_rank(greeting: bytes) -> None:
+    token = bytes(range(TOKEN_BYTES))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(hello)
+        theirs.sendall(greeting)
         theirs.shutdown(socket.SHUT_WR)
-        assert _caller(ours, token) is None
+        assert rank_of_caller(ours, token) is None
+
+
+def test_a_caller_with_the_token_is_the_rank_that_it_names() -> None:
+    token = bytes(range(TOKEN_BYTES))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(token + (300).to_bytes(4, "big"))
-        assert _caller(ours, token) == 300
+        theirs.sendall(token + (300).to_bytes(RANK_BYTES, "big"))
+        assert rank_of_caller(ours, token) == 300
 
 
 def until(capsys: pytest.CaptureFixture[str], text: str) -> str:

@@ -1,4 +1,4 @@
-"""A small federation whose hooks and steps are written down, for the tests of the loop."""
+"""A small federation and a callback that writes down its hooks, for the tests of the engine."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ from tests.small import data_of, random_data, server_row
 
 SIZES = (6, 9, 3, 5)
 
-# Every hook that a callback can have for training and validation, in no order.
+# Every hook that a callback can have for training and validation, in no particular order.
 HOOKS = (
     "setup", "teardown", "on_fit_start", "on_fit_end", "on_sanity_check_start", "on_train_start",
     "on_train_end", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start",
@@ -35,10 +35,14 @@ HOOKS = (
 
 
 class Spy(Callback):
-    """Writes down the hooks that are called, and what the counters say at `on_train_epoch_end`.
+    """Writes down the hooks that are called.
 
     Args:
-        watch: what else to write down, by hook: called with the trainer.
+        watch: What else to write down, by hook: a function of the Trainer.
+
+    Attributes:
+        calls: The names of the hooks, in the order of their calls.
+        seen: What the functions of `watch` have returned, in the same order.
     """
 
     hears = "rounds"
@@ -70,7 +74,7 @@ class Counting(ClientModule):
 
 
 class Noisy(nn.Module):
-    """Linear, on inputs of which a random part is left, in evaluation too."""
+    """A linear layer on inputs that are multiplied by random numbers, in evaluation too."""
 
     def __init__(self, num_classes: int = 3) -> None:
         super().__init__()
@@ -82,6 +86,7 @@ class Noisy(nn.Module):
 
 
 def federation(**settings: Any) -> Federation:
+    """Return four clients, of which three take part in a round; FedAvg by default."""
     algorithm = settings.pop("algorithm", None) or FedAvg()
     optimizer = partial(SGD, lr=0.2, momentum=0.9)
     settings = {"optimizer": optimizer, "fraction": 0.7, **settings}
@@ -89,19 +94,22 @@ def federation(**settings: Any) -> Federation:
 
 
 def data(**settings: Any) -> Any:
+    """Return the clients' samples, in batches of two by default."""
     return random_data(SIZES, **({"batch_size": 2} | settings))
 
 
 def two_labels_each() -> FederatedDataModule:
-    """Every one of three clients has two of three classes."""
+    """Return samples of three clients, each of which has two of three classes."""
     x = torch.randn(24, 4, generator=torch.Generator().manual_seed(3))
     y = torch.tensor([0, 1] * 4 + [1, 2] * 4 + [2, 0] * 4)
-    parts = [range(8 * k, 8 * k + 8) for k in range(3)]
-    return data_of(x + y[:, None], y, parts, classes=3, batch_size=3, eval_batch_size=5)
+    samples_of_clients = [range(8 * k, 8 * k + 8) for k in range(3)]
+    return data_of(
+        x + y[:, None], y, samples_of_clients, classes=3, batch_size=3, eval_batch_size=5
+    )
 
 
 def evaluated(fleet: Fleet, **settings: Any) -> Evaluation:
-    """An evaluation after all of its jobs, as `validate` does them, in inference mode."""
+    """Return an evaluation after all of its jobs, run in inference mode as `validate` does."""
     evaluation = Evaluation(fleet, fleet.data, **settings)
     with torch.inference_mode():
         evaluation.start()
@@ -111,14 +119,16 @@ def evaluated(fleet: Fleet, **settings: Any) -> Evaluation:
 
 
 def state_of(model: Federation) -> dict[str, Any]:
-    """All that a round leaves behind: server, clients' rows, ledger."""
-    rows = by_client(model.fleet.states() or {})
+    """Return all that a round leaves behind: the server, the clients' rows and the costs."""
     state: dict[str, Any] = {"ledger": model.fleet.ledger.totals.tolist()}
+    rows = by_client(model.fleet.states() or {})
     if not rows:
         state["server"] = server_row(model).tolist()
-    return state | {f"client {k}": [t.tolist() for t in row.values()] for k, row in rows.items()}
+    for client, row in rows.items():
+        state[f"client {client}"] = [values.tolist() for values in row.values()]
+    return state
 
 
 def lr_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    """.2, .1, .05, ..."""
+    """Halve the rate after every round: 0.2, 0.1, 0.05, ..."""
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)

@@ -1,4 +1,4 @@
-"""The figures of an evaluation against sums made by hand."""
+"""The metrics of an evaluation, each compared with a sum made by hand."""
 
 import math
 from functools import partial
@@ -58,24 +58,29 @@ class Score(L.LightningModule):
 
 
 def scored(values: list[float], *, eval_batch_size: int = 2) -> FederatedDataModule:
-    """Client k is trained and tested on k + 1 samples of class k, all of the k-th value."""
+    """Train and test client k on k + 1 samples of class k, all of which have the k-th value."""
     sizes = [k + 1 for k in range(len(values))]
     y = torch.repeat_interleave(torch.arange(len(values)), torch.tensor(sizes))
     x = torch.tensor(values)[y][:, None]
-    starts = [sum(sizes[:k]) for k in range(len(values))]
-    parts = [range(s, s + n) for s, n in zip(starts, sizes, strict=True)]
-    data = data_of(x, y, parts, eval_batch_size=eval_batch_size)
+
+    samples_of_clients = []
+    first = 0
+    for size in sizes:
+        samples_of_clients.append(range(first, first + size))
+        first += size
+    data = data_of(x, y, samples_of_clients, eval_batch_size=eval_batch_size)
     data.personal_test = "labels"  # all test samples of a client's classes
     return data
 
 
 def evaluate(fleet: Fleet, **settings: Any) -> tuple[dict[str, float], list[Report]]:
-    """The figures, and the reports of what clients hold."""
+    """Return the metrics, and the reports of what clients hold."""
     options: dict[str, Any] = {"kinds": ("global", "personal"), "clients": None} | settings
-    figures, reports = evaluated(fleet, **options).finish()
-    return figures, reports["personal"]
+    metrics, reports = evaluated(fleet, **options).finish()
+    return metrics, reports["personal"]
 
 
+# The score of every client's samples.
 VALUES = [0.5, 0.25, 1.0, 0.75, 0.0, 0.5, 0.25, 1.0, 0.125, 0.5, 0.75, 0.375]
 
 
@@ -84,14 +89,15 @@ def fleet_with(groups: list[ClientGroup], **settings: Any) -> Fleet:
 
 
 def test_personal_figures_count_every_client_once() -> None:
-    figures, reports = evaluate(fleet_with([ClientGroup(CLIENTS, Score)]), kinds=("personal",))
-    assert [(r.client, r.samples, r.metrics["score"]) for r in reports] == [
-        (k, k + 1, value) for k, value in enumerate(VALUES)
-    ]
+    metrics, reports = evaluate(fleet_with([ClientGroup(CLIENTS, Score)]), kinds=("personal",))
+
+    reported = [(r.client, r.samples, r.metrics["score"]) for r in reports]
+    assert reported == [(k, k + 1, value) for k, value in enumerate(VALUES)]
+
     mean = sum(VALUES) / CLIENTS
     deviation = (sum((v - mean) ** 2 for v in VALUES) / CLIENTS) ** 0.5
     worst = (0.0 + 0.125) / 2  # a tenth of 12 clients, rounded up
-    assert figures == {
+    assert metrics == {
         "personal/score": pytest.approx(mean, rel=1e-12),
         "personal/score_std": pytest.approx(deviation, rel=1e-12),
         "personal/score_worst10": worst,
@@ -100,18 +106,19 @@ def test_personal_figures_count_every_client_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "tested"), [(None, 4), (6, 6), (CLIENTS, CLIENTS), (99, CLIENTS)]
+    ("eval_clients", "tested"), [(None, 4), (6, 6), (CLIENTS, CLIENTS), (99, CLIENTS)]
 )
 def test_a_large_federation_tests_some_of_its_clients_by_default(
-    given: int | None,
+    eval_clients: int | None,
     tested: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("lightfed.engine.evaluation.MOST", 4)
     fleet = fleet_with([ClientGroup(CLIENTS, Score)])
-    assert len(Evaluation(fleet, fleet.data, kinds=["personal"], clients=given).clients) == tested
-    assert ("model.eval_clients" in caplog.text) == (given is None)
+    evaluation = Evaluation(fleet, fleet.data, kinds=["personal"], clients=eval_clients)
+    assert len(evaluation.clients) == tested
+    assert ("model.eval_clients" in caplog.text) == (eval_clients is None)
 
 
 def test_groups_have_figures_of_their_own() -> None:
@@ -120,34 +127,38 @@ def test_groups_have_figures_of_their_own() -> None:
         ClientGroup(5, Score, level="c"),
         ClientGroup(3, Score),
     ]
-    figures, _ = evaluate(fleet_with(groups), kinds=("personal",))
-    assert figures["personal/score/wide"] == sum(VALUES[:4]) / 4
-    assert figures["personal/score/c"] == sum(VALUES[4:9]) / 5
-    assert figures["personal/score/Score"] == sum(VALUES[9:]) / 3
-    assert not any(name.startswith("personal/loss/") for name in figures)
+    metrics, _ = evaluate(fleet_with(groups), kinds=("personal",))
+    assert metrics["personal/score/wide"] == sum(VALUES[:4]) / 4
+    assert metrics["personal/score/c"] == sum(VALUES[4:9]) / 5
+    assert metrics["personal/score/Score"] == sum(VALUES[9:]) / 3
+    assert not any(name.startswith("personal/loss/") for name in metrics)
 
 
 def test_the_global_figure_counts_every_sample_once() -> None:
     fleet = fleet_with([ClientGroup(CLIENTS, Score)])
-    figures, reports = evaluate(fleet, kinds=("global",))
+    metrics, reports = evaluate(fleet, kinds=("global",))
     samples = CLIENTS * (CLIENTS + 1) // 2
     mean = sum((k + 1) * v for k, v in enumerate(VALUES)) / samples
     # Batches of two samples: quarters and eighths, exact in float32.
-    assert figures == {"global/score": mean, "global/loss": -mean}
+    assert metrics == {"global/score": mean, "global/loss": -mean}
     assert reports == []
 
 
 def test_a_share_of_the_clients_is_drawn_once() -> None:
     fleet = fleet_with([ClientGroup(CLIENTS, Score)])
-    evaluations = [Evaluation(fleet, fleet.data, kinds=("personal",), clients=5) for _ in range(2)]
-    chosen = list(evaluations[0].jobs)
-    assert len(chosen) == len(evaluations[0].jobs) == 5
-    assert chosen == sorted(set(chosen)) == list(evaluations[1].jobs)
-    other = fleet_with([ClientGroup(CLIENTS, Score)], seed=1)
-    assert list(Evaluation(other, other.data, kinds=("personal",), clients=5).jobs) != chosen
-    figures, reports = evaluate(fleet, kinds=("personal",), clients=5)
+
+    def jobs(fleet: Fleet) -> list[int]:
+        return list(Evaluation(fleet, fleet.data, kinds=("personal",), clients=5).jobs)
+
+    chosen = jobs(fleet)
+    assert len(chosen) == 5
+    assert chosen == sorted(set(chosen))
+    assert jobs(fleet) == chosen
+    assert jobs(fleet_with([ClientGroup(CLIENTS, Score)], seed=1)) != chosen
+
+    metrics, reports = evaluate(fleet, kinds=("personal",), clients=5)
     assert [r.client for r in reports] == chosen
-    assert figures["personal/score"] == pytest.approx(sum(VALUES[k] for k in chosen) / 5)
+    assert metrics["personal/score"] == pytest.approx(sum(VALUES[k] for k in chosen) / 5)
 
 
 @pytest.mark.parametrize(
@@ -156,18 +167,18 @@ def test_a_share_of_the_clients_is_drawn_once() -> None:
 def test_without_a_server_there_is_no_global_figure(algorithm: Algorithm) -> None:
     data = scored(VALUES)
     fleet = fleet_of([ClientGroup(CLIENTS, Score)], algorithm, data)
-    figures, reports = evaluate(fleet)
+    metrics, reports = evaluate(fleet)
     assert len(reports) == CLIENTS
-    assert {name.split("/")[0] for name in figures} == {"personal"}
+    assert {name.split("/")[0] for name in metrics} == {"personal"}
 
 
 def test_clients_without_a_test_sample_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_with([ClientGroup(CLIENTS, Score)])
     whole = fleet.data.test_batches
     monkeypatch.setattr(fleet.data, "test_batches", lambda k: iter(()) if k == 4 else whole(k))
-    figures, reports = evaluate(fleet, kinds=("personal",))
+    metrics, reports = evaluate(fleet, kinds=("personal",))
     assert [r.client for r in reports] == [k for k in range(CLIENTS) if k != 4]
-    assert figures["personal/score"] == pytest.approx((sum(VALUES) - VALUES[4]) / (CLIENTS - 1))
+    assert metrics["personal/score"] == pytest.approx((sum(VALUES) - VALUES[4]) / (CLIENTS - 1))
 
 
 @pytest.mark.parametrize("eval_batch_size", [7, 1000])
@@ -189,7 +200,7 @@ def test_batches_of_any_size_give_the_mean_over_the_whole_test_set(
 
 
 class Macro(Score):
-    """Its macro F1 over a whole set is no mean of that over batches."""
+    """Logs a macro F1, which over a whole set is not the mean over its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,19 +220,19 @@ class Macro(Score):
 def test_a_metric_object_sees_the_whole_global_test_set(eval_batch_size: int) -> None:
     data = scored(VALUES, eval_batch_size=eval_batch_size)
     fleet = fleet_of([ClientGroup(CLIENTS, Macro)], FedAvg(), data)
-    figures, _ = evaluate(fleet, kinds=("global",))
+    metrics, _ = evaluate(fleet, kinds=("global",))
     test = data.dataset.load("test")
     whole = multiclass_f1_score(*Macro.guess(test.x, test.y), CLIENTS, average="macro")
-    assert figures["global/f1"] == pytest.approx(float(whole), rel=1e-6)
+    assert metrics["global/f1"] == pytest.approx(float(whole), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("name", "worst"),
     [
-        *(("accuracy", 1.0), ("rmse", 3.0), ("val/nll", 3.0), ("val/ppl", 3.0), ("top1_err", 3.0)),
-        *(("overridden", 1.0), ("kled", 1.0)),
+        ("accuracy", 1.0), ("rmse", 3.0), ("val/nll", 3.0), ("val/ppl", 3.0), ("top1_err", 3.0),
+        ("overridden", 1.0), ("kled", 1.0),
     ],
-)
+)  # fmt: skip
 def test_the_worst_clients_of_an_error_have_the_largest(name: str, worst: float) -> None:
     reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, 1.0, 3.0])]
     assert client_metrics(reports, "personal")[f"personal/{name}_worst10"] == worst

@@ -21,7 +21,7 @@ from lightfed.trainer import FederatedTrainer
 from tests.core.engine.spy import SIZES, Spy, data, federation
 from tests.small import fit
 
-WAVES = 3  # sessions of a round on one rank: ceil(.7 x 4)
+WAVES = 3  # sessions of a round on one rank: ceil(0.7 * 4)
 TRAINING = ["on_train_epoch_start"] + ["on_train_batch_start", "on_train_batch_end"] * WAVES
 VALIDATION = [
     "on_validation_start", "on_validation_epoch_start",
@@ -31,7 +31,7 @@ VALIDATION = [
 
 
 def steps_of(model: Federation) -> int:
-    """Steps of all clients, over all of their sessions."""
+    """Return the number of steps that all clients have taken in all of their sessions."""
     return int(model.fleet.updates.sum())
 
 
@@ -42,11 +42,13 @@ def test_hooks_come_in_the_order_of_a_trainer_and_counters_count_rounds(tmp_path
     spy = Spy(on_train_batch_end=counts, on_validation_end=counts, on_train_epoch_end=counts)
     flags: dict[str, Any] = {"callbacks": [spy], "enable_checkpointing": False}
     trainer = fit(federation(), data(), tmp_path, rounds=2, **flags)
+
     a_round = [*TRAINING, *VALIDATION, "on_train_epoch_end"]
     assert spy.calls == [
         "setup", "on_fit_start", "on_train_start", *a_round, *a_round, "on_train_end",
         "on_fit_end", "teardown",
     ]  # fmt: skip
+
     # The server is updated once a round, after the waves and before validation.
     assert spy.seen == [
         *[(0, 0, WAVES)] * WAVES, (0, 1, WAVES), (0, 1, WAVES),
@@ -56,34 +58,37 @@ def test_hooks_come_in_the_order_of_a_trainer_and_counters_count_rounds(tmp_path
 
 
 def test_a_batch_hook_is_given_the_waves_client(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, int]] = []
+
     class Watch(Callback):
         hears = "rounds"
-
-        seen: list[tuple[int, int, int]] = []
 
         @override
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
-            self.seen.append((batch, outputs.client, batch_idx))
+            seen.append((batch, outputs.client, batch_idx))
 
-    watch, model = Watch(), federation()
-    fit(model, data(), tmp_path, callbacks=[watch])
-    chosen = model.fleet.participants(0)
-    assert watch.seen == [(k, k, wave) for wave, k in enumerate(chosen)]
+    model = federation()
+    fit(model, data(), tmp_path, callbacks=[Watch()])
+
+    participants = model.fleet.participants(0)
+    assert seen == [(client, client, wave) for wave, client in enumerate(participants)]
 
 
 def test_checkpoints_can_follow_the_global_accuracy(tmp_path: Path) -> None:
-    seen: list[float] = []
-    spy = Spy(
-        on_train_epoch_end=lambda t: seen.append(float(t.callback_metrics["global/accuracy"]))
-    )
+    def accuracy(trainer: FederatedTrainer) -> float:
+        return float(trainer.callback_metrics["global/accuracy"])
+
+    spy = Spy(on_train_epoch_end=accuracy)
     keep = ModelCheckpoint(monitor="global/accuracy", mode="max", save_top_k=1, filename="{epoch}")
     fit(federation(local_epochs=2), data(), tmp_path, rounds=5, callbacks=[spy, keep])
-    assert len(set(seen)) > 1
+
+    assert len(set(spy.seen)) > 1, "all rounds have the same accuracy, so any would be the best"
+    best = max(spy.seen)
     assert keep.best_model_score is not None
-    assert float(keep.best_model_score) == pytest.approx(max(seen))
-    assert Path(keep.best_model_path).name == f"epoch={seen.index(max(seen))}.ckpt"
+    assert float(keep.best_model_score) == pytest.approx(best)
+    assert Path(keep.best_model_path).name == f"epoch={spy.seen.index(best)}.ckpt"
 
 
 @pytest.mark.parametrize("every", [{"every_n_epochs": 2}, {"save_last": True}])
@@ -92,8 +97,9 @@ def test_a_users_checkpoints_stand_beside_the_last_one(
 ) -> None:
     keep = ModelCheckpoint(save_top_k=-1, filename="{epoch}", **every)
     fit(federation(), data(), tmp_path, rounds=4, callbacks=[keep])
-    step = every.get("every_n_epochs", 1)
-    kept = [f"epoch={t}.ckpt" for t in range(step - 1, 4, step)]
+
+    interval = every.get("every_n_epochs", 1)
+    kept = [f"epoch={t}.ckpt" for t in range(interval - 1, 4, interval)]
     folder = tmp_path / "run" / "checkpoints"
     assert sorted(p.name for p in folder.iterdir()) == ["before-last.ckpt", *kept, "last.ckpt"]
     assert load(folder / "last.ckpt")["epoch"] == 3
@@ -105,26 +111,27 @@ def test_a_fast_dev_run_is_one_batch_a_client_and_leaves_nothing(tmp_path: Path)
         model, data(), tmp_path, rounds=5, fast_dev_run=True, logger=True,
         default_root_dir=str(tmp_path / "runs"),
     )  # fmt: skip
-    assert steps_of(model) == 4
+
+    assert steps_of(model) == len(SIZES)
     assert trainer.global_step == 1
     assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize(
-    ("limit", "epochs", "steps"),
+    ("limit", "epochs", "steps_of_clients"),
     [
         (1.0, 2, [6, 10, 4, 6]),
         (4, 1, [3, 4, 2, 3]),
         (0.5, 2, [3, 5, 2, 3]),
-        (0.01, 1, [1, 1, 1, 1]),  # never nothing
+        (0.01, 1, [1, 1, 1, 1]),  # at least one step, however small the share
     ],
 )
 def test_limit_train_batches_limits_sessions(
-    limit: float, epochs: int, steps: list[int], tmp_path: Path
+    limit: float, epochs: int, steps_of_clients: list[int], tmp_path: Path
 ) -> None:
     model = federation(fraction=1.0, local_epochs=epochs)
     fit(model, data(), tmp_path, limit_train_batches=limit, enable_checkpointing=False)
-    assert steps_of(model) == sum(steps)
+    assert steps_of(model) == sum(steps_of_clients)
 
 
 def test_no_validation_is_no_validation(tmp_path: Path) -> None:
@@ -136,10 +143,11 @@ def test_no_validation_is_no_validation(tmp_path: Path) -> None:
 
 
 def test_a_round_in_which_nobody_trains_is_not_the_end_of_the_run(tmp_path: Path) -> None:
-    """Devices that have trained offline for so long that they pause."""
+    """In FedBCD-I, devices pause that have trained offline for long enough."""
     algorithm = FedBCDI(1, 1, 2, patience=1)
     model = federation(algorithm=algorithm, fraction=1.0, optimizer=partial(ASPG, lr=0.05))
     trainer = fit(model, data(), tmp_path, rounds=12)
+
     with (tmp_path / "run" / "metrics.csv").open() as file:
         participants = [float(row["participants"]) for row in csv.DictReader(file)]
     assert 0.0 in participants[:-1]
@@ -162,7 +170,7 @@ def test_a_stop_iteration_in_a_round_is_an_error_and_not_the_end_of_the_run(
 def test_the_other_ranks_hear_of_an_error_before_callbacks_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A callback that saves then waits for all ranks, none of which would come."""
+    """Otherwise a callback that saves a checkpoint waits for ranks that never come."""
     heard: list[str] = []
 
     class Fails(Callback):

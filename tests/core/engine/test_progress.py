@@ -31,10 +31,11 @@ def run(bar: RoundProgressBar, folder: Path, *others: Callback, **flags: Any) ->
 
 
 def logged(folder: Path, **flags: Any) -> list[str]:
+    """Run a federation and return the lines of its log."""
     bar = RoundProgressBar(seconds=0.0)
-    bar._console = Console(file=io.StringIO(), width=300)
+    bar.console = Console(file=io.StringIO(), width=300)
     run(bar, folder, **flags)
-    return bar._console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return bar.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -46,16 +47,13 @@ def test_a_line_says_what_the_table_says_of_its_round(tmp_path: Path) -> None:
     lines = logged(tmp_path, rounds=3)
     table = rows(tmp_path)
     assert len({row["train_loss"] for row in table}) == len(lines) == 3
+    pattern = rf"round (\d)/3  loss {NUMBER}  global/accuracy {NUMBER}  personal/accuracy {NUMBER}"
+    columns = ("round", "train_loss", "global/accuracy", "personal/accuracy")
     for line, row in zip(lines, table, strict=True):
-        found = re.fullmatch(
-            rf"round (\d)/3  loss {NUMBER}  global/accuracy {NUMBER}  personal/accuracy {NUMBER}",
-            line,
-        )
-        assert found is not None, line
-        columns = ("round", "train_loss", "global/accuracy", "personal/accuracy")
-        assert [*map(float, found.groups())] == pytest.approx(
-            [float(row[name]) for name in columns], rel=1e-3
-        )
+        match = re.fullmatch(pattern, line)
+        assert match is not None, line
+        numbers = [float(number) for number in match.groups()]
+        assert numbers == pytest.approx([float(row[name]) for name in columns], rel=1e-3)
 
 
 def test_a_narrow_terminal_shows_times_and_figures_whole(tmp_path: Path) -> None:
@@ -64,13 +62,13 @@ def test_a_narrow_terminal_shows_times_and_figures_whole(tmp_path: Path) -> None
     class Look(Callback):
         @override
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            assert bar._progress is not None
+            assert bar.progress is not None
             screen = Console(file=io.StringIO(), width=72)
-            screen.print(bar._progress.get_renderable())
+            screen.print(bar.progress.get_renderable())
             shown.append(screen.file.getvalue())  # type: ignore[attr-defined]
 
     bar = RoundProgressBar()
-    bar._console = Console(file=io.StringIO(), width=72, force_terminal=True)
+    bar.console = Console(file=io.StringIO(), width=72, force_terminal=True)
     run(bar, tmp_path, Look(), rounds=2)
     text = " ".join(shown[-1].split())
     accuracies = rf"global/accuracy {NUMBER} personal/accuracy {NUMBER}"

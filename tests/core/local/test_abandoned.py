@@ -34,7 +34,7 @@ def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
                     raise OSError("its samples cannot be read")
                 yield batch
 
-    fleet.training.plans = Broken(**vars(fleet.training.plans))
+    fleet.client_sessions.plans = Broken(**vars(fleet.client_sessions.plans))
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -98,7 +98,8 @@ def test_a_round_reads_once_and_never_waits_for_a_copy(name: str, side_by_side: 
 def test_what_a_pack_is_sent_does_not_depend_on_its_number_of_steps(name: str) -> None:
     def sent(epochs: int) -> int:
         return sum(
-            "train < alone < _run" in copy for copy in traffic(name, CLIENTS, epochs=epochs).copies
+            "train < run_on_this_rank < _run" in copy
+            for copy in traffic(name, CLIENTS, epochs=epochs).copies
         )
 
     assert sent(1) == sent(4) == 2  # which samples, and how many

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lightfed.local.optimizer import Clipping
+from lightfed.local.optimizer import Clipping, Stepper
 from tests.core.local.steps import (
     Net,
     assert_equal,
@@ -174,3 +175,45 @@ def test_the_hook_changes_gradients_before_clipping(build: Callable[..., Optimiz
         nn.utils.clip_grad_norm_(twin.parameters(), 0.7)
         optimizer.step()
     assert_equal(net, twin)
+
+
+@pytest.mark.parametrize("listens", ["nobody", "a hook", "a hook of all optimizers", "a wrapper"])
+def test_plain_sgd_steps_as_torch_does_and_calls_whoever_listens(listens: str) -> None:
+    torch.manual_seed(0)
+    row = torch.randn(6)
+    weight = nn.Parameter(row[:4].view(2, 2))
+    unused = nn.Parameter(row[4:])
+    optimizer = SGD([weight, unused], lr=0.3)
+    calls: list[str] = []
+    handle = None
+
+    def note(stepping: Optimizer, *_: Any) -> None:
+        if stepping is optimizer:
+            calls.append("step")
+
+    if listens == "a hook":
+        handle = optimizer.register_step_post_hook(note)
+    elif listens == "a hook of all optimizers":
+        handle = register_optimizer_step_post_hook(note)
+    elif listens == "a wrapper":
+        step = optimizer.step
+        optimizer.step = lambda: (calls.append("step"), step())  # type: ignore[assignment]
+
+    expected_weight = nn.Parameter(weight.detach().clone())
+    expected_unused = unused.detach().clone()
+    of_torch = SGD([expected_weight], lr=0.3)
+    stepper = Stepper(optimizer, None)
+    try:
+        stepper.reset(None, row, None)
+        for factor in (1.0, -2.0, 0.5):
+            stepper.step((factor * weight**3).sum(), None)
+            of_torch.zero_grad()
+            (factor * expected_weight**3).sum().backward()
+            of_torch.step()
+    finally:
+        if handle is not None:
+            handle.remove()
+
+    assert torch.equal(row[:4].view(2, 2), expected_weight)
+    assert torch.equal(row[4:], expected_unused)
+    assert len(calls) == (0 if listens == "nobody" else 3)

@@ -46,7 +46,7 @@ def test_a_batch_is_trained_on_so_many_times(
     algorithm, data = Repeats(), data_of(X, Y, [range(3)], batch_size=2)
     optimizer = partial(SGD, lr=0.02)
     fed = fleet_of([ClientGroup(1, model)], algorithm, data, optimizer=optimizer, **work)
-    seen = list(fed.training.plans.batches(0, 0, batches, ""))
+    seen = list(fed.client_sessions.plans.batches(0, 0, batches, ""))
     run_round(fed, 0)
     w = torch.zeros(2)
     for number, (x, y) in enumerate(seen):

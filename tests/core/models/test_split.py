@@ -36,24 +36,30 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_parts_are_the_network(name: str) -> None:
-    make, shape, features, head = NETWORKS[name]
+    make, shape, num_features, head_name = NETWORKS[name]
     net = make().eval()
     x = (10 * random(3, *shape)).abs().round()
-    expected, state = net(x), values(net)
+    logits = net(x)
+    state = values(net)
+
     parts = split(net, torch.zeros(2, *shape))
-    assert parts.feature_dim == features
-    assert parts.extractor(x).shape == (3, features)
+
+    assert parts.feature_dim == num_features
+    assert parts.extractor(x).shape == (3, num_features)
     assert isinstance(parts.head, nn.Linear)
-    assert torch.equal(parts.head(parts.extractor(x)), expected)
-    assert torch.equal(parts(x), expected)
-    # Nothing is copied or lost: the head's tensors, and all others.
-    own = {f"{head}.{n}".lstrip("."): t for n, t in values(parts.head).items()}
-    rest = {n: t for n, t in state.items() if n not in own}
-    if name == "lenet":  # names both parts itself
-        rest = {n.removeprefix("extractor."): t for n, t in rest.items()}
-    assert len(own) == 2
-    assert values(parts.extractor).keys() == rest.keys()
-    assert all(torch.equal(t, state[n]) for n, t in own.items())
+    assert torch.equal(parts.head(parts.extractor(x)), logits)
+    assert torch.equal(parts(x), logits)
+
+    # Nothing is copied or lost: the head has its two tensors, and the extractor all others.
+    of_head = {f"{head_name}.{n}".lstrip("."): t for n, t in values(parts.head).items()}
+    assert len(of_head) == 2
+    for tensor_name, tensor in of_head.items():
+        assert torch.equal(tensor, state[tensor_name])
+    others = state.keys() - of_head.keys()
+    if name == "lenet":
+        # It names both parts itself.
+        others = {other.removeprefix("extractor.") for other in others}
+    assert values(parts.extractor).keys() == others
 
 
 def test_a_network_that_names_its_parts_keeps_them() -> None:
@@ -106,8 +112,12 @@ def test_features_must_be_vectors(net: nn.Module, x: tuple[int, ...], found: str
 def test_looking_at_a_network_changes_nothing() -> None:
     net = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 4))
     net[1].eval()
-    before, state = values(net), torch.random.get_rng_state()
+    values_before = values(net)
+    random_state = torch.random.get_rng_state()
+
     assert feature_dim(net, random(2, 7)) == 4
-    assert [part.training for part in net] == [True, False, True, True]
-    assert all(torch.equal(net.state_dict()[n], t) for n, t in before.items())
-    assert torch.equal(torch.random.get_rng_state(), state)
+
+    assert [layer.training for layer in net] == [True, False, True, True]
+    for name, value in values_before.items():
+        assert torch.equal(net.state_dict()[name], value)
+    assert torch.equal(torch.random.get_rng_state(), random_state)

@@ -38,7 +38,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on as in another process."""
-    monkeypatch.setattr(runfolder, "_in_this_process", set())
+    monkeypatch.setattr(runfolder, "folders_of_process", set())
 
 
 def job(monkeypatch: pytest.MonkeyPatch, number: int, *, restarts: int = 0, task: int = 0) -> None:

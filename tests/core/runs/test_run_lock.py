@@ -36,7 +36,7 @@ class Process:
 
     def do(self, deed: Callable[[], Any]) -> Any:
         with self._patch.context() as patch:
-            patch.setattr(fence, "_tokens", self._tokens)
+            patch.setattr(fence, "tokens_of_process", self._tokens)
             return deed()
 
     def writes(self) -> bool:

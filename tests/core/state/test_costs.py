@@ -28,7 +28,9 @@ from lightfed.state.costs import Ledger, MaskedFlops, forward_flops, weight_uses
 from tests.core.engine.spy import SIZES, data, federation
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
-FLOAT, INTEGER = 4, 8  # bytes
+# The bytes of a number.
+FLOAT = 4
+INTEGER = 8
 
 mlp = partial(MLP, hidden=(8,))  # 4 -> 8 -> 3
 MLP_PARAMETERS = 4 * 8 + 8 + 8 * 3 + 3
@@ -56,26 +58,43 @@ def test_counting_leaves_the_module_as_it_was() -> None:
 
 
 def test_a_round_of_fedavg_by_hand() -> None:
-    data = random_data([6, 9, 3, 5], batch_size=4)
-    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), data, clients_per_round=2, epochs=3)
-    chosen = fed.participants(0)
+    sizes = [6, 9, 3, 5]
+    epochs = 3
+    fed = fleet_of(
+        [ClientGroup(4, mlp)],
+        FedAvg(),
+        random_data(sizes, batch_size=4),
+        clients_per_round=2,
+        epochs=epochs,
+    )
+    participants = fed.participants(0)
+
     sums = run_round(fed, 0)
-    samples = {k: 3 * (6, 9, 3, 5)[k] for k in chosen}
-    assert sums["bytes_down"] == sums["bytes_up"] == 2 * FLOAT * MLP_PARAMETERS
+
+    model_bytes = FLOAT * MLP_PARAMETERS
+    assert sums["bytes_down"] == sums["bytes_up"] == 2 * model_bytes
     # Backward costs twice the forward pass.
-    assert sums["flops"] == 3 * MLP_FLOPS * sum(samples.values())
+    flops = {client: 3 * MLP_FLOPS * epochs * sizes[client] for client in participants}
+    assert sums["flops"] == sum(flops.values())
     for client in range(4):
-        expected = [FLOAT * MLP_PARAMETERS] * 2 + [3 * MLP_FLOPS * samples.get(client, 0)]
-        assert fed.ledger.totals[client].tolist() == (expected if client in chosen else [0.0] * 3)
+        if client in participants:
+            expected = [model_bytes, model_bytes, flops[client]]
+        else:
+            expected = [0, 0, 0]
+        assert fed.ledger.totals[client].tolist() == expected
 
 
 def test_totals_add_up_over_rounds_and_sums_start_again() -> None:
     data = random_data([6, 9, 3, 5], batch_size=4)
     fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), data, fraction=0.5)
-    sums = [run_round(fed, t) for t in range(5)]
-    for name, column in (("bytes_up", 0), ("bytes_down", 1), ("flops", 2)):
-        assert sum(s[name] for s in sums) == fed.ledger.totals[:, column].sum()
-        assert sums[0]["bytes_up"] == sums[4]["bytes_up"] == 2 * FLOAT * MLP_PARAMETERS
+
+    rounds = [run_round(fed, t) for t in range(5)]
+
+    totals = fed.ledger.totals.sum(axis=0)
+    assert sum(sums["bytes_up"] for sums in rounds) == totals[Ledger.UP]
+    assert sum(sums["bytes_down"] for sums in rounds) == totals[Ledger.DOWN]
+    assert sum(sums["flops"] for sums in rounds) == totals[Ledger.FLOPS]
+    assert rounds[0]["bytes_up"] == rounds[4]["bytes_up"] == 2 * FLOAT * MLP_PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -94,26 +113,29 @@ def test_buffers_cost_what_is_sent_of_them(buffers: str, sent: int) -> None:
 
 
 def test_a_level_of_heterofl_pays_for_its_own_slice() -> None:
-    hidden = (8, 12)
-    model = partial(Conv, hidden=hidden)
-    x, y = torch.zeros(6, 1, 4, 4), torch.arange(6) % 3
-    data = data_of(x, y, [range(0, 3), range(3, 6)])
-    fed = fleet_of(
-        [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")], HeteroFL(), data
-    )
+    model = partial(Conv, hidden=(8, 12))
+    groups = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")]
+    data = data_of(torch.zeros(6, 1, 4, 4), torch.arange(6) % 3, [range(0, 3), range(3, 6)])
+    fed = fleet_of(groups, HeteroFL(), data)
+
     run_round(fed, 0)
 
     def parameters(one: int, two: int) -> int:
         convolutions = (9 * one + one) + (9 * one * two + two)
-        return convolutions + 2 * one + 2 * two + (3 * two + 3)
+        norms = 2 * one + 2 * two
+        head = 3 * two + 3
+        return convolutions + norms + head
 
     def flops(one: int, two: int) -> int:
-        return 2 * (9 * one * 16 + 9 * one * two * 4 + two * 3)  # on 4 x 4, then on 2 x 2 pixels
+        on_4_x_4_pixels = 9 * one * 16
+        on_2_x_2_pixels = 9 * one * two * 4
+        head = two * 3
+        return 2 * (on_4_x_4_pixels + on_2_x_2_pixels + head)
 
     for client, widths in enumerate([(8, 12), (2, 3)]):
-        up, down, work = fed.ledger.totals[client].tolist()
+        up, down, computed = fed.ledger.totals[client].tolist()
         assert up == down == FLOAT * parameters(*widths)
-        assert work == 3 * flops(*widths) * 3
+        assert computed == 3 * flops(*widths) * 3  # three passes, three samples
 
 
 def test_nothing_is_sent_without_an_exchange() -> None:
@@ -165,16 +187,20 @@ USES: dict[str, tuple[nn.Module, tuple[int, ...], float]] = {
 def test_an_element_of_a_weight_is_used_at_every_place_of_the_output(
     layer: nn.Module, shape: tuple[int, ...], expected: float
 ) -> None:
-    net, batch = nn.Sequential(layer), torch.zeros(shape)
-    uses = weight_uses(net, batch)
-    assert uses == {"0.weight": expected}
-    dense, weight = forward_flops(net, batch), net.get_parameter("0.weight").numel()
+    net = nn.Sequential(layer)
+    batch = torch.zeros(shape)
+    assert weight_uses(net, batch) == {"0.weight": expected}
+
+    dense = forward_flops(net, batch)
     layout = Layout.build([(name, tuple(p.shape)) for name, p in net.named_parameters()])
-    flops, mask = MaskedFlops(net, batch, layout, dense), layout.live()
-    assert flops(pack_mask(mask)) == dense == 2 * expected * weight
+    masked_flops = MaskedFlops(net, batch, layout, dense)
+
+    mask = layout.live()
+    num_elements = net.get_parameter("0.weight").numel()
+    assert masked_flops(pack_mask(mask)) == dense == 2 * expected * num_elements
     mask[:4] = False
-    assert flops(pack_mask(mask)) == dense - 8 * expected
-    assert flops(pack_mask(torch.zeros_like(mask))) == 0
+    assert masked_flops(pack_mask(mask)) == dense - 2 * expected * 4
+    assert masked_flops(pack_mask(torch.zeros_like(mask))) == 0
 
 
 def test_a_layer_that_is_called_twice_is_used_twice() -> None:
@@ -248,12 +274,14 @@ def test_a_run_goes_on_counting_bytes_where_it_was(tmp_path: Path) -> None:
     second = federation(fraction=1.0)
     fit(second, data(), tmp_path, rounds=2, ckpt_path=last)
     assert second.fleet.ledger.bytes[:, 0].tolist() == [LIMIT + 2 * size] * len(SIZES)
+
     rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").open()))
-    sent = [[int(row["bytes_up"]) for row in rows if row["round"] == str(t)] for t in (1, 2)]
-    assert sent == [[LIMIT + size] * len(SIZES), [LIMIT + 2 * size] * len(SIZES)]
+    for t, expected in ((1, LIMIT + size), (2, LIMIT + 2 * size)):
+        sent = [int(row["bytes_up"]) for row in rows if row["round"] == str(t)]
+        assert sent == [expected] * len(SIZES)
     rounds = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
-    per_client = [int(row["bytes_up"]) / len(SIZES) for row in rounds]
-    assert per_client == [LIMIT + size, size]
+    sent_per_client = [int(row["bytes_up"]) / len(SIZES) for row in rounds]
+    assert sent_per_client == [LIMIT + size, size]
 
 
 def test_a_clock_prices_every_byte() -> None:

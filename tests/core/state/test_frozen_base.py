@@ -23,11 +23,16 @@ from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from tests.small import fit, fleet_of, random_data, run_round
 
-FEATURES, WIDE, CLASSES = 4, 64, 3
+FEATURES = 4
+WIDE = 64
+CLASSES = 3
+
+# The samples of the clients.
+SIZES = [10, 7, 12]
 
 
 class Net(nn.Module):
-    """A frozen body, drawn by `seed`, and a trained head with some rows more or fewer between."""
+    """A frozen body, drawn by `seed`, and two trained layers with `middle` units between."""
 
     def __init__(self, num_classes: int = CLASSES, seed: int = 0, middle: int = 5) -> None:
         super().__init__()
@@ -46,70 +51,113 @@ def live_of(module: nn.Module) -> LiveModule:
     return LiveModule(module, ModelLayout.of(module))
 
 
-def fleet(algorithm: Any = FedAvg, *models: Any, **settings: Any) -> Fleet:
-    data = random_data([10, 7, 12][: 3 if len(models) < 2 else len(models)], batch_size=4)
-    counts = [3] if len(models) < 2 else [1] * len(models)
-    groups = [ClientGroup(n, m) for n, m in zip(counts, models or [Net], strict=True)]
-    return fleet_of(groups, algorithm(), data, optimizer=partial(SGD, lr=0.1), **settings)
+def fleet_of_groups(algorithm: Any, groups: list[ClientGroup]) -> Fleet:
+    clients = sum(group.count for group in groups)
+    data = random_data(SIZES[:clients], batch_size=4)
+    return fleet_of(groups, algorithm(), data, optimizer=partial(SGD, lr=0.1))
+
+
+def fleet(algorithm: Any = FedAvg, model: Any = Net) -> Fleet:
+    """Return a fleet of three clients with the same model."""
+    return fleet_of_groups(algorithm, [ClientGroup(3, model)])
 
 
 def test_groups_share_equal_tensors_of_one_name_only() -> None:
-    base, nets = FrozenBase(), [Net(middle=5), Net(middle=7), Net(seed=1)]
-    for net in nets:
+    base = FrozenBase()
+    narrow = Net(middle=5)
+    wide = Net(middle=7)
+    other = Net(seed=1)
+    for net in (narrow, wide, other):
         base.add_group(live_of(net))
-    assert nets[0].body.weight.data_ptr() == nets[1].body.weight.data_ptr()
-    assert nets[0].body.weight.data_ptr() != nets[2].body.weight.data_ptr()
-    assert base.bytes == 2 * 4 * (FEATURES * WIDE + WIDE)
+
+    assert narrow.body.weight.data_ptr() == wide.body.weight.data_ptr()
+    assert narrow.body.weight.data_ptr() != other.body.weight.data_ptr()
+    assert base.bytes == 2 * 4 * (FEATURES * WIDE + WIDE)  # of two bodies, not of three
     assert "body.weight" in base.unlike(["a", "b", "c"])
 
 
-def test_the_base_stays_and_rows_bytes_and_flops_are_of_what_is_trained() -> None:
+def test_training_does_not_change_the_base() -> None:
     fed = fleet()
     body = fed.groups[0].module.get_submodule("net.body")
-    before = body.weight.clone(), fed.algorithm.model.floats.clone()
+    body_before = body.weight.clone()
+    server_before = fed.algorithm.model.floats.clone()
+
     run_round(fed, 0)
-    assert torch.equal(body.weight, before[0])
-    assert not torch.equal(fed.algorithm.model.floats, before[1])
+
+    assert torch.equal(body.weight, body_before)
+    assert not torch.equal(fed.algorithm.model.floats, server_before)
+
+
+def test_rows_bytes_and_flops_are_of_what_is_trained() -> None:
+    fed = fleet()
+    run_round(fed, 0)
+
     trained = WIDE * 5 + 5 + 5 * CLASSES + CLASSES
     assert fed.groups[0].layout.parameter_numel == trained
-    assert fed.ledger.totals[:, :2].tolist() == [[4 * trained] * 2] * 3
-    base, rest = 2 * FEATURES * WIDE, 2 * (WIDE * 5 + 5 * CLASSES)
-    # Forward; the gradients of the weights; that of what the first trained layer gives to the next.
-    step = base + rest + rest + 2 * 5 * CLASSES
-    assert fed.ledger.totals[:, 2].tolist() == pytest.approx([step * n for n in (10, 7, 12)])
+    totals = fed.ledger.totals
+    assert totals[:, fed.ledger.UP].tolist() == [4 * trained] * 3
+    assert totals[:, fed.ledger.DOWN].tolist() == [4 * trained] * 3
+
+    forward_of_body = 2 * FEATURES * WIDE
+    forward_of_rest = 2 * (WIDE * 5 + 5 * CLASSES)
+    gradients_of_weights = forward_of_rest
+    gradient_between_the_trained_layers = 2 * 5 * CLASSES
+    step = (
+        forward_of_body
+        + forward_of_rest
+        + gradients_of_weights
+        + gradient_between_the_trained_layers
+    )
+    assert totals[:, fed.ledger.FLOPS].tolist() == pytest.approx([step * n for n in SIZES])
+
+
+class Adding(FedAvg):
+    """A method that changes the base."""
+
+    base: ServerModel
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        self.base = fed.base.server_model([state.name for state in fed.groups], None)
 
 
 def test_a_method_changes_the_base_of_all_clients_at_once() -> None:
-    class Adding(FedAvg):
-        base: ServerModel
-
-        @override
-        def setup(self, fed: Fleet) -> None:
-            super().setup(fed)
-            self.base = fed.base.server_model([state.name for state in fed.groups], None)
-
-    fed = fleet(Adding, Net, partial(Net, middle=5))
+    groups = [ClientGroup(1, Net), ClientGroup(1, partial(Net, middle=5))]
+    fed = fleet_of_groups(Adding, groups)
     base = fed.algorithm.base
+
     base.layout.floats.views(base.floats)["net.body.bias"].add_(1.0)
-    assert torch.equal(fed.groups[0].module.net.body.bias, fed.groups[1].module.net.body.bias)
-    assert (fed.groups[0].module.net.body.bias - Net().body.bias).tolist() == pytest.approx(
-        [1.0] * WIDE
-    )
+
+    first, second = (state.module.net.body.bias for state in fed.groups)
+    assert torch.equal(first, second)
+    assert (first - Net().body.bias).tolist() == pytest.approx([1.0] * WIDE)
     assert "base.floats" in fed.algorithm.state_dict()
+
+
+def test_a_base_that_differs_between_groups_cannot_be_changed() -> None:
+    groups = [ClientGroup(1, Net), ClientGroup(1, partial(Net, seed=1))]
     with pytest.raises(UserError, match=r"model\.clients: .*body"):
-        fleet(Adding, Net, partial(Net, seed=1))
+        fleet_of_groups(Adding, groups)
+
+
+def test_a_method_that_changes_the_base_needs_one() -> None:
     with pytest.raises(UserError, match=r"model\.clients: no frozen"):
         fleet(Adding, partial(nn.Linear, FEATURES, CLASSES))
 
 
 def test_a_frozen_parameter_may_not_be_trained_later() -> None:
     fed = fleet(Standalone)
+    net = fed.groups[0].module.net
     run_round(fed, 0)
-    fed.groups[0].module.net.body.weight.requires_grad_(True)
+
+    net.body.weight.requires_grad_(True)
     with pytest.raises(UserError, match=r"model\.clients: net\.body\.weight"):
         run_round(fed, 1)
-    fed.groups[0].module.net.body.weight.requires_grad_(False)
-    fed.groups[0].module.net.head.bias.requires_grad_(False)
+
+    # The other way round is no harm: the parameter stays in the row.
+    net.body.weight.requires_grad_(False)
+    net.head.bias.requires_grad_(False)
     run_round(fed, 2)
 
 
@@ -119,7 +167,7 @@ def federation(seed: int = 0, **settings: Any) -> Federation:
 
 
 def data() -> FederatedDataModule:
-    return random_data([10, 7, 12], batch_size=4)
+    return random_data(SIZES, batch_size=4)
 
 
 def test_a_run_resumes_on_its_own_base_only(tmp_path: Path) -> None:
@@ -136,6 +184,6 @@ def test_exports_are_the_trained_tensors_and_the_base_once(tmp_path: Path) -> No
     base = load_file(folder / "base.safetensors")
     assert base.keys() == {"body.weight", "body.bias"}
     for name in ("server", "client0", "client2"):
-        own = load_file(folder / f"{name}.safetensors")
-        assert not own.keys() & base.keys()
-        Net(seed=5).load_state_dict(base | own)
+        trained = load_file(folder / f"{name}.safetensors")
+        assert not trained.keys() & base.keys()
+        Net(seed=5).load_state_dict(base | trained)  # complete

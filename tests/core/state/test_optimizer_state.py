@@ -26,18 +26,23 @@ BUILDERS: dict[str, Callable[..., Optimizer]] = {
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 def test_a_session_begins_with_a_new_optimizer(build: Callable[..., Optimizer]) -> None:
-    net, twin = net_of(), net_of()
-    stepper = make(build([*net.parameters()]))
+    net = net_of()
+    twin = net_of()
+    stepper = make(build(list(net.parameters())))
+
     for session in range(3):
         net.load_state_dict(net_of(session).state_dict())
         reset(stepper, net)
         run_stepper(net, stepper, 5)
+
         twin.load_state_dict(net_of(session).state_dict())
-        run_torch(twin, build([*twin.parameters()]), 5)
+        run_torch(twin, build(list(twin.parameters())), 5)
         assert_equal(net, twin)
 
 
 class Locked(SGD):
+    """Keeps something that cannot be copied."""
+
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, lr=lr)
         self.lock = threading.Lock()
@@ -50,13 +55,25 @@ def test_what_cannot_be_copied_is_refused_by_name() -> None:
 
 def test_what_a_row_can_hold_of_an_optimizer() -> None:
     net = net_of()
-    before = [p.clone() for p in net.parameters()]
     assert flat_slots(SGD(net.parameters(), lr=0.1)) == {}
     assert flat_slots(SGD(net.parameters(), lr=0.1, momentum=0.9)) == {"momentum_buffer": True}
     adam = torch.optim.Adam(net.parameters())
     assert flat_slots(adam) == {"exp_avg": True, "exp_avg_sq": True, "step": False}
-    for build in (Warm, Counting, Lookahead, torch.optim.Adafactor):
-        assert flat_slots(build(net.parameters())) is None
+
+
+@pytest.mark.parametrize("build", [Warm, Counting, Lookahead, torch.optim.Adafactor])
+def test_what_no_row_can_hold_of_an_optimizer(build: Callable[..., Optimizer]) -> None:
+    assert flat_slots(build(net_of().parameters())) is None
+
+
+def test_to_ask_what_a_row_can_hold_takes_no_step() -> None:
+    net = net_of()
+    before = [p.clone() for p in net.parameters()]
+    adam = torch.optim.Adam(net.parameters())
+
+    flat_slots(adam)
+
     assert not adam.state
-    assert all(p.grad is None for p in net.parameters())
-    assert all(map(torch.equal, before, net.parameters()))
+    for p, value in zip(net.parameters(), before, strict=True):
+        assert p.grad is None
+        assert torch.equal(p, value)

@@ -66,7 +66,7 @@ def live_of(module: nn.Module) -> LiveModule:
 
 
 def row_of(layout: ModelLayout, seed: int) -> Row:
-    """A row with random values in its tensors, zero padding, and small whole numbers."""
+    """Return a row with random values in its tensors, zero padding, and small whole numbers."""
     rng = torch.Generator().manual_seed(seed)
     floats = torch.randn(layout.size, generator=rng) * layout.floats.live()
     integers = torch.randint(0, 2, (layout.integers.size,), generator=rng)
@@ -74,12 +74,22 @@ def row_of(layout: ModelLayout, seed: int) -> Row:
 
 
 def named(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
+    """Return all tensors of a row by name."""
     return layout.floats.views(row.floats) | layout.integers.views(row.integers)
 
 
 def batches(count: int) -> list[Tensor]:
     rng = torch.Generator().manual_seed(9)
     return [torch.randn(5, 3, generator=rng) for _ in range(count)]
+
+
+def train(net: nn.Module, steps: int) -> None:
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    optimizer = SGD(trainable, lr=0.1, momentum=0.9)
+    for x in batches(steps):
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
 
 
 def test_a_layout_has_parameters_first_then_float_buffers_and_integers_apart() -> None:
@@ -99,6 +109,7 @@ def test_frozen_parameters_are_in_the_row_only_if_steps_write_them() -> None:
     net = Net()
     assert "head.bias" not in {entry.name for entry in ModelLayout.of(net).floats}
     assert all(p is not net.head.bias for p in live_of(net).trainable)
+
     net.written = ["head"]  # type: ignore[assignment]
     assert "head.bias" in {entry.name for entry in ModelLayout.of(net).floats}
 
@@ -110,38 +121,34 @@ def test_rows_that_take_turns_in_a_module_train_as_modules_of_their_own(
     net = make()
     live = live_of(net)
     rows = [live.row_of_module(), row_of(live.layout, seed=1)]
+    # A module of its own for each row.
     twins = [copy.deepcopy(net) for _ in rows]
     twins[1].load_state_dict(named(live.layout, rows[1]), strict=False)
+
     for steps in (3, 1):
         for row, twin in zip(rows, twins, strict=True):
             live.bind(row)
-            _train(net, steps)
+            train(net, steps)
             live.unbind()
-            _train(twin, steps)
+            train(twin, steps)
+
     for row, twin in zip(rows, twins, strict=True):
-        trained = twin.state_dict()
+        expected = twin.state_dict()
         for name, value in named(live.layout, row).items():
-            assert torch.equal(value, trained[name].to(value.dtype)), name
+            assert torch.equal(value, expected[name].to(value.dtype)), name
 
 
 def test_tied_weights_are_one_tensor_of_the_row() -> None:
     assert [e.name for e in ModelLayout.of(Tied()).floats] == ["first.weight"]
 
 
-def _train(net: nn.Module, steps: int) -> None:
-    trainable = [p for p in net.parameters() if p.requires_grad]
-    optimizer = SGD(trainable, lr=0.1, momentum=0.9)
-    for x in batches(steps):
-        optimizer.zero_grad()
-        net(x).square().sum().backward()
-        optimizer.step()
-
-
 def test_many_rows_are_bound_right_and_freed_ones_do_not_come_back() -> None:
     """More rows than views are kept for; and the allocator hands freed addresses out again."""
     live = live_of(nn.Linear(2, 1))
-    rows = [row_of(live.layout, seed) for seed in range(300)]
-    for row in chain(rows, rows, (row_of(live.layout, seed) for seed in range(50))):
+    lasting = [row_of(live.layout, seed) for seed in range(300)]
+    freed_at_once = (row_of(live.layout, seed) for seed in range(50))
+
+    for row in chain(lasting, lasting, freed_at_once):
         live.bind(row)
         weight = live.module.get_parameter("weight").detach()
         assert torch.equal(weight, live.layout.floats.views(row.floats)["weight"])

@@ -191,7 +191,7 @@ def test_memory_of_clients_that_keep_rows() -> None:
     assert {what: size for what, size in found.items() if size} == {
         "rows of its clients": WIDE + 2 * NARROW,
         "live modules, one per group": WIDE + NARROW,
-        "gradients and optimiser state": 4 * PARAMETERS[0],  # plain SGD keeps gradients alone
+        "gradients and optimizer state": 4 * PARAMETERS[0],  # plain SGD keeps gradients alone
     }
 
 
@@ -213,7 +213,7 @@ def test_rows_of_clients_that_keep_nothing_are_as_many_as_were_ever_there() -> N
 def test_memory_of_a_server_s_optimiser() -> None:
     fleet = planned(FedAvg(), groups=ALIKE)
     fleet.server_step.make = FedAdam
-    assert memory(fleet, None)["state of the server's optimiser"] == 2 * WIDE  # m and v
+    assert memory(fleet, None)["state of the server's optimizer"] == 2 * WIDE  # m and v
 
 
 def test_bytes_between_servers() -> None:

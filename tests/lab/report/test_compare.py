@@ -89,11 +89,22 @@ def test_runs_that_no_row_counts_are_named(
     assert page.table("run") == counted
     stated = capsys.readouterr().out
     for note in (
-        "f a seed that counts already, left out: x-seed2",
-        "ot finished, left out: x-seed3 (2 of 3 rounds)",
+        "kipped because another run with the same seed is included: x-seed2",
+        "kipped because they are not finished: x-seed3 (2 of 3 rounds)",
     ):
         assert note in page.texts["p"]
         assert note in stated
+
+
+def test_a_pair_is_compared_beside_the_same_method_on_other_data(
+    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "model: {algorithm: x}\ndata: {dataset: MNIST}\n"
+    elsewhere = _write(tmp_path / "mnist", "x", 1, stated={"dataset": "MNIST"}, config=config)
+    compare([*three, elsewhere])
+    printed = capsys.readouterr().out
+    assert "no verdict for x: data.dataset is Digits for x, MNIST for x" in printed
+    assert "no verdict from one seed: y - x is -25.00 points" in printed
 
 
 def test_a_run_that_failed_in_part_is_named(three: list[Path], tmp_path: Path) -> None:

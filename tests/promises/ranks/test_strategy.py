@@ -72,9 +72,9 @@ def test_ranks_that_a_launcher_put_on_one_gpu_talk_over_gloo(
         ranks = strategy_at("localhost", monkeypatch, port=keeper.getsockname()[1])
         ranks.parallel_devices = [torch.device("cuda", 0)]
         ranks.set_world_ranks()
-        monkeypatch.setattr(FederatedStrategy, "_listener", socket.socket())
+        monkeypatch.setattr(FederatedStrategy, "listener", socket.socket())
         monkeypatch.setattr(FederatedStrategy, "world_size", 2)
-        ranks._meet()
+        ranks.meet()
     assert started["backend"] == ranks._get_process_group_backend() == backend
     assert started["device_id"] == (torch.device("cuda", 0) if backend == "nccl" else None)
     said = [record.getMessage() for record in caplog.records]

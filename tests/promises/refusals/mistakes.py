@@ -264,7 +264,8 @@ FILES = [
     Case(
         "model.local_epoch", "did you mean model.local_epochs", words=["--model.local_epoch", "3"]
     ),
-    Case("subcommand", "'train' (choose from 'fit'", command="train"),
+    Case("lightfed", "no command 'train'; use one of fit, validate", command="train"),
+    Case("lightfed", "no command 'swep'; did you mean sweep?", command="swep"),
 ]
 
 FEDERATIONS = [
@@ -587,9 +588,9 @@ MALFORMED = [
     ),
     edit("trainer.max_time", "", "''; write days"),
     Case("data.batch_size", "[1,", words=["--data.batch_size=[1,"]),
-    Case("model.clients.0.count", "no YAML", words=["--model.clients.0.count", "[1,"]),
+    Case("model.clients.0.count", "not YAML", words=["--model.clients.0.count", "[1,"]),
     Case("--config", "", text="trainer:\n\t- x\n", words=["--model.seed", "1"]),
-    Case("--config", "bad.yaml holds itself", text=HELD),
+    Case("--config", "bad.yaml contains itself", text=HELD),
     Case("--config", "bad.yaml is nested too deeply", text=DEEP),
     edit("model.algorithm", {"class_path": "FedAvg", "dict_kwargs": {"mu": 1}},
          "no such argument of FedAvg", named="model.algorithm.dict_kwargs.mu"),

@@ -124,7 +124,9 @@ def test_a_monitor_that_nobody_measures_is_reported_with_those_that_are(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "lightfed: expected "),
+        ([], "lightfed: no command; use one of fit, validate, test, "),
+        (["--config", "bad.yaml"], "lightfed: no command; use one of fit, validate, test, "),
+        (["--config", "bad.yaml", "swep"], "lightfed: no command 'swep'; did you mean sweep?"),
         (["fit"], "model.algorithm: the following arguments are required: "),
         (["--config", "bad.yaml", "fit"], "--config: "),
         (["configs", "nowhere"], "configs: argument COMMAND: invalid choice: 'nowhere'"),

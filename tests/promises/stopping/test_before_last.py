@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a type": (other_type, "torch.float64, this run's is"),
     "no tensor": (no_tensor, "has a str as algorithm.model.floats"),
     "other names": (other_names, "differ in more"),
-    "no number": (no_number, "has values that are no numbers"),
+    "no number": (no_number, "has values that are not numbers"),
 }
 
 

@@ -25,12 +25,13 @@ from lightfed.algorithms.topology.topology import Ring
 from lightfed.distributed.collectives import Ranks
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.rank_sessions import Training
+from lightfed.local.session import LocalSession, Work
 from lightfed.networks.mlp import MLP
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.runs.run_logger import RunLogger
 from lightfed.state.client_state import by_client
+from lightfed.state.rows import Row
 from tests.core.engine.spy import lr_schedule
 from tests.small import CPU, fit, random_data
 from tests.tiers import by_default
@@ -75,13 +76,13 @@ class Sessions:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        session = Training._session
+        train = LocalSession.train
 
-        def counted(training: Training, *args: Any) -> Any:
+        def counted(session: LocalSession, row: Row, work: Work) -> Any:
             self.count += 1
-            return session(training, *args)
+            return train(session, row, work)
 
-        monkeypatch.setattr(Training, "_session", counted)
+        monkeypatch.setattr(LocalSession, "train", counted)
 
 
 def run(
@@ -261,15 +262,15 @@ def test_a_finished_sessions_failure_is_not_kept(
     whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that raised is tried again when the round goes on."""
-    session = Training._session
+    train = LocalSession.train
 
-    def failing(training: Training, client: int, *rest: Any) -> Any:
-        if client == 0:
+    def failing(session: LocalSession, row: Row, work: Work) -> Any:
+        if work.client == 0:
             raise OSError("the disk is away")
-        return session(training, client, *rest)
+        return train(session, row, work)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_session", failing)
+        patch.setattr(LocalSession, "train", failing)
         stopped(tmp_path, 2)
     assert run(tmp_path, ckpt_path="last") == whole
 

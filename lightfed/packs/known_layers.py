@@ -1,0 +1,138 @@
+"""Which networks can train side by side without a trial, because every layer is known."""
+
+from typing import Any
+
+import lightning.pytorch as L
+from torch import nn
+
+from lightfed.models.client_module import ClientModule
+from lightfed.models.image_format import channels_first
+from lightfed.utils.torch_private import _BatchNorm
+
+# The layers that `model.side_by_side: auto` packs. tests/packs/test_what_packs.py compares each of
+# them with clients that train alone. A network of this package is known if its class declares
+# `packs`: then its forward only calls its layers, and operators that do not mix samples.
+LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Sequential,
+    nn.Identity,
+    nn.Flatten,
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.Dropout,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+)
+
+
+def has_known_loss(module: L.LightningModule) -> bool:
+    """Return whether the module's loss is the cross-entropy of what its network returns."""
+    return type(module) is ClientModule and not hasattr(module.net, "losses")
+
+
+def unknown(module: L.LightningModule) -> str:
+    """Return why `auto` does not know what the module's training step does; empty if it does."""
+    if not has_known_loss(module):
+        return f"{type(module).__name__} has a training step of its own"
+
+    network: Any = module.net
+    obstacle = unknown_layer(network)
+    if obstacle:
+        return obstacle
+
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        return "it has frozen parameters"
+
+    return shared_parts(module)
+
+
+def unknown_layer(network: nn.Module) -> str:
+    """Return which layer of the network is not known, and why; empty if all are known."""
+    for name, layer in network.named_modules():
+        kind = type(layer)
+
+        # `vars`, not `hasattr`: a user's class that inherits from a network of this package may
+        # have another forward.
+        if kind not in LAYERS and not vars(kind).get("packs", False):
+            return f"{name or 'the network'} is a {kind.__name__}"
+
+        if "forward" in vars(layer) or not _has_known_hooks(layer):
+            return f"{name or 'the network'} has hooks"
+
+        # Without a momentum the layer reads its counter of batches as a number. `vmap` has a
+        # counter for each client, and cannot.
+        if isinstance(layer, _BatchNorm) and layer.momentum is None:
+            return f"{name} has no momentum"
+
+    return ""
+
+
+def shared_parts(module: nn.Module) -> str:
+    """Return which parts of the module have several names; empty if every part has one."""
+    layer_names = list(module.named_modules(remove_duplicate=False))
+    if len(layer_names) > len(list(module.modules())):
+        return "a layer has several names"
+
+    parameter_names = list(module.named_parameters(remove_duplicate=False))
+    if len(parameter_names) > len(list(module.parameters())):
+        return "layers share parameters"
+
+    return ""
+
+
+def may_mix_samples(module: L.LightningModule) -> bool:
+    """Return whether the layers or the loss of the module may mix the samples of a batch."""
+    if not has_known_loss(module):
+        return True
+
+    network: Any = module.net
+    if unknown_layer(network):
+        return True
+
+    return any(isinstance(layer, _BatchNorm) for layer in network.modules())
+
+
+def listens_to_gradients(layer: nn.Module) -> bool:
+    """Return whether something is called with the gradients of a layer.
+
+    In a pack it would get the gradients of several clients.
+    """
+    if layer._backward_hooks or layer._backward_pre_hooks:
+        return True
+
+    for parameter in layer._parameters.values():
+        if parameter is None:
+            continue
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return True
+
+    return False
+
+
+def _has_known_hooks(layer: nn.Module) -> bool:
+    """Return whether a layer has no hooks except those of this package."""
+    for hook in layer._forward_pre_hooks.values():
+        if hook is not channels_first:
+            return False
+
+    for hook in layer._forward_hooks.values():
+        # A hook of this package that can read the outputs of K clients says so.
+        if not getattr(hook, "stacked", False):
+            return False
+
+    return not listens_to_gradients(layer)
