@@ -117,7 +117,11 @@ def may_mix_samples(module: L.LightningModule) -> bool:
     Those of a batch that was filled up, that is: a pack computes the statistics of known batch
     normalization from the others.
     """
-    return not has_known_loss(module) or bool(unknown_layer(module.net))
+    if not has_known_loss(module):
+        return True
+
+    network: Any = module.net
+    return bool(unknown_layer(network))
 
 
 def listens_to_gradients(layer: nn.Module) -> bool:

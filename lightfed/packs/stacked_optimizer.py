@@ -47,7 +47,7 @@ class StackedOptimizer:
         self._rate = rate
         self.leaves: list[nn.Parameter] = []
         self._momenta: list[Tensor | None] = []
-        self._descends = False
+        self._takes_plain_steps = False
 
         # An optimizer keeps more defaults than it takes as arguments.
         arguments = signature(self._kind.__init__).parameters
@@ -86,7 +86,7 @@ class StackedOptimizer:
             groups.append(group)
         self._optimizer: Optimizer = self._kind(groups, **self._defaults)
 
-        self._descends = is_plain_sgd(self._optimizer)
+        self._takes_plain_steps = is_plain_sgd(self._optimizer)
         if momenta is not None and self._kind is optim.SGD:
             for leaf, momentum in zip(self.leaves, momenta, strict=True):
                 self._optimizer.state[leaf]["momentum_buffer"] = momentum
@@ -109,7 +109,7 @@ class StackedOptimizer:
             grads: None for a parameter that the loss does not depend on.
         """
         used_grads = [gradient for gradient in grads if gradient is not None]
-        if self._descends and len(used_grads) == len(self.leaves):
+        if self._takes_plain_steps and len(used_grads) == len(self.leaves):
             # What the step of plain SGD does, without its Python overhead.
             learning_rate = self._optimizer.param_groups[0]["lr"]
             leaves: list[Tensor] = [*self.leaves]
