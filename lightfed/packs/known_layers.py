@@ -66,6 +66,9 @@ def unknown_layer(network: nn.Module) -> str:
     for name, layer in network.named_modules():
         kind = type(layer)
 
+        if layer._compiled_call_impl is not None:
+            return f"{name or 'the network'} is compiled"
+
         # `vars`, not `hasattr`: a user's class that inherits from a network of this package may
         # have another forward.
         if kind not in LAYERS and not vars(kind).get("packs", False):
