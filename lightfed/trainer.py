@@ -94,7 +94,7 @@ class FederatedTrainer(RunTrainer):
         Args:
             name: Name of the run: its folder is <default_root_dir>/<name>, numbered if that exists.
                 The default is that of the configuration file (fedavg-digits for
-                configs/fedavg/digits.yaml), or <algorithm>-<dataset>-s<seed>.
+                configs/digits/fedavg.yaml), or <algorithm>-<dataset>-s<seed>.
             max_epochs: Rounds.
             min_epochs: Rounds before a callback may stop the run.
             max_steps: Server updates; -1 for no limit.

@@ -6,26 +6,9 @@ from typing import Any
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks
 from lightfed.utils.bounds import check_arguments
-from lightfed.utils.errors import UserError
 
 # Where the arguments of an algorithm are in a configuration.
 KEY = "model.algorithm.init_args"
-
-
-def require_argument(fits: bool, name: str, found: object, fix: str) -> None:
-    """Refuse an argument of the algorithm unless it fits.
-
-    Args:
-        fits: Whether it fits.
-        name: Name of the argument.
-        found: What is wrong.
-        fix: What to do about it.
-
-    Raises:
-        UserError: It does not fit.
-    """
-    if not fits:
-        raise UserError(f"{KEY}.{name}", f"{found}", fix)
 
 
 class Algorithm(Hooks):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli.named_files import files_of
+from lightfed.cli.shipped import is_study
 from lightfed.cli.yaml_words import misread
 from lightfed.utils.errors import UserError
 
@@ -52,20 +53,37 @@ def check_files(words: Sequence[str]) -> None:
     Raises:
         UserError: A file has a key twice, or a number in base 60 or with leading zeros, which YAML
             would convert. The error names the lines. Or a file is nested too deeply to be read, or
-            a value contains itself.
+            a value contains itself, or it is a study.
     """
     for path in files_of(words):
-        _check_file(path)
+        if is_study(path):
+            raise UserError(
+                key="--config",
+                found=f"{path} is a study of several methods, and not the configuration of a run",
+                fix=f"run it with `lightfed study {path}`",
+            )
+        check_file(path, "--config")
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path, key: str) -> None:
+    """Check a file of configurations or of a study.
+
+    A file that is not YAML passes: whoever reads it next says what is wrong with it.
+
+    Args:
+        path: The file.
+        key: What names the file on the command line, for an error about the whole file.
+
+    Raises:
+        UserError: YAML would read the file otherwise than it is written. See `check_files`.
+    """
     try:
         root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
         duplicates = list(_duplicates(root, above=""))
         misread_numbers = list(misread(root))
     except RecursionError as error:
         raise UserError(
-            key="--config",
+            key=key,
             found=f"{path} is nested too deeply",
             fix="write it flat, as the shipped configurations are",
         ) from error
@@ -74,7 +92,7 @@ def _check_file(path: Path) -> None:
         return
     except _HoldsItselfError as error:
         raise UserError(
-            key="--config",
+            key=key,
             found=f"the value at line {error.line} of {path} contains itself, by an anchor",
             fix="write it out, without the alias",
         ) from error
@@ -83,9 +101,9 @@ def _check_file(path: Path) -> None:
         lines = f"lines {duplicate.first_line} and {duplicate.second_line} of {path}"
         raise UserError(duplicate.key, found=f"given twice, in {lines}", fix="keep one")
 
-    for key, text, line in misread_numbers:
+    for misread_key, text, line in misread_numbers:
         raise UserError(
-            key=key,
+            key=misread_key,
             found=f"{text}, in line {line} of {path}, which YAML reads as another number",
             fix="write it in decimal without leading zeros, or as a word in quotes",
         )

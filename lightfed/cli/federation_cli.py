@@ -22,6 +22,7 @@ from lightfed.cli.dropped_keys import beside_class_path, check_empty_keys
 from lightfed.cli.errors import class_error, parser_error, whole_key
 from lightfed.cli.yaml_words import install
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Dataset
 from lightfed.federation import Federation
 from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
@@ -87,22 +88,25 @@ def _repaired(written: Any, parsed: Any) -> Any:
 def run_name(file: Path, method: str) -> str:
     """Return the name of the run of a configuration file, which is usually that of the file.
 
-    Files in a folder that is named after an algorithm, as in `configs/`, are named after data sets:
-    `fedavg/digits.yaml` and `fedprox/digits.yaml`. Their runs are named by the algorithm first:
-    `fedavg-digits`, `fedprox-digits`. A file that names an algorithm itself, such as
-    `dispfl/digits-fedavg.yaml`, says enough.
+    In `configs/` a file and its folder name an algorithm and a data set: `digits/fedavg.yaml`,
+    `heterofl/mnist.yaml`. Their runs are named by both, the algorithm that is trained first:
+    `fedavg-digits`, `heterofl-mnist`. A file in the folder of an algorithm that names one itself,
+    such as `dispfl/digits-fedavg.yaml`, says enough.
 
     Args:
         file: The configuration.
         method: The name of the class of its algorithm.
     """
     algorithms = {kind.__name__.lower() for kind in subclasses(Algorithm)}
-    is_in_folder_of_algorithm = file.absolute().parent.name in algorithms
+    data_sets = {kind.__name__.lower() for kind in subclasses(Dataset)}
+    folder = file.absolute().parent.name
+
+    if folder in data_sets and file.stem in algorithms:
+        return f"{method.lower()}-{folder}"
 
     words = re.split(r"[^a-z0-9]+", file.stem.lower())
     names_an_algorithm = any(word in algorithms or word == method.lower() for word in words)
-
-    if is_in_folder_of_algorithm and not names_an_algorithm:
+    if folder in algorithms and not names_an_algorithm:
         return f"{method.lower()}-{file.stem}"
     return file.stem
 

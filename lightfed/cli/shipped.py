@@ -46,18 +46,25 @@ def main(argv: Sequence[str]) -> int:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     copy = commands.add_parser("copy", help="copy a configuration or a folder of them to configs/")
-    copy.add_argument("name", help="such as heterofl, or fedavg/digits")
+    copy.add_argument("name", help="such as heterofl, or digits/fedavg")
     options = parser.parse_args(argv)
 
     if options.command == "copy":
         print(_copy(options.name))
         return 0
 
-    for name in names():
-        first_line = path_of(name).read_text("utf-8").partition("\n")[0]
+    _list(names())
+    print("\nstudies, for `lightfed study lightfed:NAME`:")
+    _list(studies())
+    return 0
+
+
+def _list(names: Sequence[str]) -> None:
+    """Print a line for each file: its name, and what the first line of its comment says."""
+    for name in names:
+        first_line = (ROOT / f"{name}.yaml").read_text("utf-8").partition("\n")[0]
         headline = shorten(first_line.strip("# "), 100, placeholder=" ...")
         print(f"{name:<34}{headline}")
-    return 0
 
 
 def slurm(argv: Sequence[str]) -> int:
@@ -101,6 +108,22 @@ def names() -> list[str]:
 
     Those at the top come before those in folders.
     """
+    return [name for name in _files() if not is_study(ROOT / f"{name}.yaml")]
+
+
+def studies() -> list[str]:
+    """Return the names of the studies that stand beside the configurations of their papers."""
+    return [name for name in _files() if is_study(ROOT / f"{name}.yaml")]
+
+
+def is_study(path: Path) -> bool:
+    """Return whether a file has methods to compare, and is no configuration of a single run."""
+    lines = path.read_text("utf-8", "replace").splitlines()
+    return any(line.startswith("methods:") for line in lines)
+
+
+def _files() -> list[str]:
+    """All files but those of configs/studies, which `lightfed study` knows by a short name."""
     paths = [path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies"]
     all_names = [str(path.relative_to(ROOT).with_suffix("")) for path in paths]
     return sorted(all_names, key=lambda name: (name.count("/"), name))
@@ -116,8 +139,8 @@ def path_of(name: str) -> Path:
     if name in all_names:
         return ROOT / f"{name}.yaml"
 
-    # The name of a folder stands for the configurations in it.
-    suggestions = [other for other in all_names if other.startswith(f"{name}/")]
+    # The name of a folder stands for the configurations in it, and a method for its own.
+    suggestions = [other for other in all_names if name in other.split("/")]
     if not suggestions:
         suggestions = get_close_matches(name, all_names)
 
@@ -148,7 +171,12 @@ def with_paths(words: Sequence[str]) -> list[str]:
 def _copy(name: str) -> Path:
     """Copy a configuration, or a folder of them, and return where it is now."""
     is_folder = name != "" and (ROOT / name).is_dir()
-    source = ROOT / name if is_folder else path_of(name)
+    if is_folder:
+        source = ROOT / name
+    elif name in studies():
+        source = ROOT / f"{name}.yaml"
+    else:
+        source = path_of(name)
 
     target = "configs" / source.relative_to(ROOT)
     if target.exists():

@@ -1,6 +1,6 @@
 """Images: the digits of scikit-learn, and MNIST, Fashion-MNIST and CIFAR from official files.
 
-Papers differ in normalisation constants and augmentation; a preset names the paper.
+Papers differ in the constants of normalization and in augmentation. A preset names the paper.
 """
 
 import tarfile
@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightfed.data.dataset import KEY, Dataset, Samples, Split, Transform
 from lightfed.datasets.cifar_batches import batch_of
 from lightfed.utils.counts import largest_remainder
-from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
@@ -42,8 +42,8 @@ _CIFAR100_DISPFL = Transform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
 class Digits(Dataset):
     """1,797 real handwritten digits of 8x8 pixels (UCI, by scikit-learn): 1,437 train, 360 test.
 
-    The grey levels 0..16 are stored as level / 16, exact in float32. The split is stratified and
-    never changes.
+    The gray levels 0..16 are stored as level / 16, which is exact in float32. The split is
+    stratified and never changes.
     """
 
     classes = _DIGIT_NAMES
@@ -53,26 +53,34 @@ class Digits(Dataset):
         """Use the digits as they are or resized.
 
         Args:
-            image_size: height and width in pixels; any size but 8 needs bilinear interpolation.
+            image_size: The height and width in pixels. Any size but 8 needs bilinear
+                interpolation.
         """
-        found = f"{image_size} pixels"
-        require(image_size >= 1, f"{KEY}.image_size", found, "give at least 1")
+        if image_size < 1:
+            found = f"{image_size} pixels"
+            raise UserError(f"{KEY}.image_size", found, fix="give at least 1")
         self.image_size = image_size
         self.input_shape = (1, image_size, image_size)
 
     @override
     def load(self, split: Split) -> Samples:
-        # The package is found and not imported, which would take half a second of every run.
+        # The package is found and not imported: that would take half a second of every run.
         package = find_spec("sklearn")
         assert package is not None
         file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
         table = np.loadtxt(file, delimiter=",")
-        images, y = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+        images = table[:, :-1].reshape(-1, 8, 8)
+        y = table[:, -1].astype(np.int64)
+
         # Four fifths of each class, drawn with a constant seed, are for training.
         rng = numpy_generator(0, "digits/split")
-        chosen = np.full(len(y), split == "test")
-        for label, count in enumerate(largest_remainder(np.bincount(y), len(y) * 4 // 5)):
-            chosen[rng.permutation(np.flatnonzero(y == label))[:count]] = split == "train"
+        train_counts = largest_remainder(np.bincount(y), len(y) * 4 // 5)
+        is_train = np.zeros(len(y), dtype=bool)
+        for label, count in enumerate(train_counts):
+            shuffled = rng.permutation(np.flatnonzero(y == label))
+            is_train[shuffled[:count]] = True
+        chosen = is_train if split == "train" else ~is_train
+
         x = torch.from_numpy((images[chosen] / 16.0).astype(np.float32)).unsqueeze(1)
         if self.image_size != 8:
             x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
@@ -82,22 +90,26 @@ class Digits(Dataset):
 class OfficialFiles(Dataset):
     """A data set in its official files, where torchvision expects them."""
 
-    _reader: ClassVar[Any]  # torchvision's class for the files
-    _folder: ClassVar[str]  # of the files, below the root
+    # torchvision's class that reads the files, and their folder below the root.
+    _reader: ClassVar[Any]
+    _folder: ClassVar[str]
+
+    # The official number of images of each split.
     _sizes: ClassVar[Mapping[Split, int]] = {"train": 60_000, "test": 10_000}
 
     def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
         """Read the official files.
 
         Args:
-            root: the folder that holds the folder of the data set.
-            download: fetch the files if they are missing.
-            verify_checksums: refuse files that are not the official ones: those of CIFAR by their
-                md5, and all by the number of images. Other files of CIFAR's form are read without
-                running code: they may hold arrays, texts, numbers and lists alone.
+            root: The folder that holds the folder of the data set.
+            download: Whether to fetch the files if they are missing.
+            verify_checksums: Whether to refuse files that are not the official ones: those of CIFAR
+                by their md5, and all by the number of images. Other files of CIFAR's form are read
+                without running code: they can only hold arrays, texts, numbers and lists.
         """
         self.root = Path(root).expanduser()
-        self.download, self.verify_checksums = download, verify_checksums
+        self.download = download
+        self.verify_checksums = verify_checksums
 
     @override
     def fetch(self) -> None:
@@ -105,7 +117,7 @@ class OfficialFiles(Dataset):
             self.load("train")
 
     def _read(self, split: Split) -> Any:
-        """The images and the targets of a split, as torchvision has them."""
+        """Return an object with the images and the targets of a split, as torchvision does."""
         return self._reader(str(self.root), train=split == "train", download=self.download)
 
     @override
@@ -116,21 +128,28 @@ class OfficialFiles(Dataset):
                 raise ValueError(f"{len(data)} images; officially {self._sizes[split]}")
         except Exception as error:  # a damaged pickle, and the network, can raise anything
             folder = self.root / self._folder
-            key = "download" if self.download and not any(folder.glob("*")) else "root"
-            found = f"{self.name} cannot be read from {folder} ({reason(error)})"
-            fix = f"set root to the folder that holds {self._folder}, or pass download: true"
-            others = "; for files that are not the official ones, verify_checksums: false"
-            raise UserError(f"{KEY}.{key}", found, fix + others) from error
+            has_failed_to_download = self.download and not any(folder.glob("*"))
+            argument = "download" if has_failed_to_download else "root"
+            raise UserError(
+                key=f"{KEY}.{argument}",
+                found=f"{self.name} cannot be read from {folder} ({reason(error)})",
+                fix=f"set root to the folder that holds {self._folder}, or pass download: true; "
+                "for files that are not the official ones, verify_checksums: false",
+            ) from error
+
+        # To (N, C, H, W), from (N, H, W) of gray images or (N, H, W, C) of others.
         x = torch.as_tensor(data.data)
         x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous()
         return Samples(x=x, y=torch.as_tensor(data.targets))
 
 
 class CIFARFiles(OfficialFiles):
-    """The pickled batches of 32x32 colour images."""
+    """The pickled batches of 32x32 color images."""
 
     input_shape = (3, 32, 32)
     _sizes = {"train": 50_000, "test": 10_000}
+
+    # The constants and augmentation of each paper, by its method.
     _presets: ClassVar[Mapping[str, Transform]]
 
     def __init__(
@@ -144,42 +163,56 @@ class CIFARFiles(OfficialFiles):
         """Read the images.
 
         Args:
-            root: the folder that holds the folder of the data set.
-            preset: the paper whose constants and augmentation are used; by default the first one.
-            augment: crop, flip and erase at random in training, as the paper does.
+            root: The folder that holds the folder of the data set.
+            preset: The paper whose constants and augmentation are used; by default the first one.
+            augment: Whether to crop, flip and erase at random in training, as the paper does.
             **files: `download` and `verify_checksums`.
         """
         super().__init__(root, **files)
-        self.preset, self.augment = preset or next(iter(self._presets)), augment
-        found, fix = f"{self.name} has no preset {preset!r}", ", ".join(self._presets)
-        require(self.preset in self._presets, f"{KEY}.preset", found, f"choose one of {fix}")
+        if not preset:
+            preset = next(iter(self._presets))
+        if preset not in self._presets:
+            raise UserError(
+                key=f"{KEY}.preset",
+                found=f"{self.name} has no preset {preset!r}",
+                fix=f"choose one of {', '.join(self._presets)}",
+            )
+        self.preset = preset
+        self.augment = augment
 
     @override
     def _read(self, split: Split) -> Any:
         if self.verify_checksums:
             return super()._read(split)
-        if self.download and not (self.root / self._folder).is_dir():
+
+        folder = self.root / self._folder
+        if self.download and not folder.is_dir():
             self._unpack()
-        listed = self._reader.train_list if split == "train" else self._reader.test_list
-        batches = [batch_of(self.root / self._folder / name) for name, _ in listed]
-        images = np.concatenate([images for images, _ in batches])
-        targets = [target for _, targets in batches for target in targets]
-        return SimpleNamespace(data=images, targets=targets)
+
+        files = self._reader.train_list if split == "train" else self._reader.test_list
+        images = []
+        targets: list[int] = []
+        for name, _ in files:
+            images_of_batch, targets_of_batch = batch_of(folder / name)
+            images.append(images_of_batch)
+            targets += targets_of_batch
+        return SimpleNamespace(data=np.concatenate(images), targets=targets)
 
     def _unpack(self) -> None:
-        """Unpack an archive that is there, or fetch the official files, by their md5."""
+        """Unpack the archive if it exists, or else fetch the official files, by their md5."""
         archive = self.root / self._reader.filename
         if not archive.is_file():
             self._reader(str(self.root), download=True)
             return
+        # The filter refuses files that would lie outside of the folder.
         with tarfile.open(archive) as files:
-            files.extractall(self.root, filter="data")  # nothing outside of the folder
+            files.extractall(self.root, filter="data")
 
     @property
     @override
     def transform(self) -> Transform:
-        chosen = self._presets[self.preset]
-        return chosen if self.augment else chosen.fixed()
+        transform = self._presets[self.preset]
+        return transform if self.augment else transform.fixed()
 
 
 class MNIST(OfficialFiles):
@@ -208,7 +241,7 @@ class FashionMNIST(OfficialFiles):
 class CIFAR10(CIFARFiles):
     """60,000 images of ten classes, from ROOT/cifar-10-batches-py.
 
-    The preset is heterofl, flexifed, fedapen, dispfl, fedbcd or pfedmoe, which follows other
+    The preset is heterofl, flexifed, fedapen, dispfl, fedbcd or pfedmoe. The last one follows other
     repositories of its authors, with random erasing.
     """
 
@@ -232,7 +265,7 @@ class CIFAR10(CIFARFiles):
 class CIFAR100(CIFARFiles):
     """60,000 images of a hundred classes, the fine labels, from ROOT/cifar-100-python.
 
-    The preset is dispfl, fedapen or pfedmoe, as of `CIFAR10`.
+    The preset is dispfl, fedapen or pfedmoe; see `CIFAR10`.
     """
 
     classes = tuple(_CIFAR100_NAMES.split())

@@ -155,7 +155,8 @@ def fitted(
         memory_of_parts = np.multiply(largest_first, needed_memory[0])
         chosen = rule.choose(values, work_of_parts, memory_of_parts, names)
         part_of_each_client = [largest_first[position] for position in chosen]
-        return Fitted(list(groups), devices, algorithm.with_parts(part_of_each_client))
+        nonempty = [group for group in groups if group.count]
+        return Fitted(nonempty, devices, algorithm.with_parts(part_of_each_client))
 
     chosen = rule.choose(values, np.array(needed_work), np.array(needed_memory), names)
     counts = np.bincount(chosen, minlength=len(groups))

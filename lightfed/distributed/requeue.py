@@ -69,7 +69,7 @@ def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> 
         run: Runs a command as `subprocess.run` does.
     """
     name = f"job {job.name}"
-    shown = _scontrol(run, "show", "job", "-o", job.name)
+    shown = scontrol(run, "show", "job", "-o", job.name)
     if shown.returncode != 0:
         return Outcome(False, f"{name} is not requeued: {_text_of(shown)}")
 
@@ -98,7 +98,7 @@ def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> 
             "so its time is too short; submit with a longer --time, or an earlier --signal",
         )
 
-    requeued = _scontrol(run, "requeue", job.name)
+    requeued = scontrol(run, "requeue", job.name)
     is_pending = "pending" in _text_of(requeued)
     if requeued.returncode != 0 and not is_pending:
         clause = f"{name} is not requeued: {_text_of(requeued)}"
@@ -117,11 +117,11 @@ def is_running(job: Job, step: str, *, run: Run = subprocess.run) -> bool:
         step: The number of the step.
         run: Runs a command as `subprocess.run` does.
     """
-    shown = _scontrol(run, "show", "step", "-o", f"{job.name}.{step}")
+    shown = scontrol(run, "show", "step", "-o", f"{job.name}.{step}")
     return shown.returncode == 0 and re.search(r"\bState=RUNNING\b", shown.stdout) is not None
 
 
-def _scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
+def scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
     """Ask scontrol.
 
     Returns:

@@ -72,7 +72,7 @@ class Evaluation:
         tests_at_once: Those of these tests that are run for several clients at once.
 
     Raises:
-        UserError: The algorithm has no models of such a kind.
+        UserError: `finetuned` is asked for, but clients do not start from the server's model.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Evaluation:
                 self._reports[kind].append(report)
 
     def warn_outside_of_rounds(self, *, trained: bool) -> None:
-        """Warn of what an evaluation cannot show that is no part of a fit.
+        """Warn of what cannot be tested in an evaluation outside of a fit.
 
         Args:
             trained: Whether there are models that have been trained.

@@ -22,11 +22,11 @@ from lightfed.lab.drawing.files import FORMATS, TABLES, listed
 from lightfed.lab.report import comparison
 from lightfed.lab.report.comparison import Files
 from lightfed.lab.results import text
-from lightfed.lab.results.groups import common_parent
+from lightfed.lab.results.groups import common_parent, runs_of
 from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
 from lightfed.lab.run_folders import read_runs
 from lightfed.lab.sweep import add_execution
-from lightfed.utils.errors import OneLineParser, UserError, require
+from lightfed.utils.errors import OneLineParser, UserError
 
 CONFIGURATIONS = (".yaml", ".yml")
 # Options of one kind of comparison, by name; the other kind refuses them.
@@ -46,7 +46,7 @@ def are_folders(words: Sequence[str]) -> bool:
     """Whether these are run folders, and not two configurations.
 
     Raises:
-        UserError: they are some of both, or not two configurations.
+        UserError: They are some of both, or not two configurations.
     """
     if any(Path(word).is_dir() for word in words):
         for word in words:
@@ -55,9 +55,13 @@ def are_folders(words: Sequence[str]) -> bool:
                 raise UserError("compare", found, "name two configurations, or run folders")
         return True
 
-    found = text.counted(len(words), "configuration")
-    require(len(words) == 2, "compare", found, "name two configurations, or run folders")
+    if len(words) != 2:
+        found = text.counted(len(words), "configuration")
+        raise UserError("compare", found, "name two configurations, or run folders")
     return False
+
+
+# Run folders.
 
 
 def _of_folders(asked: argparse.Namespace) -> int:
@@ -65,18 +69,17 @@ def _of_folders(asked: argparse.Namespace) -> int:
     _refuse(asked, ONLY_CONFIGURATIONS, "the runs are there already", "two configurations")
     runs, skipped = read_runs([Path(word) for word in asked.what])
     target = _target(asked.target)
-    if isinstance(target, tuple) and asked.metric is None:
-        asked.metric = target[0]
+    metric = _metric(asked.metric, target)
 
     if asked.json:
-        found = comparison.numbers(runs, metric=asked.metric, target=target, differ=asked.differ)
+        found = comparison.numbers(runs, metric=metric, target=target, differ=asked.differ)
         print(json.dumps(found, indent=1))
         return 0
     comparison.compare(
         runs,
         output=asked.output,
         group=asked.group,
-        metric=asked.metric,
+        metric=metric,
         target=target,
         formats=asked.format,
         tables=asked.table,
@@ -89,55 +92,54 @@ def _of_folders(asked: argparse.Namespace) -> int:
     return 0
 
 
+# Two configurations.
+
+
 def _of_configurations(asked: argparse.Namespace) -> int:
     """Run what is missing of two methods, and compare them."""
     _refuse(asked, ONLY_FOLDERS, "given for two configurations", "run folders")
-    sides = [
-        ("fit", "--config", *with_paths([file]), *_sets([*asked.set, *own]))
-        for file, own in zip(asked.what, (asked.set_a, asked.set_b), strict=True)
-    ]
-    names = names_of(sides, (asked.set_a, asked.set_b))
-    methods = [Method(name, words) for name, words in zip(names, sides, strict=True)]
-    given = _target(asked.target)
-    metric = asked.metric
-    if isinstance(given, tuple) and metric is None:
-        metric = given[0]
-
-    tune_seed = [100] if asked.tune_seed is None else asked.tune_seed
-    grid = grid_of(asked.tune, tune_seed)
+    methods = _methods(asked)
+    given_target = _target(asked.target)
+    grid = grid_of(asked.tune, [100] if asked.tune_seed is None else asked.tune_seed)
     held = hold(
         methods,
         seeds("0-4") if asked.seeds is None else asked.seeds,
         Way(asked.jobs, asked.slurm),
         grid=grid,
-        metric=metric,
+        metric=_metric(asked.metric, given_target),
         differ=asked.differ,
     )
+
     a, b = held.groups
-    target = comparison.target_of(given, held.metric, [*a.runs, *b.runs])
+    target = comparison.target_of(given_target, held.metric, [*a.runs, *b.runs])
     rows = rows_of(a, b, target)
     if asked.json:
         commands = [shlex.join(method.words) for method in methods]
-        found = comparison.pair_numbers(
-            *(a, b, commands, held.metric, target),
+        numbers = comparison.pair_numbers(
+            a,
+            b,
+            commands,
+            held.metric,
+            target,
             rows=rows,
             differ=held.differ,
             search=held.search,
         )
-        print(json.dumps(found, indent=1))
+        print(json.dumps(numbers, indent=1))
         return 0
 
-    said = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
-    said += [*held.differ, *searched(held, grid)]
+    notes = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
+    notes += held.differ
+    notes += searched(held, grid)
     if target is not None:
-        said.append(f"target: {goal_of(target)}")
+        notes.append(f"target: {goal_of(target)}")
     comparison.show(
         asked.output or beside(held, "compare"),
         "compare",
         held.groups,
         held.metric,
         difference_table(rows, a, b),
-        said,
+        notes,
         [verdict(a, b, held.metric)],
         target=target,
         search=held.search,
@@ -146,8 +148,28 @@ def _of_configurations(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _methods(asked: argparse.Namespace) -> list[Method]:
+    """The two methods, with the values that are set for both and for each."""
+    sides = []
+    for file, own in zip(asked.what, (asked.set_a, asked.set_b), strict=True):
+        sides.append(("fit", "--config", *with_paths([file]), *_sets([*asked.set, *own])))
+
+    names = names_of(sides, (asked.set_a, asked.set_b))
+    return [Method(name, words) for name, words in zip(names, sides, strict=True)]
+
+
 def _refuse(asked: argparse.Namespace, names: Sequence[str], found: str, needed: str) -> None:
-    """Refuse the options that only the other kind of comparison has."""
+    """Refuse the options that only the other kind of comparison has.
+
+    Args:
+        asked: The arguments of the command.
+        names: The options to refuse.
+        found: Why they have no meaning here.
+        needed: What to compare for them to have one.
+
+    Raises:
+        UserError: One of the options is given.
+    """
     parser = _parser()
     for name in names:
         if getattr(asked, name) != parser.get_default(name):
@@ -157,17 +179,18 @@ def _refuse(asked: argparse.Namespace, names: Sequence[str], found: str, needed:
 
 def beside(held: Held, name: str) -> Path:
     """A folder of this name beside the runs of a contest."""
-    return common_parent([run for group in held.groups for run in group.runs]) / name
+    return common_parent(runs_of(held.groups)) / name
 
 
 def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> tuple[str, str]:
     """Names of two methods for readers: what tells their commands apart.
 
-    Their algorithms, or else their files, or else what is set for each alone.
+    These are their algorithms, with their files, the files' folders, or what is set for each alone
+    where the algorithms are the same.
 
     Args:
-        sides: the words of their commands.
-        own: the `key=value` words of each alone.
+        sides: The words of their commands.
+        own: The `key=value` words of each alone.
     """
     algorithms = [_algorithm(words) for words in sides]
     files = [Path(words[2]).stem for words in sides]
@@ -187,99 +210,155 @@ def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> tu
 
 
 def _last_part(word: str) -> str:
-    """`model.local_epochs=2` -> `local_epochs=2`."""
+    """A `key=value` word with the last part of its key: `local_epochs=2`."""
     key, sign, value = word.partition("=")
     return key.rpartition(".")[2] + sign + value
 
 
 def _algorithm(words: Sequence[str]) -> str:
-    """The algorithm's class, as a command names it."""
-    named = ""
-    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        text_of_file = Path(words[2]).read_text("utf-8")
-        config = yaml.safe_load(text_of_file)
-        model = config.get("model") if isinstance(config, dict) else None
-        given = model.get("algorithm") if isinstance(model, dict) else None
-        named = str(given.get("class_path", "") if isinstance(given, dict) else given or "")
+    """The class of the algorithm that a command names, or else the name of its file."""
+    file = Path(words[2])
+    named = _algorithm_in(file)
     for word in words:
         for key in ("--model.algorithm=", "--model.algorithm.class_path="):
             if word.startswith(key) and "{" not in word:
                 named = word.removeprefix(key)
-    return named.rpartition(".")[2] or Path(words[2]).stem
+    return named.rpartition(".")[2] or file.stem
+
+
+def _algorithm_in(file: Path) -> str:
+    """The path of the algorithm's class in a configuration; empty if it cannot be found there."""
+    try:
+        config = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return ""  # the command itself says what is wrong
+
+    algorithm = None
+    if isinstance(config, dict) and isinstance(config.get("model"), dict):
+        algorithm = config["model"].get("algorithm")
+    if isinstance(algorithm, dict):
+        algorithm = algorithm.get("class_path")
+    return str(algorithm or "")
 
 
 def searched(held: Held, grid: Grid | None) -> list[str]:
-    """How rates were searched, in words; nothing without a search."""
+    """How rates were searched, as a sentence; nothing without a search."""
     if grid is None:
         return []
-    keys, listed = " and ".join(grid.values), text.seeds_text(grid.seeds)
-    named = f"seed{'s' * (len(grid.seeds) > 1)} {listed}"
-    return [f"{keys}: the same values for each method, on {named}, by {held.metric}"]
+    keys = " and ".join(grid.values)
+    word = "seed" if len(grid.seeds) == 1 else "seeds"
+    seeds_of_search = f"{word} {text.seeds_text(grid.seeds)}"
+    return [f"{keys}: the same values for each method, on {seeds_of_search}, by {held.metric}"]
+
+
+# Values of options.
 
 
 def _sets(given: Sequence[str]) -> list[str]:
-    """`key=value` as words of a command."""
+    """The words of a command for `key=value` words.
+
+    Raises:
+        UserError: A word is no key with a value, or its key is the seed.
+    """
     for word in given:
         key, sign, _ = word.partition("=")
-        require(bool(key and sign), "--set", word, "give key=value, such as model.fraction=0.5")
-        fix = "give --seeds, which both methods share"
-        require(key != "model.seed", key, "not the same for both methods", fix)
+        if not key or not sign:
+            raise UserError("--set", word, "give key=value, such as model.fraction=0.5")
+        if key == "model.seed":
+            fix = "give --seeds, which both methods share"
+            raise UserError(key, "not the same for both methods", fix)
     return [f"--{word}" for word in given]
 
 
 def _target(given: str | None) -> float | Target | None:
-    """The column and the value of `metric>=x` or `metric<=x`, or the value of `x`."""
+    """A target as it is given: a value, or a column and its value; None without one.
+
+    Raises:
+        UserError: It is neither, or the value is not possible.
+    """
     if given is None:
         return None
     with suppress(ValueError):
         return float(given)
-    found = re.fullmatch(r"([^<>=]+)([<>])=([-+.e\d]*\d)", given)
-    if found is not None and (found[2] == ">") == (text.direction(found[1]) > 0):
-        with suppress(ValueError):
-            value = float(found[3])
-            comparison.check_target(found[1], value)
-            return found[1], value
+
+    parts = re.fullmatch(r"([^<>=]+)([<>])=([-+.e\d]*\d)", given)
+    if parts is not None:
+        column = parts[1]
+        asks_for_high = parts[2] == ">"
+        is_better_high = text.direction(column) > 0
+        if asks_for_high == is_better_high:
+            with suppress(ValueError):
+                value = float(parts[3])
+                comparison.check_target(column, value)
+                return column, value
     fix = "give x or metric>=x, such as personal/accuracy>=0.9, or <= if low is good"
     raise UserError("--target", given, fix)
 
 
+def _metric(given: str | None, target: float | Target | None) -> str | None:
+    """The metric of the answer: the given one, or else that of the target."""
+    if given is None and isinstance(target, tuple):
+        return target[0]
+    return given
+
+
 def grid_of(given: Sequence[str], on: Sequence[int]) -> Grid | None:
-    """The grid of `key=value,value` words; None without any."""
+    """The grid of `key=value,value` words; None without any.
+
+    Args:
+        given: The words.
+        on: The seeds of the search.
+
+    Raises:
+        UserError: A key has fewer than two values.
+    """
     values = {}
     for word in given:
-        key, _, listed = word.partition("=")
-        values[key] = [value for value in listed.split(",") if value]
-        require(len(values[key]) > 1, "--tune", word, "give two or more values: key=.01,.03,.1")
+        key, _, listed_values = word.partition("=")
+        values[key] = [value for value in listed_values.split(",") if value]
+        if len(values[key]) < 2:
+            raise UserError("--tune", word, "give two or more values: key=.01,.03,.1")
     return Grid(values, on) if values else None
 
 
 def seed_list(words: str) -> list[int]:
-    """Seeds of `100`, `0-4` or `0,2,7-9`, as an argument."""
+    """The seeds of an argument such as `100`, `0-4` or `0,2,7-9`, each once.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
     found: list[int] = []
     for part in words.split(","):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if ends is None:
             raise argparse.ArgumentTypeError(f"{words!r} is not like 0-4 or 0,2,7-9")
-        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    return [*dict.fromkeys(found)]
+        first = int(ends[1])
+        last = first if ends[2] is None else int(ends[2])
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
 
 
 def seeds(words: str) -> list[int]:
-    """Two or more of them."""
+    """As `seed_list`, for two or more seeds: one alone gives no interval."""
     found = seed_list(words)
     if len(found) < 2:
         raise argparse.ArgumentTypeError(f"{words!r} has fewer than two seeds: no interval")
     return found
 
 
+# The parser.
+
+
 def add_files(parser: argparse.ArgumentParser) -> None:
-    """The options for files of the figures and tables."""
-    for flag, kinds, what in (
+    """Add the options for files of the figures and tables."""
+    kinds_and_help = (
         ("--format", FORMATS, "also write each figure as a file"),
         ("--table", tuple(TABLES), "also write each table as a file"),
-    ):
-        words = ",".join(kinds)
-        parser.add_argument(flag, type=partial(listed, kinds), default=(), metavar=words, help=what)
+    )
+    for flag, kinds, what in kinds_and_help:
+        parser.add_argument(
+            flag, type=partial(listed, kinds), default=(), metavar=",".join(kinds), help=what
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -290,12 +369,16 @@ def _parser() -> argparse.ArgumentParser:
         "of which missing runs are run, or of run folders.",
     )
     add = parser.add_argument
-    what = "the configuration that is compared with, and the one that may be better, which may be "
-    what += "the same file with other --set-b; or run folders, and folders of runs"
+    what = (
+        "the configuration that is compared with, and the one that may be better, which may be "
+        "the same file with other --set-b; or run folders, and folders of runs"
+    )
     add("what", nargs="+", metavar="A B", help=what)
     add("--metric", metavar="COLUMN", help="of the answer (default: the first of metrics.csv)")
-    goal = "compare the costs until this was first measured, such as personal/accuracy>=0.9; a "
-    goal += "number alone is a value of the metric of the answer"
+    goal = (
+        "compare the costs until this was first measured, such as personal/accuracy>=0.9; a "
+        "number alone is a value of the metric of the answer"
+    )
     add("--target", metavar="METRIC>=X", help=goal)
     permitted = "a key in which methods may differ, though it decides what is measured"
     add("--differ", action="extend", nargs="+", default=[], metavar="KEY", help=permitted)

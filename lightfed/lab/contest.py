@@ -1,6 +1,6 @@
-"""Methods on equal terms: the same data, tests and seeds, rates tuned alike; runs what is missing.
+"""Methods on equal terms: the same data, tests and seeds, and rates tuned alike.
 
-`lightfed compare` and `lightfed study` are such contests.
+`lightfed compare` and `lightfed study` are such contests. What is missing is run.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from lightfed.lab.results import text
 from lightfed.lab.results.groups import Group, best_of
 from lightfed.lab.results.run import Run, read
 from lightfed.lab.results.verdicts import refused, unequal
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
@@ -37,8 +37,8 @@ class Method(NamedTuple):
     """One side of a contest.
 
     Attributes:
-        name: for readers.
-        words: of its command, without a seed.
+        name: What readers call it.
+        words: The words of its command, without a seed.
     """
 
     name: str
@@ -46,14 +46,19 @@ class Method(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The search that all methods get alike: values by key, on seeds that are not compared."""
+    """The search that every method gets alike.
+
+    Attributes:
+        values: The values to try, by key.
+        seeds: The seeds of the search. They are none of the compared ones.
+    """
 
     values: Mapping[str, Sequence[str]]
     seeds: Sequence[int]
 
     @property
     def points(self) -> list[tuple[str, ...]]:
-        """All combinations, as words of a command."""
+        """Every combination of the values, as words of a command."""
         options = []
         for key, values in self.values.items():
             options.append([f"--{key}={value}" for value in values])
@@ -61,18 +66,21 @@ class Grid(NamedTuple):
         return list(itertools.product(*options))
 
     def on_edge(self, place: int) -> bool:
-        """Whether a point has the first or the last value of one of the keys."""
-        ends = ([v in (own[0], own[-1]) for v in own] for own in self.values.values())
-        return any(list(itertools.product(*ends))[place])
+        """Whether the point at `place` has the first or the last value of one of the keys."""
+        for values, word in zip(self.values.values(), self.points[place], strict=True):
+            value = word.partition("=")[2]
+            if value in (values[0], values[-1]):
+                return True
+        return False
 
 
 class Way(NamedTuple):
-    """How missing runs are run: at once, or submitted, by which the contest ends for now.
+    """How missing runs are run: on this machine, or submitted to a queue.
 
     Attributes:
-        jobs: at once.
-        slurm: whether to submit them.
-        seconds: CPU time of a run, if known.
+        jobs: How many at once; None for one on this machine, or all of an array.
+        slurm: Whether to submit them as an array. The contest then ends for now.
+        seconds: The CPU time of a run, if somebody has measured it.
     """
 
     jobs: int | None
@@ -80,14 +88,18 @@ class Way(NamedTuple):
     seconds: float | None = None
 
 
+class Submitted(SystemExit):
+    """Missing runs wait in a queue: the contest can be held once they have ended."""
+
+
 class Held(NamedTuple):
     """A contest that has been held.
 
     Attributes:
-        groups: the runs of each method, in order.
-        search: a row for each method: its mean at every point of the grid, and what was chosen.
-        metric: of the search and the verdict.
-        differ: permitted differences, in words.
+        groups: The runs of each method, in the order of the methods.
+        search: A row for each method: its mean at every point of the grid, and what was chosen.
+        metric: The column of metrics.csv of the search and of the verdict.
+        differ: The differences between methods that were permitted, in words.
     """
 
     groups: list[Group]
@@ -105,128 +117,154 @@ def hold(
     metric: str | None = None,
     differ: Sequence[str] = (),
 ) -> Held:
-    """Run what is missing; leaves with a status if runs failed, or are submitted.
+    """Run what is missing of a contest and read all of it; end the process if a run failed.
 
     Args:
-        methods: two or more.
-        seeds: of the compared runs.
-        way: how to run.
-        grid: of the search.
-        metric: column of metrics.csv; by default the first that all runs have.
-        differ: keys in which the methods may differ, though it decides what is measured.
+        methods: Two or more methods, each of another name.
+        seeds: The seeds of the compared runs.
+        way: How missing runs are run.
+        grid: The search for the best values of each method; None for no search.
+        metric: A column of metrics.csv; by default the first that all runs have.
+        differ: Keys in which methods may differ, though they decide what is measured.
 
     Raises:
-        UserError: a command cannot run, or the terms are not equal.
+        UserError: A command cannot run, the terms are not equal, a seed of the search is compared,
+            or a run does not have the metric.
+        Submitted: What is missing has been submitted. Without a handler it ends the process.
     """
-    names, points = [method.name for method in methods], [()] if grid is None else grid.points
-    outside = grid is None or not {*grid.seeds} & {*seeds}
-    require(outside, "--tune-seed", "a compared seed", "give another")
-    tried = [Method(m.name, (*m.words, *point)) for m in methods for point in points]
-    chosen = _checked([m.words for m in tried], [m.name for m in tried])
-    permitted = check_terms(dict(zip(names, chosen[:: len(points)], strict=True)), differ)
-    search = DataFrame()
-    if grid is not None:
-        every = [wanted.at(seed) for wanted in chosen for seed in grid.seeds]
-        found = _run(every, way, all_of_them=False)
-        for run in found:
-            if run is not None:
-                mark_as_search(run)
-        metric = metric or common_metric([run for run in found if run is not None])
-        search, best = _best(names, grid, found, metric)
-        chosen = [chosen[len(points) * i + at] for i, at in enumerate(best)]
+    if grid is not None and set(grid.seeds) & set(seeds):
+        raise UserError("--tune-seed", "a compared seed", "give another")
 
-    # Seed by seed, so that a contest that is stopped leaves whole rows of a table.
-    every = [wanted.at(seed) for seed in seeds for wanted in chosen]
-    runs = [run for run in _run(every, way) if run is not None]
-    runs_of: dict[str, list[Run]] = {name: [] for name in names}
-    for name, run in zip(names * len(seeds), runs, strict=True):
-        runs_of[name].append(run)
-    groups = [
-        Group(name, tuple(members), name, members[0].data, place)
-        for place, (name, members) in enumerate(runs_of.items())
-    ]
-    metric = metric or common_metric(runs)
-    known = all(run.has(metric) for run in runs)
-    require(known, "--metric", f"{metric}, which some runs do not have", "see metrics.csv")
+    points = [()] if grid is None else grid.points
+    candidates = _candidates(methods, points)
+    first_points = {name: tried[0] for name, tried in candidates.items()}
+    permitted = check_terms(first_points, differ)
+
+    if grid is None:
+        search = DataFrame()
+        winners = first_points
+    else:
+        runs_of_points = _run_search(candidates, grid, way)
+        metric = metric or _metric_of_search(runs_of_points)
+        search, best = _best(runs_of_points, grid, metric)
+        winners = {name: tried[best[name]] for name, tried in candidates.items()}
+
+    runs_of = _run_winners(winners, seeds, way)
+    every_run = [run for runs in runs_of.values() for run in runs]
+    metric = metric or common_metric(every_run)
+    if not all(run.has(metric) for run in every_run):
+        raise UserError("--metric", f"{metric}, which some runs do not have", "see metrics.csv")
+
+    groups = []
+    for place, (name, runs) in enumerate(runs_of.items()):
+        groups.append(Group(name, tuple(runs), name, runs[0].data, place))
     return Held(groups, search, metric, permitted)
 
 
 def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[str]:
-    """Permitted differences in words; a UserError names the first that is not permitted."""
+    """Return the permitted differences between methods, in words.
+
+    Args:
+        methods: A run of each method. All are compared with the first.
+        differ: Keys in which they may differ.
+
+    Raises:
+        UserError: A difference is not permitted; the first one is named.
+    """
     (base, first), *others = methods.items()
     permitted = []
     for name, wanted in others:
         differences = unequal(terms(first.values), terms(wanted.values))
-        for key, mine, other in refused(differences, differ):
-            found = f"{mine} for {base}, {other} for {name}"
+        for key, of_base, of_other in refused(differences, differ):
+            found = f"{of_base} for {base}, {of_other} for {name}"
             raise UserError(key, found, f"make them agree, or permit it by --differ {key}")
-        for key, mine, other in differences:
-            permitted.append(f"{key} differs: {mine} for {base}, {other} for {name}")
+        for key, of_base, of_other in differences:
+            permitted.append(f"{key} differs: {of_base} for {base}, {of_other} for {name}")
     return permitted
 
 
+def _candidates(
+    methods: Sequence[Method], points: Sequence[tuple[str, ...]]
+) -> dict[str, list[Wanted]]:
+    """The run that each method would be at each point of the grid, by the method's name."""
+    name_of: dict[tuple[str, ...], str] = {}
+    for method in methods:
+        for point in points:
+            name_of[(*method.words, *point)] = method.name
+
+    # Two methods with the same command share their runs.
+    checked = sweep.checked([*name_of], [*name_of.values()], twins=True)
+    wanted_of = dict(zip(name_of, checked, strict=True))
+
+    candidates = {}
+    for method in methods:
+        candidates[method.name] = [wanted_of[(*method.words, *point)] for point in points]
+    return candidates
+
+
+# The search.
+
+# By the name of a method, for each point of the grid: the run of each seed, None if it failed.
+RunsOfPoints = Mapping[str, Sequence[Sequence[Run | None]]]
+
+
+def _run_search(candidates: Mapping[str, Sequence[Wanted]], grid: Grid, way: Way) -> RunsOfPoints:
+    """Run every candidate on the seeds of the search, and mark these runs as such."""
+    every = []
+    for tried in candidates.values():
+        for wanted in tried:
+            every += [wanted.at(seed) for seed in grid.seeds]
+
+    runs = _run(every, way, all_of_them=False)
+    for run in runs:
+        if run is not None:
+            mark_as_search(run)
+
+    remaining = iter(runs)
+    runs_of_points = {}
+    for name, tried in candidates.items():
+        runs_of_points[name] = [[next(remaining) for _ in grid.seeds] for _ in tried]
+    return runs_of_points
+
+
+def _metric_of_search(runs_of_points: RunsOfPoints) -> str:
+    """The first column of metrics.csv that all runs of the search have."""
+    runs = []
+    for points in runs_of_points.values():
+        for runs_of_seeds in points:
+            runs += [run for run in runs_of_seeds if run is not None]
+    return common_metric(runs)
+
+
 def _best(
-    names: Sequence[str],
-    grid: Grid,
-    runs: Sequence[Run | None],
-    metric: str,
-) -> tuple[DataFrame, list[int]]:
-    """The search as a table, and which point each method gets: the first of equal ones.
+    runs_of_points: RunsOfPoints, grid: Grid, metric: str
+) -> tuple[DataFrame, dict[str, int]]:
+    """The search as a table, and the place of the best point of each method, the first of equals.
 
     A point is worth its mean over the seeds of the search. One that failed on any of them, such as
-    a rate that is too high, is not chosen; that run is None.
+    a rate that is too high, is not chosen.
     """
-    rows, best, points, of_each = [], [], grid.points, len(grid.seeds)
-    heads = [", ".join(word.partition("=")[2] for word in point) for point in points]
-    finals = [math.nan if run is None else run.final(metric) for run in runs]
-    means = [fmean(finals[i : i + of_each]) for i in range(0, len(finals), of_each)]
-    for i, name in enumerate(names):
-        own = means[i * len(points) : (i + 1) * len(points)]
-        known = {at: mean for at, mean in enumerate(own) if math.isfinite(mean)}
-        require(bool(known), "--tune", f"no finite {metric} of {name}", "give other values")
-        at = best_of(known, metric)
-        shown = {heads[at]: text.metric_text(metric, mean) for at, mean in known.items()}
-        cells = dict.fromkeys(heads, FAILED) | shown
-        edge = EDGE * grid.on_edge(at)
-        rows.append({"search": name, **cells, "chosen": heads[at] + edge})
-        best.append(at)
+    heads = [", ".join(word.partition("=")[2] for word in point) for point in grid.points]
+    rows = []
+    best = {}
+    for name, points in runs_of_points.items():
+        means = {}
+        for place, runs in enumerate(points):
+            mean = fmean(math.nan if run is None else run.final(metric) for run in runs)
+            if math.isfinite(mean):
+                means[place] = mean
+        if not means:
+            raise UserError("--tune", f"no finite {metric} of {name}", "give other values")
+
+        best[name] = best_of(means, metric)
+        cells = dict.fromkeys(heads, FAILED)
+        for place, mean in means.items():
+            cells[heads[place]] = text.metric_text(metric, mean)
+        chosen = heads[best[name]]
+        if grid.on_edge(best[name]):
+            chosen += EDGE
+        rows.append({"search": name, **cells, "chosen": chosen})
     return DataFrame(rows, dtype="str"), best
-
-
-def _checked(commands: Sequence[Sequence[str]], names: Sequence[str]) -> list[Wanted]:
-    """Like `sweep.checked`; equal methods may share runs."""
-    unique = {tuple(words): name for words, name in zip(commands, names, strict=True)}
-    found = dict(zip(unique, sweep.checked([*unique], [*unique.values()], twins=True), strict=True))
-    return [found[tuple(words)] for words in commands]
-
-
-def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[Run | None]:
-    """Run what is missing and read all; ends the process if a run fails, or after a signal.
-
-    Where not all of them are needed, a run that fails is None, and is not tried again if it had
-    diverged.
-    """
-    unique = list({wanted.identity: wanted for wanted in runs}.values())
-    missing = [
-        wanted
-        for wanted in unique
-        if wanted.finished() is None and (all_of_them or not wanted.diverged.exists())
-    ]
-    if missing:
-        cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
-        print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
-    if missing and way.slurm:
-        raise SystemExit(_submit(missing, way))
-    status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr) if missing else 0
-    if status and (all_of_them or status > 128):
-        raise SystemExit(status)
-    for wanted in unique:
-        # One of a training that has outlived another command, and was not missing any more.
-        run_locks.clear(wanted)
-    found = [read(f) if (f := wanted.finished()) is not None else None for wanted in runs]
-    whole = None not in found or not all_of_them
-    require(whole, "runs", "one has not reached its limits", "run the command again")
-    return found
 
 
 def mark_as_search(run: Run) -> None:
@@ -241,14 +279,87 @@ def mark_as_search(run: Run) -> None:
         write_file(run.folder / "environment.json", text_of_file.encode())
 
 
-def _submit(missing: Sequence[Wanted], way: Way) -> int:
-    """Submit an array of the missing runs; says which command goes on."""
+# Runs.
+
+
+def _run_winners(
+    winners: Mapping[str, Wanted], seeds: Sequence[int], way: Way
+) -> dict[str, list[Run]]:
+    """The runs of each method, in the order of the seeds."""
+    # Seed by seed, so that a contest that is stopped leaves whole rows of a table.
+    every = []
+    for seed in seeds:
+        every += [wanted.at(seed) for wanted in winners.values()]
+
+    remaining = iter(_run(every, way))
+    runs_of: dict[str, list[Run]] = {name: [] for name in winners}
+    for _ in seeds:
+        for name in winners:
+            run = next(remaining)
+            assert run is not None, "all of these runs are needed, and have finished"
+            runs_of[name].append(run)
+    return runs_of
+
+
+def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[Run | None]:
+    """Run what is missing and read all; end the process if a run fails, or after a signal.
+
+    Args:
+        runs: The runs; the same one may be among them several times.
+        way: How missing runs are run.
+        all_of_them: Whether each is needed. If not, a run that fails is None, and is not tried
+            again if it had diverged.
+
+    Raises:
+        UserError: A run has not reached its limits.
+        Submitted: What is missing has been submitted.
+    """
+    unique = list({wanted.identity: wanted for wanted in runs}.values())
+    missing = []
+    for wanted in unique:
+        # The same bits would diverge again.
+        is_hopeless = not all_of_them and wanted.diverged.exists()
+        if wanted.finished() is None and not is_hopeless:
+            missing.append(wanted)
+
+    if missing:
+        cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
+        print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
+        if way.slurm:
+            _submit(missing, way)
+        status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr)
+        was_stopped = status > 128
+        if was_stopped or (status and all_of_them):
+            raise SystemExit(status)
+
+    for wanted in unique:
+        # A training that outlived another command has left its lock, and was not missing any more.
+        run_locks.clear(wanted)
+
+    read_runs: list[Run | None] = []
+    for wanted in runs:
+        folder = wanted.finished()
+        read_runs.append(None if folder is None else read(folder))
+    if all_of_them and None in read_runs:
+        raise UserError("runs", "one has not reached its limits", "run the command again")
+    return read_runs
+
+
+def _submit(missing: Sequence[Wanted], way: Way) -> None:
+    """Submit an array of the missing runs, and say which command shows the contest afterwards.
+
+    Raises:
+        Submitted: The array waits in the queue.
+        SystemExit: sbatch has failed, with this status.
+    """
     lines = [shlex.join(wanted.words) for wanted in missing]
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
     file = missing[0].root / f"contest-{digest}.sweep"
     file.parent.mkdir(parents=True, exist_ok=True)
     Path(file).write_text("\n".join([*lines, ""]))
+
     status = sweep.submit(file, range(1, len(lines) + 1), (), jobs=way.jobs)
-    if not status:
-        print(f"when the array has ended: {shlex.join(['lightfed', *sys.argv[1:]])}")
-    return status
+    if status:
+        raise SystemExit(status)
+    print(f"when the array has ended: {shlex.join(['lightfed', *sys.argv[1:]])}")
+    raise Submitted(0)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lightfed.lab.results.run import Run, read
 from lightfed.lab.results.text import counted
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError
 
 METRICS = "metrics.csv"
 OF_THE_LAB = ("index.html", "comparison.html")  # a list of runs, and a page of a comparison
@@ -16,8 +16,8 @@ class RunFolders(NamedTuple):
     """What was read.
 
     Attributes:
-        runs: two or more.
-        skipped: a line for each folder or file that is not a run.
+        runs: Two or more runs.
+        skipped: A line for each folder or file that is not a run.
     """
 
     runs: list[Run]
@@ -28,18 +28,13 @@ def read_runs(named: Sequence[Path]) -> RunFolders:
     """Read runs, and all runs directly below a folder that is not one.
 
     Raises:
-        UserError: one of the folders does not exist, or fewer than two are runs.
+        UserError: One of the folders does not exist, or fewer than two are runs.
     """
-    listed: list[Path] = []
-    for path in named:
-        below = [] if (path / METRICS).is_file() else sorted(path.glob(f"*/{METRICS}"))
-        listed += [metrics.parent for metrics in below] or [path]
-
     runs: list[Run] = []
     skipped: list[str] = []
-    for folder in listed:
-        fix = "name the folder of a run"
-        require(folder.exists(), "compare", f"there is no folder {folder}", fix)
+    for folder in _listed(named):
+        if not folder.exists():
+            raise UserError("compare", f"there is no folder {folder}", "name the folder of a run")
         # `runs/*` also matches the pages beside the runs.
         if folder.name == OF_THE_LAB[0] or (folder / OF_THE_LAB[1]).is_file():
             continue
@@ -50,6 +45,18 @@ def read_runs(named: Sequence[Path]) -> RunFolders:
         except UserError as error:
             skipped.append(f"skipped {folder}: {error.found}")
 
-    found = "; ".join([f"a comparison of {counted(len(runs), 'run')}", *skipped])
-    require(len(runs) > 1, "compare", found, "name two or more runs")
+    if len(runs) < 2:
+        found = "; ".join([f"a comparison of {counted(len(runs), 'run')}", *skipped])
+        raise UserError("compare", found, "name two or more runs")
     return RunFolders(runs, skipped)
+
+
+def _listed(named: Sequence[Path]) -> list[Path]:
+    """The folders, with those of its runs in place of one that only holds runs."""
+    folders: list[Path] = []
+    for path in named:
+        below = []
+        if not (path / METRICS).is_file():
+            below = [metrics.parent for metrics in sorted(path.glob(f"*/{METRICS}"))]
+        folders += below or [path]
+    return folders

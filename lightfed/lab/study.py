@@ -1,13 +1,16 @@
 """`lightfed study NAME|FILE`: a table of methods on equal terms, and whether its claims hold.
 
-docs/studies.md has the keys of configs/studies/NAME.yaml. `--markdown` prints docs/studies/NAME.md.
+docs/studies.md explains the keys of a study's file. `--markdown` prints a page of docs/studies.
 """
 
+import argparse
 import hashlib
 import json
 import math
+import re
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
 
-from lightfed.cli.shipped import ROOT
+from lightfed.cli.commands import CONFIGURATIONS
+from lightfed.cli.config_files import check_file
+from lightfed.cli.shipped import PREFIX, ROOT, studies
 from lightfed.lab.compare import add_files, beside, grid_of, searched, seed_list, seeds
-from lightfed.lab.contest import Held, Method, Way, hold
+from lightfed.lab.contest import Grid, Held, Method, Submitted, Way, hold
 from lightfed.lab.drawing.files import markdown
 from lightfed.lab.drawing.marks import file_name
 from lightfed.lab.report.comparison import Files, show
@@ -37,115 +42,357 @@ from lightfed.lab.results.verdicts import (
     value_text,
 )
 from lightfed.lab.sweep import add_execution
-from lightfed.utils.errors import OneLineParser, UserError, require
+from lightfed.utils.errors import OneLineParser, UserError
 
 STUDIES = ROOT / "studies"
-_KEYS = (
-    "title common methods cases target tune tune_seed seeds metric columns claims theirs seconds"
-    " differ"
-)
 _HOLDS = {"better": "holds", "worse": "the opposite is shown", "not shown": "not shown"}
+
+# `{word}` in a value of a study stands for what a case or a method says under that word.
+_WORD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the file of a study says; docs/studies.md explains each key.
+
+    Attributes:
+        path: The file.
+        title: What is compared, for the head of a page.
+        common: The configuration that all methods share: its keys, or a name of it.
+        methods: By name, each method's own values of keys, and words.
+        seeds: The seeds of the compared runs.
+        metric: The column of metrics.csv by which rates are searched, and which is the verdict's.
+        columns: Columns of metrics.csv, in the table.
+        seconds: CPU time of a run, a mean; None if nobody has measured it.
+        cases: By name, values of keys and words for all methods. A contest is held for each case.
+        target: A column of metrics.csv and the value to reach, at most one.
+        tune: Values by key, of which every method gets the best.
+        tune_seed: The seeds of that search.
+        claims: Each has `better`, `than` and `metric`: two methods and a column.
+        theirs: A paper's own figures, by method and column.
+        differ: Keys in which methods may differ, though they decide what is measured.
+    """
+
+    path: Path
+    title: str
+    common: Mapping[str, Any] | str
+    methods: Mapping[str, Mapping[str, Any]]
+    seeds: Sequence[int]
+    metric: str
+    columns: Sequence[str]
+    seconds: float | None = None
+    cases: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    target: Mapping[str, float] = field(default_factory=dict)
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune_seed: Sequence[int] = (100,)
+    claims: Sequence[Mapping[str, str]] = ()
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+    differ: Sequence[str] = ()
+
+    @property
+    def goal(self) -> Target | None:
+        """The column and the value to reach, if the study has a target."""
+        return next(iter(self.target.items()), None)
+
+    @property
+    def grid(self) -> Grid | None:
+        """The search that every method gets alike; None without one."""
+        values = []
+        for key, tried in self.tune.items():
+            values.append(f"{key}={','.join(map(str, tried))}")
+        return grid_of(values, self.tune_seed)
+
+    @property
+    def size(self) -> int:
+        """How many runs the study has, those of the search included."""
+        points = 0 if self.grid is None else len(self.grid.points)
+        runs_of_a_method = len(self.seeds) + points * len(self.tune_seed)
+        return len(self.cases) * len(self.methods) * runs_of_a_method
+
+    def in_case(self, case: str) -> "Study":
+        """The study with the words of a case in its metric, its columns and its claims."""
+        words = _words_of(self.cases[case])
+        return replace(
+            self,
+            metric=_filled(self.metric, words, self.path),
+            columns=_filled(self.columns, words, self.path),
+            claims=_filled(self.claims, words, self.path),
+        )
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed study`."""
-    known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
-    about = "Run what is missing of a study, and print its table and whether its claims hold."
-    parser = OneLineParser("lightfed study", allow_abbrev=False, description=about)
-    parser.add_argument("name", metavar="NAME", help=f"a file, or one of {known}")
-    parser.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
-    add_files(parser)
-    add_execution(parser)
-    asked = parser.parse_args(argv)
+    asked = _parser().parse_args(argv)
     study = read_study(asked.name)
-    way = Way(asked.jobs, asked.slurm, study["seconds"])
-    tune = [f"{key}={','.join(map(str, values))}" for key, values in study["tune"].items()]
-    grid = grid_of(tune, study["tune_seed"])
-    target, parts = next(iter(study["target"].items()), None), list[str]()
+    way = Way(asked.jobs, asked.slurm, study.seconds)
+
+    cases = list(study.cases)
+    if asked.case is not None:
+        if asked.case not in study.cases:
+            raise UserError("--case", f"no case {asked.case!r}", f"name one of {'; '.join(cases)}")
+        cases = [asked.case]
+
+    parts: list[str] = []
     runs: list[Run] = []
-    for case in study["cases"]:
-        held = hold(
-            methods_of(asked.name, study, case),
-            study["seeds"],
-            way,
-            grid=grid,
-            metric=study["metric"],
-            differ=study["differ"],
-        )
-        table = table_of(held, study["columns"], study["theirs"], target)
-        claims = claims_of(held.groups, study["claims"], target)
-        said = [*held.differ, *searched(held, grid)]
-        if target is not None:
-            said.append(f"target: {goal_of(target)}")
-        parts.append(part(case, held, table, claims, said))
-        if not asked.markdown:
-            answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
-            named = file_name("study", f"{path_of(asked.name).stem}-{case}")
-            files = Files(asked.format, asked.table)
-            said = [study["title"], *said]
-            show(
-                beside(held, named),
-                named,
-                held.groups,
-                held.metric,
-                table,
-                said,
-                answers,
-                target=target,
-                search=held.search,
-                files=files,
-            )
-        runs += [run for group in held.groups for run in group.runs]
-    if asked.markdown:
-        print(page(asked.name, study["title"], runs, parts))
+    submitted = False
+    for case in cases:
+        try:
+            held = _held(asked.name, study, case, way)
+        except Submitted:
+            # The arrays of all cases can wait in the queue at once.
+            submitted = True
+            continue
+        parts.append(_case(asked, study.in_case(case), case, held))
+        for group in held.groups:
+            runs += group.runs
+
+    if asked.markdown and not submitted:
+        print(page(asked.name, study.title, runs, parts))
     return 0
 
 
-def read_study(name: str) -> dict[str, Any]:
-    """The keys of a study, with the defaults of those that it leaves out; a UserError if wrong."""
-    path = path_of(name)
-    known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.yaml")))
-    found = f"no study {name!r} in the installation, and no such file"
-    require(path.is_file(), "study", found, f"name a file, or one of {known}")
-    study: dict[str, Any] = {"tune": {}, "tune_seed": 100, "claims": [], "theirs": {}, "differ": []}
-    study |= {"cases": {"": {}}, "target": {}}
-    study |= yaml.safe_load(path.read_text("utf-8"))
-    for key in {*study} ^ {*_KEYS.split()}:
-        found = "no such key" if key in study else "missing"
-        raise UserError(f"{path.name}: {key}", found, f"a study has {_KEYS}")
-    named = [name for claim in study["claims"] for name in (claim["better"], claim["than"])]
-    for other in {*named, *study["theirs"]} - {*study["methods"]}:
-        raise UserError(f"{path.name}: claims", f"no method {other!r}", "name one of the methods")
-    for key, of in (("seeds", seeds), ("tune_seed", seed_list)):
-        try:
-            study[key] = of(str(study[key]))
-        except ArgumentTypeError as error:
-            raise UserError(f"{path.name}: {key}", str(error), "write such as 0-4") from error
-    return study
+def _parser() -> argparse.ArgumentParser:
+    known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
+    parser = OneLineParser(
+        "lightfed study",
+        allow_abbrev=False,
+        description="Run what is missing of a study, and print its table and whether its claims "
+        "hold.",
+    )
+    named = f"a file, lightfed:NAME of one in the installation, or one of {known}"
+    parser.add_argument("name", metavar="NAME", help=named)
+    parser.add_argument("--case", metavar="NAME", help="of the study's cases, this one alone")
+    parser.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
+    add_files(parser)
+    add_execution(parser)
+    return parser
+
+
+def _held(name: str, study: Study, case: str, way: Way) -> Held:
+    """Run what is missing of a case."""
+    return hold(
+        methods_of(name, study, case),
+        study.seeds,
+        way,
+        grid=study.grid,
+        metric=study.in_case(case).metric,
+        differ=study.differ,
+    )
+
+
+def _case(asked: argparse.Namespace, study: Study, case: str, held: Held) -> str:
+    """Show the contest of a case; return what a page of docs/studies says of it.
+
+    Args:
+        asked: The arguments of the command.
+        study: The study in this case.
+        case: Its name.
+        held: Its runs.
+    """
+    table = table_of(held, study.columns, study.theirs, study.goal)
+    claims = claims_of(held.groups, study.claims, study.goal)
+    notes = [*held.differ, *searched(held, study.grid)]
+    if study.goal is not None:
+        notes.append(f"target: {goal_of(study.goal)}")
+
+    if not asked.markdown:
+        answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
+        folder_name = file_name("study", f"{study.path.stem}-{case}")
+        show(
+            beside(held, folder_name),
+            folder_name,
+            held.groups,
+            held.metric,
+            table,
+            [study.title, *notes],
+            answers,
+            target=study.goal,
+            search=held.search,
+            files=Files(asked.format, asked.table),
+        )
+    return part(case, held, table, claims, notes)
+
+
+# The file.
 
 
 def path_of(name: str) -> Path:
-    """The file of a study: of the installation by its name, or a path."""
+    """The file of a study: of the installation by its name, or a path.
+
+    Raises:
+        UserError: there is no such file.
+    """
     shipped = STUDIES / f"{name}.yaml"
-    return shipped if shipped.is_file() else Path(name)
+    if shipped.is_file():
+        return shipped
+
+    path = Path(name)
+    if name.startswith(PREFIX):
+        path = ROOT / f"{name.removeprefix(PREFIX)}.yaml"
+    if not path.is_file():
+        found = f"no study {name!r} in the installation, and no such file"
+        known = [study.stem for study in sorted(STUDIES.glob("*.yaml"))]
+        known += [PREFIX + name for name in studies()]
+        raise UserError("study", found, f"name a file, or one of {', '.join(known)}")
+    return path
 
 
-def methods_of(name: str, study: Mapping[str, Any], case: str) -> list[Method]:
-    """Each method's command: the common configuration, the case's values, and its own."""
-    common, found = json.dumps(study["common"]), []
-    for method, own in study["methods"].items():
-        given = study["cases"][case] | own
-        sets = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items()]
+def read_study(name: str) -> Study:
+    """Read the file of a study.
+
+    Raises:
+        UserError: there is no such file, or it has a mistake.
+    """
+    path = path_of(name)
+    check_file(path, "study")
+    try:
+        written = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        what = " ".join(str(error).split())
+        raise UserError("study", f"{path} cannot be read: {what}", "correct its YAML") from error
+
+    keys = {one.name for one in fields(Study)} - {"path"}
+    needed = {"title", "common", "methods", "seeds", "metric", "columns"}
+    if not isinstance(written, dict):
+        raise UserError(path.name, "no keys", f"a study has {', '.join(sorted(needed))}")
+    for key in sorted(written.keys() - keys):
+        raise UserError(f"{path.name}: {key}", "no such key", f"a study has {', '.join(keys)}")
+    for key in sorted(needed - written.keys()):
+        raise UserError(f"{path.name}: {key}", "missing", f"a study has {', '.join(needed)}")
+
+    for key in ("methods", "cases"):
+        for one, values in written.get(key, {}).items():
+            if not isinstance(values, dict):
+                fix = "write keys and their values, or {} for none"
+                raise UserError(f"{path.name}: {key}: {one}", f"{values!r}", fix)
+
+    for key, reader in (("seeds", seeds), ("tune_seed", seed_list)):
+        if key not in written:
+            continue
+        try:
+            written[key] = reader(str(written[key]))
+        except ArgumentTypeError as error:
+            raise UserError(f"{path.name}: {key}", str(error), "write such as 0-4") from error
+
+    study = Study(path=path, **written)
+    _check_names(study)
+    _check_words(study)
+    return study
+
+
+def _check_names(study: Study) -> None:
+    """Refuse claims and figures of methods that the study does not have."""
+    named = list(study.theirs)
+    for claim in study.claims:
+        named += [claim["better"], claim["than"]]
+    for name in named:
+        if name not in study.methods:
+            key = f"{study.path.name}: claims"
+            raise UserError(key, f"no method {name!r}", "name one of the methods")
+
+
+def _check_words(study: Study) -> None:
+    """Refuse a word of a case or a method that stands nowhere, such as a key without its dots."""
+    everything: list[Any] = [study.common, study.methods, study.cases]
+    everything += [study.metric, study.columns, study.claims]
+    used = {word for value in everything for word in _words_in(value)}
+
+    for values in (*study.cases.values(), *study.methods.values()):
+        for word in _words_of(values):
+            if word not in used:
+                fix = f"write {{{word}}} where it belongs, or a whole key such as model.fraction"
+                raise UserError(f"{study.path.name}: {word}", "used nowhere", fix)
+
+
+# Commands.
+
+
+def methods_of(name: str, study: Study, case: str) -> list[Method]:
+    """The command of each method: the common configuration, the case's values, and its own.
+
+    Raises:
+        UserError: a word has no value, or the common configuration is no file.
+    """
+    found = []
+    for method, own in study.methods.items():
+        values = {**study.cases[case], **own}
+        words = _words_of(values)
+        common = _configuration(_filled(study.common, words, study.path), study.path)
         run = file_name(path_of(name).stem, f"{case}-{method}")
-        words = ("fit", "--config", common, f"--trainer.name={run}", *sets)
-        found.append(Method(method, words))
+
+        command = ["fit", "--config", common, f"--trainer.name={run}"]
+        for key, value in values.items():
+            if key in words:
+                continue
+            written = _filled(value, words, study.path)
+            written = written if isinstance(written, str) else json.dumps(written)
+            command.append(f"--{key}={written}")
+        found.append(Method(method, tuple(command)))
     return found
+
+
+def _configuration(common: Mapping[str, Any] | str, path: Path) -> str:
+    """The common configuration as a word after `--config`; `path` is the study's file."""
+    if not isinstance(common, str):
+        return json.dumps(common)
+    if common.startswith((PREFIX, *CONFIGURATIONS)):
+        return common
+
+    file = path.parent / common
+    if not file.is_file():
+        fix = f"name a file beside {path.name}, or write keys"
+        raise UserError(f"{path.name}: common", f"there is no {file}", fix)
+    return str(file)
+
+
+def _words_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The words among the values of a case or a method: keys of a run have a dot."""
+    return {key: value for key, value in values.items() if "." not in key}
+
+
+def _words_in(value: Any) -> Iterator[str]:
+    """The words that stand in a value, as `{word}`."""
+    if isinstance(value, str):
+        yield from _WORD.findall(value)
+    elif isinstance(value, Mapping):
+        for below in value.values():
+            yield from _words_in(below)
+    elif isinstance(value, Sequence):
+        for below in value:
+            yield from _words_in(below)
+
+
+def _filled(value: Any, words: Mapping[str, Any], path: Path) -> Any:
+    """A value with every `{word}` replaced; a text that is one word becomes the word's value.
+
+    Raises:
+        UserError: neither the case nor the method says what a word stands for.
+    """
+    for word in _words_in(value):
+        if word not in words:
+            fix = f"give {word} a value in each case, or in each method"
+            raise UserError(f"{path.name}: {{{word}}}", "no value", fix)
+
+    if isinstance(value, str):
+        alone = _WORD.fullmatch(value)
+        if alone is not None:
+            return words[alone[1]]
+        return _WORD.sub(lambda match: str(words[match[1]]), value)
+    if isinstance(value, Mapping):
+        return {key: _filled(below, words, path) for key, below in value.items()}
+    if isinstance(value, Sequence):
+        return [_filled(below, words, path) for below in value]
+    return value
+
+
+# Tables.
 
 
 def table_of(
     held: Held, columns: Sequence[str], theirs: Mapping[str, Any], target: Target | None = None
 ) -> DataFrame:
-    """A row for each method: means with 95 % intervals, beside a document's, and mean costs."""
+    """A row for each method: means with 95 % intervals, beside a paper's, and mean costs."""
+    has_theirs = {column for figures in theirs.values() for column in figures}
     rows = []
     for group in held.groups:
         cells = {"method": group.label}
@@ -153,14 +400,15 @@ def table_of(
             head = text.readable(column)
             if column.endswith(UNTIL) and target is not None:
                 head = f"{column.removesuffix(UNTIL)} to {goal_of(target)}"
-            cells[head] = (
-                _until_text(group, column, target)
-                if column.endswith(UNTIL)
-                else final_text(group, column)
-            )
-            if any(column in own for own in theirs.values()):
+            if column.endswith(UNTIL):
+                cells[head] = _until_text(group, column, target)
+            else:
+                cells[head] = final_text(group, column)
+
+            if column in has_theirs:
                 value = theirs.get(group.label, {}).get(column, float("nan"))
                 cells[f"{head}, theirs"] = text.metric_text(column, value)
+
         spent = DataFrame([costs_of(run) for run in group.runs]).mean()
         cells["bytes"] = text.bytes_text(spent["bytes"])
         cells["FLOPs"] = text.flops_text(spent["FLOPs"])
@@ -174,22 +422,31 @@ def _until_text(group: Group, column: str, target: Target | None) -> str:
     spent = [value for value in finals_of(group, column, target).values() if math.isfinite(value)]
     if len(spent) < len(group.runs):
         return f"reached by {len(spent)} of {len(group.runs)}"
+
     mean, std = mean_and_std(spent)
     half = t_half_width(std, len(spent))
-    return value_text(column, mean) + f" +- {value_text(column, half)}" * math.isfinite(half)
+    if not math.isfinite(half):
+        return value_text(column, mean)
+    return f"{value_text(column, mean)} +- {value_text(column, half)}"
 
 
 def claims_of(
     groups: Sequence[Group], claims: Sequence[Mapping[str, str]], target: Target | None = None
 ) -> DataFrame:
     """A row for each claim: whether it holds, and the difference with its interval."""
-    by_name, rows = {group.name: group for group in groups}, []
+    group_of = {group.name: group for group in groups}
+    rows = []
     for claim in claims:
-        own, rival, metric = by_name[claim["better"]], by_name[claim["than"]], claim["metric"]
-        found, answer = answer_of(rival, own, metric, target)
-        said = f"{own.name} is better than {rival.name} in {text.readable(metric)}"
-        rows.append((said, _HOLDS[answer], gain_text(found, metric)))
+        better = group_of[claim["better"]]
+        worse = group_of[claim["than"]]
+        metric = claim["metric"]
+        difference, answer = answer_of(worse, better, metric, target)
+        sentence = f"{better.name} is better than {worse.name} in {text.readable(metric)}"
+        rows.append((sentence, _HOLDS[answer], gain_text(difference, metric)))
     return DataFrame(rows, columns=["claim", "", "difference"], dtype="str")
+
+
+# Pages of docs/studies.
 
 
 def page(name: str, title: str, runs: Sequence[Run], parts: Sequence[str]) -> str:
@@ -201,17 +458,22 @@ def page(name: str, title: str, runs: Sequence[Run], parts: Sequence[str]) -> st
     return "\n\n".join([*head, f"`lightfed study {name}`", *parts])
 
 
-def part(case: str, held: Held, table: DataFrame, claims: DataFrame, said: Sequence[str]) -> str:
+def part(case: str, held: Held, table: DataFrame, claims: DataFrame, notes: Sequence[str]) -> str:
     """What a page says of a case: the table, the claims and the search."""
-    terms = f"{text.sentence(seeds_note(held.groups))}; costs are those of a whole run."
-    first, second, last = (
-        markdown(one) if len(one) else "" for one in (table, claims, held.search)
-    )
-    head = f"## {text.sentence(case)}" * bool(case)
-    return "\n\n".join(filter(None, [head, terms, first, second, *said, last]))
+    paragraphs = []
+    if case:
+        paragraphs.append(f"## {text.sentence(case)}")
+    paragraphs.append(f"{text.sentence(seeds_note(held.groups))}; costs are those of a whole run.")
+    for frame in (table, claims):
+        if len(frame):
+            paragraphs.append(markdown(frame))
+    paragraphs += notes
+    if len(held.search):
+        paragraphs.append(markdown(held.search))
+    return "\n\n".join(paragraphs)
 
 
 def digest(name: str) -> str:
-    """Of what a study's file says, whatever its comments and its layout."""
-    said = json.dumps(yaml.safe_load(path_of(name).read_text("utf-8")), sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:12]
+    """A digest of what a study's file says, whatever its comments and its layout."""
+    written = yaml.safe_load(path_of(name).read_text("utf-8"))
+    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:12]

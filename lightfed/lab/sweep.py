@@ -18,21 +18,45 @@ from lightfed.cli.wanted import Wanted
 from lightfed.lab.results.run import primary_metric, read
 from lightfed.lab.results.text import goal_text, seconds_text
 from lightfed.lab.runner import Outcome, check, run_all
-from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError, require
+from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
 
 
 def add_execution(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that run many runs."""
-    add = parser.add_argument
-    add("--jobs", type=PositiveInt, metavar="N", help="runs at once (default: 1, on a cluster all)")
-    add("--slurm", action="store_true", help="submit what is missing as a job array, and end")
+    """Add the options of commands that run many runs."""
+    at_once = "runs at once (default: 1, on a cluster all)"
+    parser.add_argument("--jobs", type=PositiveInt, metavar="N", help=at_once)
+    submit_it = "submit what is missing as a job array, and end"
+    parser.add_argument("--slurm", action="store_true", help=submit_it)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed sweep`."""
+    asked, further = _parser().parse_known_args(argv)
+    lines = _lines(asked.file, further, only=asked.line)
+    if not lines and asked.line is not None:
+        print(f"line {asked.line} of {asked.file} is empty or a comment: nothing to train")
+        return 0
+    if not lines:
+        found = f"{asked.file} has no line to run"
+        raise UserError("sweep", found, "write one: fit --config FILE")
+
+    names = [f"{asked.file}, line {number}" for number in lines]
+    runs = checked(list(lines.values()), names)
+    if asked.line is not None:
+        return _become(runs[0])
+    if asked.slurm:
+        missing = []
+        for number, wanted in zip(lines, runs, strict=True):
+            if wanted.finished() is None:
+                missing.append(number)
+        return submit(asked.file, missing, further, jobs=asked.jobs)
+    return run(runs, jobs=asked.jobs or 1)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed sweep",
         allow_abbrev=False,
@@ -43,92 +67,122 @@ def main(argv: Sequence[str]) -> int:
     alone = "run this line alone, in this process: for a task of a job array"
     parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
-    asked, further = parser.parse_known_args(argv)
-    lines = _lines(asked.file, further, only=asked.line)
-    if asked.line is not None and not lines:
-        print(f"line {asked.line} of {asked.file} is empty or a comment: nothing to train")
-        return 0
-    require(
-        bool(lines), "sweep", f"{asked.file} has no line to run", "write one: fit --config FILE"
-    )
-    runs = checked(list(lines.values()), [f"{asked.file}, line {number}" for number in lines])
-    if asked.line is not None:
-        return _become(runs[0])
-    if asked.slurm:
-        todo = [n for n, wanted in zip(lines, runs, strict=True) if wanted.finished() is None]
-        return submit(asked.file, todo, further, jobs=asked.jobs)
-    return run(runs, jobs=asked.jobs or 1)
+    return parser
 
 
 def checked(
     commands: Sequence[Sequence[str]], names: Sequence[str], *, twins: bool = False
 ) -> list[Wanted]:
-    """What all commands ask for; ends the process if one cannot run, with a line for each fault.
+    """Return what each command asks for; end the process if one of them cannot run.
 
-    Two commands of one run are a fault, unless `twins` may share it.
+    There is a line for each fault before that.
+
+    Args:
+        commands: The words of each command.
+        names: What to call each command in a line about its fault.
+        twins: Whether two commands may ask for the same run. Otherwise the second is a fault.
     """
-    found, faults, first = [], 0, dict[tuple[str, ...], str]()
-    for name, wanted in zip(names, check(commands), strict=True):
-        fault = wanted if isinstance(wanted, UserError) else None
-        if isinstance(wanted, Wanted):
-            twin = first.setdefault(wanted.identity, name)
-            if twin is not name and not twins:
-                fault = UserError("trainer.name", f"the run of {twin}", "give it another name")
-            found.append(wanted)
+    runs = []
+    has_faults = False
+    first_with: dict[tuple[str, ...], str] = {}  # names by what makes a run the same
+    for name, result in zip(names, check(commands), strict=True):
+        fault = None
+        if isinstance(result, UserError):
+            fault = result
+        else:
+            runs.append(result)
+            first = first_with.setdefault(result.identity, name)
+            if first is not name and not twins:
+                fault = UserError("trainer.name", f"the run of {first}", "give it another name")
         if fault is not None:
             report(UserError(f"{name}: {fault.key}", fault.found, fault.fix))
-            faults += 1
-    if faults:
+            has_faults = True
+
+    if has_faults:
         sys.exit(UserError.status)
-    return found
+    return runs
 
 
 def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
-    """Run what is missing, and print a line for each, to standard output by default.
+    """Run what is missing, and print a line for each run when it has ended.
 
-    Returns the worst status.
+    Args:
+        runs: The runs; those that are finished get a line, too.
+        jobs: How many at once.
+        to: Where the lines go; by default standard output.
+
+    Returns:
+        The worst status of a run.
     """
-    worst, ended = 0, 0
+    worst = 0
+    ended = 0
     for outcome in run_all(runs, jobs):
         ended += 1
         worst = max(worst, outcome.status)
         print(f"{ended}/{len(runs)} {_line_of(outcome)}", file=to, flush=True)
+
     if ended < len(runs):
-        left = f"{len(runs) - ended} of {len(runs)} not begun"
-        print(f"stopped: {left}; the same command goes on", file=to)
+        not_begun = f"{len(runs) - ended} of {len(runs)} not begun"
+        print(f"stopped: {not_begun}; the same command goes on", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
 
 
 def submit(file: Path, lines: Sequence[int], further: Sequence[str], *, jobs: int | None) -> int:
-    """Submit an array with a task for each of these lines; the status of sbatch."""
+    """Submit an array with a task for each of these lines of a list.
+
+    Args:
+        file: The list.
+        lines: Numbers of its lines, from 1.
+        further: Words that are added to every line.
+        jobs: How many tasks may run at once; None for all.
+
+    Returns:
+        The status of sbatch.
+
+    Raises:
+        UserError: There is no sbatch, or its script is not in this folder.
+    """
     if not lines:
         print(f"all runs of {file} are finished")
         return 0
+
     program = shutil.which("sbatch")
-    require(program is not None, "--slurm", "there is no sbatch", "submit from a login node")
-    fix = "copy the scripts here: lightfed slurm copy"
-    require(SCRIPT.is_file(), "--slurm", f"there is no {SCRIPT} here", fix)
-    array = ",".join(map(str, lines)) + (f"%{jobs}" if jobs else "")
-    command = [str(program), f"--array={array}", str(SCRIPT), str(file), *further]
+    if program is None:
+        raise UserError("--slurm", "there is no sbatch", "submit from a login node")
+    if not SCRIPT.is_file():
+        fix = "copy the scripts here: lightfed slurm copy"
+        raise UserError("--slurm", f"there is no {SCRIPT} here", fix)
+
+    array = ",".join(map(str, lines))
+    if jobs:
+        array += f"%{jobs}"
+    command = [program, f"--array={array}", str(SCRIPT), str(file), *further]
     return subprocess.run(command, check=False).returncode
 
 
 def _line_of(outcome: Outcome) -> str:
-    """`digits-2: finished in 61.2 s, 97.80 % global accuracy`."""
-    wanted, folder = outcome.wanted, outcome.wanted.finished()
+    """What is printed of a run that has ended, such as `digits-2: finished in 61.2 s, ...`."""
+    wanted = outcome.wanted
     if outcome.status:
         return f"{wanted.name}: failed with status {outcome.status}: {outcome.said}"
+
+    folder = wanted.finished()
     assert folder is not None, "status 0 is that of a finished run"
-    one = read(folder)
-    column = primary_metric(one)
-    when = f"finished in {seconds_text(outcome.seconds)}" if outcome.seconds else "was finished"
-    ends = goal_text(column, one.final(column))
-    return f"{folder}: {one.algorithm}, seed {one.seed}, {when}, {ends}"
+    result = read(folder)
+    column = primary_metric(result)
+    when = "was finished"
+    if outcome.seconds:
+        when = f"finished in {seconds_text(outcome.seconds)}"
+    final = goal_text(column, result.final(column))
+    return f"{folder}: {result.algorithm}, seed {result.seed}, {when}, {final}"
+
+
+# A single line, in this process.
 
 
 def _become(wanted: Wanted) -> int:
-    """Run a command as the only one of this process; a file says if it has diverged."""
+    """Run a command as the only one of this process; return its status."""
     lock = run_locks.wait(wanted)  # another command may be training it
     try:
         return _train(wanted)
@@ -138,12 +192,17 @@ def _become(wanted: Wanted) -> int:
 
 
 def _train(wanted: Wanted) -> int:
-    """Run a command whose lock this process has, unless its run is finished; the status."""
+    """Run a command whose lock this process has, unless its run is finished.
+
+    If the run diverges, a file says so to the next command.
+    """
     from lightfed.cli.command_line import run_words
 
-    if (folder := wanted.finished()) is not None:
+    folder = wanted.finished()
+    if folder is not None:
         print(f"{folder} is finished")
         return 0
+
     sys.argv[1:] = wanted.resumed()
     try:
         run_words(sys.argv[1:])
@@ -152,6 +211,7 @@ def _train(wanted: Wanted) -> int:
             wanted.diverged.parent.mkdir(parents=True, exist_ok=True)
             wanted.diverged.touch()
         raise
+
     if wanted.finished() is None:
         found = "the command ended, and the run has not reached its limits"
         raise UserError(wanted.name, found, "run the same command again")
@@ -159,17 +219,29 @@ def _train(wanted: Wanted) -> int:
 
 
 def _lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int, list[str]]:
-    """The words of each line by its number, from 1, with further ones; without comments."""
+    """The words of each line of a list by its number, from 1, without comments.
+
+    Args:
+        file: The list.
+        further: Words that are added to every line.
+        only: The number of the line to read; None for all.
+
+    Raises:
+        UserError: The file cannot be read or split into words, or it has no such line.
+    """
     try:
         texts = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        found, fix = f"{file} cannot be read ({error})", "name a list of arguments, a run on a line"
-        raise UserError("sweep", found, fix) from error
-    fits = only is None or only <= len(texts)
-    require(fits, "--line", f"{only}, but {file} has {len(texts)}", "count from 1")
+        found = f"{file} cannot be read ({error})"
+        raise UserError("sweep", found, "name a list of arguments, a run on a line") from error
+    if only is not None and only > len(texts):
+        raise UserError("--line", f"{only}, but {file} has {len(texts)}", "count from 1")
+
     lines = {}
     for number, text in enumerate(texts, 1):
-        if only not in (None, number) or not text.strip() or text.lstrip().startswith("#"):
+        is_chosen = only in (None, number)
+        is_comment = not text.strip() or text.lstrip().startswith("#")
+        if not is_chosen or is_comment:
             continue
         try:
             lines[number] = [*shlex.split(text), *further]

@@ -56,8 +56,8 @@ class ClientSessions:
         self.tests: dict[Moment, list[Report]] = {}
         self.besides: dict[int, dict[str, float]] = {}
 
-        # Only hooks that are overridden are called: most sessions have none, and a tiny network
-        # would notice five calls of functions that do nothing.
+        # Only hooks that are overridden are called: five calls of functions that do nothing would
+        # be a noticeable part of a session of a tiny network.
         self._start_hooks = self._hooks("session_start")
         self._end_hooks = self._hooks("session_end")
         self._gradient_hooks = self._hooks("local_gradient")
@@ -153,7 +153,7 @@ class ClientSessions:
 
         if self._gradient_hooks or self._end_hooks or self._proximal_hooks:
             session.received = session.parameters.clone()
-        for proximal in self._proximal_hooks:
+        for proximal in self._proximal_hooks:  # at most one, see `check_additions`
             session.proximal = proximal(session)
 
         decay = sum(decay_after_clipping(session) for decay_after_clipping in self._decay_hooks)
@@ -294,8 +294,9 @@ class ClientSessions:
     def _finetuning(self, session: SessionContext) -> Work:
         """Return the work of a session that only serves an evaluation.
 
-        Every evaluation makes the same draws, so that metrics of two rounds differ only by their
-        models.
+        It is an ordinary session of the configured length, without what the method adds to those of
+        its rounds: masks, phases and repeated steps. Every evaluation makes the same draws, so that
+        metrics of two rounds differ only by their models.
         """
         client = session.client
         t = session.round
@@ -321,7 +322,9 @@ class ClientSessions:
         state = self._fleet.state(client)
         self._seed("gradient", t, client)
         batch = next(self.plans.batches(client, t, 1, "gradient-"))
-        self._count_passes(client, f"gradient {t}", _PASSES_OF_A_GRADIENT * batch_size(batch))
+        self._count_passes(
+            client, f"gradient {t}", passes=_PASSES_OF_A_GRADIENT * batch_size(batch)
+        )
         return state.session.gradient(row, batch)
 
     def loss(self, client: int, row: Row, t: int) -> float:
@@ -334,17 +337,17 @@ class ClientSessions:
         self._seed("loss", t, client)
         batches = data.batches(data.client_plan(client, data.eval_batch_size))
         loss, samples = state.session.loss(row, batches)
-        self._count_passes(client, f"loss {t}", samples)
+        self._count_passes(client, f"loss {t}", passes=samples)
         return loss
 
-    def _count_passes(self, client: int, what: str, samples: float) -> None:
-        """Count the FLOPs of forward passes beside a client's session.
+    def _count_passes(self, client: int, call: str, *, passes: float) -> None:
+        """Count the FLOPs of forward passes of single samples beside a client's session.
 
-        They are kept by `what` they are for: a session that begins again, as after a pack that
-        failed, counts them once.
+        They are kept by the call that has caused them. A session that begins again, as after a pack
+        that failed, makes the same calls, which then replace their earlier counts.
         """
-        of_this_client = self.besides.setdefault(client, {})
-        of_this_client[what] = samples * self._fleet.state(client).flops
+        flops_of_calls = self.besides.setdefault(client, {})
+        flops_of_calls[call] = passes * self._fleet.state(client).flops
 
     def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
         """Return the forward FLOPs of a sample under a client's mask.
@@ -371,7 +374,10 @@ class ClientSessions:
         self.tests[moment].append(report)
 
     def _test_in_session(self, session: SessionContext, moment: Moment, purpose: str) -> Report:
-        """Test the model that is in a session; an algorithm without one there tests nothing."""
+        """Test the model that is in a session.
+
+        The report has no samples if the algorithm has no model of this moment.
+        """
         fleet = self._fleet.in_session(session)
         rows = self._fleet.algorithm.models(fleet, moment, [session.client])
         if rows is None:
@@ -390,14 +396,14 @@ class ClientSessions:
         with rows.bound(client) as module:
             self._seed(f"{purpose}-evaluation", NO_ROUND, client)
             batches = self._fleet.data.test_batches(client)
-            session = self.session_of(module)
+            evaluator = self.session_of(module)
             try:
                 with self.timings.part("evaluation"):
-                    report = session.evaluate(batches, client=client)
+                    report = evaluator.evaluate(batches, client=client)
             except UserError:
                 raise
             except Exception as error:  # of the user's module
-                session.forget()
+                evaluator.forget()
                 return Report(client, 0, error=reason(error))
         report.metrics = reported(report.metrics)
         return report

@@ -126,7 +126,7 @@ class LocalWork:
         return self.limited(self.epochs * per_epoch)
 
     def phase(self, phase: Phase, per_epoch: int) -> int:
-        """Return the number of batches of a phase, likewise."""
+        """Return the number of batches of a phase, for a client with so many in an epoch."""
         if phase.steps is not None:
             return self.limited(phase.steps)
         return self.limited(phase.epochs * per_epoch)
@@ -202,10 +202,11 @@ class SessionPlans:
     repeat: int = 1
     shares: Mapping[int, float] = field(default_factory=dict)
 
-    # Placement, packs and sessions each ask for the lengths of all sessions of a round, which tiny
-    # networks notice.
+    # Placement, packs and sessions each ask for the lengths of all sessions of a round: with tiny
+    # networks that takes a noticeable part of the round. Every call of `Fleet.train` has plans of
+    # its own, so that nothing has to be forgotten.
     _known_lengths: dict[tuple[int, int], tuple[int, ...]] = field(
-        default_factory=dict, init=False, repr=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
@@ -259,7 +260,7 @@ class SessionPlans:
         Args:
             client: Number of the client.
             t: The round.
-            total: Number of batches.
+            total: Number of steps; a batch is repeated for several steps if `repeat` says so.
             purpose: What the session serves, unless it is one of the round.
         """
         epochs = self.epochs(client, t, total, purpose)
@@ -293,12 +294,10 @@ class SessionPlans:
         if not even:
             return lengths[:-1]
 
+        # Of a session of several epochs the sizes of one epoch say all.
         batches = sum(lengths) // self.repeat
         sizes = self.data.batch_sizes(client, t)
-        if batches <= len(sizes):
-            return (*lengths, *sizes[:batches])
-        # Marked, so that the sizes of a whole epoch differ from those of a session of this length.
-        return (*lengths, -1, *sizes)
+        return (*lengths, *sizes[:batches])
 
     def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
         """Return the training batches of several sessions, of so many steps each."""

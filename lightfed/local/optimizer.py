@@ -27,7 +27,7 @@ from lightfed.utils.torch_private import (
 # What Tensor.backward calls. The name is private; a test and the pinned versions of torch guard it.
 run_backward = Variable._execution_engine.run_backward
 
-# The index of the network that parameters belong to which no module names.
+# Index of the network of all parameters that no module names.
 _REMAINING = -1
 
 Params = list[Tensor]
@@ -111,7 +111,8 @@ class Proximal:
     Attributes:
         anchor: Parameters of that model, of shape (P,).
         gamma: Weight of the pull; 0 for none.
-        carries: Whether the optimizer starts from `momentum`, and stores its final state there.
+        carries: Whether the optimizer stores its final state in `momentum`. It starts from
+            `momentum` wherever there is one.
         momentum: The state of the optimizer; None for none. Usually the state consists of S tensors
             for each parameter, such as SGD's buffer. They are laid out as (S P,), with 0 for
             parameters without a gradient so far. For an accelerated optimizer it is the offset of
@@ -167,7 +168,7 @@ class Stepper:
 
     Attributes:
         schedulers: As given.
-        box: Bounds that every parameter is projected onto; None for none.
+        box: Bounds that steppers with a projection keep every parameter in; None for none.
         scheduled: Settings of every parameter group in this round besides the learning rate, by the
             schedule of the run, such as the momentum of OneCycleLR.
     """
@@ -188,13 +189,13 @@ class Stepper:
         self.schedulers = schedulers
         self.rate: float = optimizer.param_groups[0]["lr"] if rate is None else rate
         self._params = parameters_of(optimizer)
-        self._initial_state = OptimizerState(optimizer)
+        self._state = OptimizerState(optimizer)
         self._initial_schedules = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
         self._seed_of_backward = torch.ones(())
 
         # Of a session.
         self._steps_done = {"step": 0, "epoch": 0}  # for schedulers with a frequency
-        self._descends = False
+        self._takes_plain_steps = False
         self._trained: Sequence[Tensor] = ()  # empty for all
         self._row = torch.empty(0)
         self._values: Params = []
@@ -224,7 +225,7 @@ class Stepper:
         if proximal is not None and proximal.decay is not None:
             self._decays = views_at(self._values, row, proximal.decay)
 
-        self._initial_state.restore()
+        self._state.restore()
         param_groups = self.optimizer.param_groups
         rates = [rate_of(group["lr"], self.rate, lr) for group in param_groups]
         if proximal is not None and proximal.momentum is not None:
@@ -240,13 +241,13 @@ class Stepper:
         for config, state in zip(self.schedulers, self._initial_schedules, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._steps_done = {"step": 0, "epoch": 0}
-        self._descends = not self.schedulers and _is_plain_sgd(self.optimizer)
+        self._takes_plain_steps = not self.schedulers and _is_plain_sgd(self.optimizer)
 
     def train_only(self, parameters: Sequence[Tensor]) -> None:
         """Freeze all other parameters, with their optimizer state, until the next call or session.
 
         Raises:
-            UserError: The optimizer moves all parameters at once.
+            UserError: In steppers that move all parameters at once.
         """
         self._trained = tuple(parameters)
 
@@ -260,8 +261,8 @@ class Stepper:
         self._backward(loss)
         if hook is not None or self._anchors or self._decays or self.clipping is not None:
             self._adjust_gradients(hook)
-        if self._descends:
-            self._descend()
+        if self._takes_plain_steps:
+            self._plain_step()
         else:
             self.optimizer.step()
         for p in self._params:
@@ -269,7 +270,7 @@ class Stepper:
         if self.schedulers:
             self.schedule("step")
 
-    def _descend(self) -> None:
+    def _plain_step(self) -> None:
         """Do what the step of plain SGD does, without its Python overhead.
 
         That is a fifth of the step of a small model. The operations are those of torch's SGD.
@@ -302,11 +303,14 @@ class Stepper:
         run_backward((scalar,), (seed,), False, False, self._trained, True, accumulate_grad=True)
 
     def finish(self) -> None:
-        """End a session: the row must hold the model, and `proximal` the state that it carries."""
+        """End a session: store the state that `proximal` carries.
+
+        Steppers that train on another point than the row write the model into the row here.
+        """
         if self._proximal is None or not self._proximal.carries:
             return
         if self.slots is None:
-            self._proximal.momentum = self._initial_state.saved()
+            self._proximal.momentum = self._state.saved()
             return
 
         state = self.optimizer.state
@@ -327,7 +331,7 @@ class Stepper:
     def _load(self, momentum: Tensor) -> None:
         """Go on with the state that a client's last session has left."""
         if self.slots is None:
-            self._initial_state.load(momentum)
+            self._state.load(momentum)
             return
         for slot, parameter, part in self._parts_of_state(self.slots, momentum.clone()):
             has_shape_of_parameter = self.slots[slot]
@@ -448,12 +452,13 @@ def make_stepper(
         optimizer: The optimizer.
         schedulers: Its schedulers.
         clipping: Clipping of the gradients; None for none.
-        trainable: Parameters of the live module. The optimizer's may differ, also in order.
+        trainable: Parameters of the live module, to be compared with the optimizer's; None if the
+            optimizer is known to have them all.
         rate: The configured learning rate.
 
     Raises:
-        UserError: The optimizer brings a stepper, which takes neither schedulers nor hooks, and
-            trains exactly the trainable parameters.
+        UserError: The optimizer brings a stepper, and has a scheduler, hooks, several groups or
+            not all of the trainable parameters, which such steppers do not support.
     """
     bring_stepper: Any = getattr(optimizer, "stepper", None)
     if bring_stepper is None:

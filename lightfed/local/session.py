@@ -74,7 +74,7 @@ class Report:
         return []
 
     def resolve(self) -> "Report":
-        """Return the report itself, so that a report can stand where one is pending."""
+        """Return the report itself, of a session that failed or ran before a stop."""
         return self
 
 
@@ -98,15 +98,15 @@ class Work:
 
     Attributes:
         client: Number of the client.
-        batches: The batches of the whole session.
+        batches: The batches of the whole session, on the device.
         epoch_batches: Number of batches in one local epoch.
         lr: Learning rate of the round; None for the optimizer's own.
         seed: Seed of dropout and of other draws from the default generator of the device.
         hook: The algorithm's change to the gradients; None for none.
         mask: The elements that the client trains, as packed bits of shape (P / 32,). The others are
             set to 0 after every step. None for all.
-        proximal: A pull, a decay and a state to start from. The session stores the state of its
-            optimizer there.
+        proximal: A pull towards another model, a decay, and an optimizer state to start from. The
+            session stores the final state of its optimizer there.
         phases: The parameters to train from a batch on, by the number of that batch; empty for all
             parameters from the start.
         total: Number of batches.
@@ -255,7 +255,8 @@ class LocalSession:
         self._kept.end(work.attributes)
 
         if work.mask is not None:
-            apply_mask_(row.floats, work.mask)  # an accelerated optimizer ends on another point
+            # ASPG steps on a point ahead, and ends by writing its own iterate into the row.
+            apply_mask_(row.floats, work.mask)
         self._live.unbind()
         if not self._frozen_are_checked:
             # Once, because digests of a large base take longer than a session.
@@ -325,7 +326,9 @@ class LocalSession:
                     break
         finally:
             stepper.finish()  # a kept row must hold a model even after a session that raised
-        return PendingReport(work.client, losses, sizes, len(losses), position.batch + 1)
+        # Lightning's `global_step` counts batches without a loss, too.
+        updates = position.batch + 1
+        return PendingReport(work.client, losses, sizes, len(losses), updates)
 
     def _check_frozen(self, before: Mapping[str, str]) -> None:
         """Refuse a step that has written a frozen parameter, which all clients share.
@@ -395,7 +398,7 @@ class LocalSession:
     @on_this_rank
     @torch.no_grad()
     def loss(self, row: Row, batches: Iterable[Any]) -> tuple[float, int]:
-        """Return the mean loss of batches at a row, likewise, and their number of samples."""
+        """Return the mean loss of batches at a row, in eval mode, and their number of samples."""
         assert self._live is not None, "this session only evaluates"
         self._check_automatic()
         self._live.bind(row)
@@ -406,8 +409,7 @@ class LocalSession:
         for index, batch in enumerate(batches):
             if self._transfers is not None:
                 batch = self._transfers.moved(batch)
-            size = batch_size(batch)
-            self._log.batch_size = size
+            size = self._note(batch)
             loss = _loss(self.module.training_step(batch, index))
             if loss is not None:
                 total += float(loss) * size
@@ -526,6 +528,8 @@ class PendingReport:
         """Return the report, with numbers of the host."""
         samples = sum(self.sizes)
         metrics = numbers(self.logged)
+        # In a fit of Lightning with manual optimization the losses of some batches may be unknown.
+        # A module that logs a `train_loss` of its own means that one.
         has_a_loss_of_each_batch = bool(self.losses) and len(self.losses) == len(self.sizes)
         if has_a_loss_of_each_batch:
             losses = [loss.item() for loss in self.losses]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.networks.layers import scaled
+from lightfed.utils.errors import UserError
 
 LETTERS = 70
 """Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it is none."""
@@ -59,6 +60,12 @@ class CharCNN(nn.Module):
         self.features.extend(_conv(channels, channels, 3, norm=False, pool=True))
 
         # Characters that are left: a convolution of 7 takes 6, one of 3 takes 2, a pooling divides.
+        if len(input_shape) != 1:
+            raise UserError(
+                key="input_shape",
+                found=f"samples of shape {tuple(input_shape)}",
+                fix="use texts as sequences of characters: (characters,)",
+            )
         (length,) = input_shape
         positions = (length - 6) // 3
         positions = (positions - 6) // 3

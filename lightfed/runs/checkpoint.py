@@ -207,7 +207,7 @@ def main_file(path: str | Path) -> Path:
         UserError: It does not exist.
     """
     main = Path(path).expanduser()
-    # `Path.is_file` would raise an OSError for some paths, such as those that are too long.
+    # The method of a path would raise an OSError for some, such as those that are too long.
     if not isfile(main):
         fix = "give the path of a .ckpt file, or `last`"
         raise UserError("ckpt_path", found=f"no file {main}", fix=fix)

@@ -193,8 +193,10 @@ class RunFolder:
 
     def give_up(self) -> None:
         """Remove the folder that this run made, unless it holds sessions of its first round."""
-        journal = _last_checkpoint(self.path).with_name(JOURNAL)
-        if not self._created or journal.is_file():
+        # Without a folder of its own, the run may not even have a path.
+        if not self._created:
+            return
+        if _last_checkpoint(self.path).with_name(JOURNAL).is_file():
             return
 
         try:

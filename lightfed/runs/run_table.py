@@ -34,8 +34,8 @@ class RunTable:
         self._columns_of_file: list[str] = []
 
     def add_columns(self, *rows: Row) -> None:
-        """Add the columns of some rows that are new."""
-        # Many rows have the same keys, which are looked at once.
+        """Add the columns that rows have and the table does not have yet."""
+        # Many rows have the same keys: each set of keys is looked at only once.
         for keys in dict.fromkeys(tuple(row) for row in rows):
             self.columns += [key for key in keys if key not in self.columns]
 
@@ -51,7 +51,7 @@ class RunTable:
             self.write([*before(), *rows])
             return
 
-        with self.path.open("a", newline="") as file:
+        with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(self._cells(rows))
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -62,8 +62,8 @@ class RunTable:
         writer.writerow(self.columns)
         writer.writerows(self._cells(rows))
 
-        self._columns_of_file = list(self.columns)
         write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+        self._columns_of_file = list(self.columns)
 
     def _cells(self, rows: Sequence[Row]) -> list[list[float | int | str]]:
         """Return the cells of rows; csv.DictWriter would take four times as long."""
@@ -77,7 +77,7 @@ class RunTable:
 def read_rows(path: Path, rounds: int = sys.maxsize) -> list[Row]:
     """Read the complete rows of the first rounds from a table.
 
-    A run that was killed can leave half of a line at the end, which is skipped.
+    A run that was killed can leave a part of a line at the end, which is skipped.
 
     Args:
         path: The table. Without a file there are no rows.
@@ -91,7 +91,10 @@ def read_rows(path: Path, rounds: int = sys.maxsize) -> list[Row]:
 
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+            text = file.read()
+        # Without its end the last cell may be a part of a number, which looks like another number.
+        whole_lines = text[: text.rfind("\n") + 1]
+        rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(whole_lines, newline="")))
 
         # The cells that a line lacks are None.
         return [row for row in rows if None not in row.values() and int(row["round"]) <= rounds]

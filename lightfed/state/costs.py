@@ -178,8 +178,9 @@ def passes(
 ) -> float:
     """Return the FLOPs of a training step on one sample, as a number of forward passes.
 
-    It is 3 without frozen layers, and where it cannot be counted. A frozen layer has no gradient
-    of its weights, and below the first trained layer there is no backward pass.
+    It is for modules with frozen layers: a frozen layer has no gradient of its weights, and below
+    the first trained layer there is no backward pass. For others, and where the passes cannot be
+    counted, lightfed takes 3.
 
     Args:
         module: The module. It is put into eval mode and back.

@@ -1,7 +1,7 @@
 """A federation for testing an algorithm.
 
-It has uneven clients, dropout, BatchNorm statistics and a rank without participants. These tend to
-break the promise that results do not depend on the number of ranks.
+It has uneven clients, dropout, BatchNorm statistics, and a rank without participants. These are
+what tends to break the promise that results do not depend on the number of ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,9 +41,10 @@ class NormNet(nn.Module):
 
 
 class DrawnImages(Dataset):
-    """8 x 8 images of ten classes: a drawn pattern for each class, and noise on every image.
+    """Images of 8x8 pixels in ten classes: a pattern for each class, and noise on every image.
 
-    They are drawn when they are asked for, always the same, so a conformance run reads no file.
+    They are drawn when they are loaded, and are always the same, so that a conformance run reads no
+    file.
     """
 
     classes = tuple(str(label) for label in range(10))
@@ -67,7 +68,7 @@ class DrawnImages(Dataset):
 
 
 def images() -> FederatedDataModule:
-    """Seven kinds of clients with different classes and sizes."""
+    """Return data that clients hold in different classes and sizes."""
     return FederatedDataModule(
         DrawnImages(), Dirichlet(alpha=0.5), batch_size=16, eval_batch_size=30
     )
@@ -78,13 +79,13 @@ class Case:
     """An algorithm and its federation; it can be pickled.
 
     Attributes:
-        algorithm: makes the algorithm.
-        model: makes a client's network; it accepts `rate` if there are levels.
-        levels: of the groups, such as "abd"; empty for one group.
-        federation: arguments of the Federation.
-        trainer: arguments of the FederatedTrainer.
-        data: makes the data module.
-        clients: number of clients in all groups.
+        algorithm: Makes the algorithm.
+        model: Makes a client's network; it accepts `rate` if there are levels.
+        levels: The levels of the groups, such as "abd"; empty for one group.
+        federation: Arguments of the Federation.
+        trainer: Arguments of the FederatedTrainer.
+        data: Makes the data module.
+        clients: The number of clients in all groups.
     """
 
     algorithm: Callable[[], Algorithm]
@@ -96,18 +97,19 @@ class Case:
     clients: int = CLIENTS
 
     def groups(self) -> list[ClientGroup]:
-        """The groups, of equal size; the last one takes the remainder."""
+        """Return the groups, which are of equal size; the last one takes the remainder."""
         if not self.levels:
             return [ClientGroup(self.clients, self.model)]
+
         counts = [self.clients // len(self.levels)] * len(self.levels)
         counts[-1] += self.clients - sum(counts)
-        return [
-            ClientGroup(count, self.model, level=level)  # type: ignore[arg-type]
-            for count, level in zip(counts, self.levels, strict=True)
-        ]
+        groups = []
+        for count, level in zip(counts, self.levels, strict=True):
+            groups.append(ClientGroup(count, self.model, level=level))  # type: ignore[arg-type]
+        return groups
 
     def federation_of(self, seed: int = 0) -> Federation:
-        """The root module."""
+        """Return the root module of a run with this seed."""
         settings: dict[str, Any] = {
             "optimizer": partial(SGD, lr=0.1, momentum=0.9),
             "fraction": 0.4,

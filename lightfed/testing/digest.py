@@ -15,11 +15,12 @@ from lightfed.state.client_state import by_client
 from lightfed.testing.case import ROUNDS, Case
 from lightfed.trainer import FederatedTrainer
 
+# Columns of tables that depend on the machine and on the number of ranks.
 OF_THE_MACHINE = ("seconds", "wire_bytes")
 
 
 def quiet() -> None:
-    """Silence tips and progress."""
+    """Silence tips and warnings of libraries."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -34,14 +35,23 @@ def fit(
     ranks: int = 1,
     **flags: Any,
 ) -> tuple[FederatedTrainer, Federation]:
-    """Run a case in a folder."""
+    """Run a case.
+
+    Args:
+        case: The case.
+        folder: The folder for its run folder.
+        rounds: The number of rounds.
+        ckpt_path: The checkpoint to resume from, if any.
+        ranks: The number of ranks.
+        **flags: Arguments of the FederatedTrainer.
+
+    Returns:
+        The trainer and the root module after the run.
+    """
     quiet()
     federation = case.federation_of()
-    settings: dict[str, Any] = (
-        {"accelerator": "cpu", "enable_progress_bar": False, "enable_page": False}
-        | case.trainer
-        | flags
-    )
+    defaults = {"accelerator": "cpu", "enable_progress_bar": False, "enable_page": False}
+    settings: dict[str, Any] = defaults | case.trainer | flags
     logger = RunLogger(str(folder), "run")
     trainer = FederatedTrainer(max_epochs=rounds, devices=ranks, logger=logger, **settings)
     trainer.fit(federation, datamodule=case.data(), ckpt_path=ckpt_path)
@@ -49,23 +59,31 @@ def fit(
 
 
 def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
-    """Digest of server state, rows after the last round, metrics and tables, on every rank."""
+    """Return the digests of all that a run has computed, by part; every rank calls it.
+
+    The parts are the server's state, the clients' rows after the last round and what they keep,
+    the metrics, costs and tables.
+    """
     fleet = federation.fleet
-    rows = fleet.ranks.gather(
-        [
-            (client, _hash(state.store.row(client).floats, state.store.row(client).integers))
-            for state in fleet.groups
-            for client in list(state.store.slots)
-        ]
-    )
-    states = by_client(fleet.states() or {})
-    kept = [(client, _hash(*state.values())) for client, state in states.items()]
     assert trainer.run_logger is not None
     folder = trainer.run_logger.folder
-    metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+
+    rows_of_rank = []
+    for state in fleet.groups:
+        for client in list(state.store.slots):
+            row = state.store.row(client)
+            rows_of_rank.append((client, _hash(row.floats, row.integers)))
+    rows = fleet.ranks.gather(rows_of_rank)
+
+    kept_on_rank = []
+    for client, kept_state in by_client(fleet.states() or {}).items():
+        kept_on_rank.append((client, _hash(*kept_state.values())))
+    kept = fleet.ranks.gather(kept_on_rank)
+
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return {
         "server": _hash(*federation.state_dict().values()),
-        "kept": repr(sorted(fleet.ranks.gather(kept))),
+        "kept": repr(sorted(kept)),
         "rows": hashlib.sha256(repr(sorted(rows)).encode()).hexdigest(),
         "metrics": repr(sorted(metrics.items())),
         "ledger": _hash(torch.from_numpy(fleet.ledger.totals)),
@@ -75,14 +93,18 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
 
 
 def _table(path: Path) -> str:
+    """Return the digest of a table, without what depends on the machine."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    kept = [{k: v for k, v in row.items() if k not in OF_THE_MACHINE} for row in rows]
-    return hashlib.sha256(repr(kept).encode()).hexdigest()
+    for row in rows:
+        for column in OF_THE_MACHINE:
+            row.pop(column, None)
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def _hash(*tensors: torch.Tensor) -> str:
-    state = hashlib.sha256()
+    """Return the digest of the values of tensors."""
+    sha256 = hashlib.sha256()
     for tensor in tensors:
-        state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return state.hexdigest()
+        sha256.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return sha256.hexdigest()

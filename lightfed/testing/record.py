@@ -27,14 +27,18 @@ from lightfed.testing.case import Case
 from lightfed.testing.digest import digest, fit
 
 Record = dict[str, dict[str, str]]
-"""By case and packs, such as "fedavg, packs of 3": the digest of each part."""
+"""The digest of each part, by case and packs, such as "fedavg, packs 3"."""
 
 CASES = "tests.promises.conformance.cases:CASES,COMBINATIONS"
 PACKS: dict[str, str | int] = {"off": "off", "auto": "auto", "3": 3}
 
 
 def cases_of(source: str) -> dict[str, Case]:
-    """Read `module:NAME,NAME`: tables of cases by name; an AttributeError for an unknown table."""
+    """Return the cases of the tables that `module:NAME,NAME` names, by their names.
+
+    Raises:
+        AttributeError: The module has no such table.
+    """
     module, _, tables = source.partition(":")
     cases: dict[str, Case] = {}
     for table in tables.split(","):
@@ -44,18 +48,24 @@ def cases_of(source: str) -> dict[str, Case]:
 
 
 def with_packs(cases: Mapping[str, Case], packs: str) -> dict[str, Case]:
-    """The cases with clients side by side as given; a case that sets it itself stays as it is."""
-    setting = PACKS[packs]
-    return {
-        f"{name}, packs {packs}": replace(
-            case, federation={"side_by_side": setting} | dict(case.federation)
-        )
-        for name, case in cases.items()
-    }
+    """Return cases with a setting of packs; a case that sets it itself stays as it is.
+
+    Args:
+        cases: The cases by name.
+        packs: One of `PACKS`.
+    """
+    with_setting = {}
+    for name, case in cases.items():
+        federation = {"side_by_side": PACKS[packs], **case.federation}
+        with_setting[f"{name}, packs {packs}"] = replace(case, federation=federation)
+    return with_setting
 
 
 def digest_of(cases: Mapping[str, Case], name: str) -> tuple[str, dict[str, str]]:
-    """The name and the digest of one case; a case that fails has its error as its only part."""
+    """Return the name and the digest of one case.
+
+    A case that fails has its error as its only part.
+    """
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
         try:
@@ -65,7 +75,12 @@ def digest_of(cases: Mapping[str, Case], name: str) -> tuple[str, dict[str, str]
 
 
 def record(cases: Mapping[str, Case], processes: int) -> Record:
-    """Fit every case in forked processes, and print each name when it is done."""
+    """Fit every case in forked processes, print each name when it is done, and return the digests.
+
+    Args:
+        cases: The cases by name.
+        processes: The number of processes at a time.
+    """
     digests: Record = {}
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=20) as pool:
         for name, parts in pool.imap_unordered(partial(digest_of, cases), sorted(cases)):
@@ -76,7 +91,7 @@ def record(cases: Mapping[str, Case], processes: int) -> Record:
 
 
 def differences(before: Record, after: Record) -> Iterator[str]:
-    """A line for each case that is missing in one record or has parts that differ."""
+    """Yield a line for each case that is missing in one record, or has parts that differ."""
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
             yield f"{name}: only in the old record"
@@ -84,13 +99,22 @@ def differences(before: Record, after: Record) -> Iterator[str]:
             yield f"{name}: only in the new record"
         else:
             parts = before[name].keys() | after[name].keys()
-            unequal = [p for p in sorted(parts) if before[name].get(p) != after[name].get(p)]
-            if unequal:
-                yield f"{name}: {', '.join(unequal)}"
+            different = [
+                part for part in sorted(parts) if before[name].get(part) != after[name].get(part)
+            ]
+            if different:
+                yield f"{name}: {', '.join(different)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; status 1 if a case failed, or if something differs from the old record."""
+    """Run the command.
+
+    Args:
+        arguments: The words of the command; those of this process by default.
+
+    Returns:
+        The exit status, which is 1 if a case has failed or differs from the old record.
+    """
     parser = argparse.ArgumentParser(description="Record the digests of many cases.")
     parser.add_argument("out", type=Path, help="the JSON file to write")
     parser.add_argument("--against", type=Path, help="an earlier record to compare with")
@@ -103,11 +127,11 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = cases_of(options.cases)
     if options.only:
         chosen = {name: chosen[name] for name in options.only}
-    every: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for packs in options.packs:
-        every |= with_packs(chosen, packs)
+        cases |= with_packs(chosen, packs)
 
-    digests = record(every, options.processes)
+    digests = record(cases, options.processes)
     options.out.write_text(json.dumps(digests, indent=1) + "\n")
     failed = sum("error" in parts for parts in digests.values())
     print(f"{len(digests)} digests in {options.out}, {failed} of them failed")
@@ -115,7 +139,9 @@ def main(arguments: list[str] | None = None) -> int:
         return int(failed > 0)
 
     before = json.loads(options.against.read_text())
-    before = {name: parts for name, parts in before.items() if not options.only or name in digests}
+    if options.only:
+        before = {name: parts for name, parts in before.items() if name in digests}
+
     lines = list(differences(before, digests))
     for line in lines:
         print(line)

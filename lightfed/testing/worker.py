@@ -1,7 +1,7 @@
-"""Runs cases on several numbers of ranks, also resumed on another number from a suspended round.
+"""Runs cases on several numbers of ranks, and resumes them on another number after a stop.
 
-Digests are written to a folder, one file per rank of a job: `straight-1-of-2.json`,
-`resumed-0-of-4.json`.
+Digests are written to a folder, in one file for each rank of a job, such as `straight-1-of-2.json`
+and `resumed-0-of-4.json`.
 """
 
 import json
@@ -27,9 +27,12 @@ Digest = dict[str, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases to run by name, on the numbers of ranks `worlds`.
+    """What to run.
 
-    `moves` are numbers of ranks before and after a stop; cases take turns.
+    Attributes:
+        cases: The cases by name.
+        worlds: The numbers of ranks on which every case runs.
+        moves: The numbers of ranks before and after a stop. The cases take them by turns.
     """
 
     cases: dict[str, Case]
@@ -37,7 +40,7 @@ class Plan:
     moves: tuple[tuple[int, int], ...]
 
     def move(self, name: str) -> tuple[int, int]:
-        """Numbers of ranks before and after the stop of a case."""
+        """Return the numbers of ranks before and after the stop of a case."""
         return self.moves[list(self.cases).index(name) % len(self.moves)]
 
 
@@ -46,69 +49,86 @@ class Interrupt(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, wave: int) -> None:
-        if wave == 0:
-            here = [] if batch is None else [batch]
-            first = min(trainer.federation.fleet.ranks.gather(here))
-            if batch == first:
-                os.kill(os.getpid(), signal.SIGUSR1)
+        if wave > 0:
+            return
+
+        # A batch is a client. The rank with the lowest one of this wave is signaled.
+        clients = [] if batch is None else [batch]
+        first = min(trainer.federation.fleet.ranks.gather(clients))
+        if batch == first:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def straight(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
-    """Run without stopping; also writes the checkpoint for the run that stops."""
-    place = folder / f"{name}-{ranks}"
-    flags: dict[str, Any] = {"enable_checkpointing": False}
-    stops = ranks == plan.move(name)[0]
-    if stops:
-        stop = ModelCheckpoint(
-            filename="stopped", every_n_epochs=ROUNDS - 1, save_on_train_epoch_end=True,
-            save_last="link",
-        )  # fmt: skip
-        flags = {"callbacks": [stop]}
-    found = digest(*fit(plan.cases[name], place, ranks=ranks, **flags))
-    if stops:
-        _suspend(plan.cases[name], place, ranks)
-    return found
+    """Run a case without stopping, and return its digest.
+
+    On the number of ranks on which the case is to be stopped, it is then stopped as well.
+    """
+    case = plan.cases[name]
+    run_folder = folder / f"{name}-{ranks}"
+    ranks_before_stop, _ = plan.move(name)
+    if ranks != ranks_before_stop:
+        return digest(*fit(case, run_folder, ranks=ranks, enable_checkpointing=False))
+
+    before_last_round = ModelCheckpoint(
+        filename="stopped",
+        every_n_epochs=ROUNDS - 1,
+        save_on_train_epoch_end=True,
+        save_last="link",
+    )
+    case_digest = digest(*fit(case, run_folder, ranks=ranks, callbacks=[before_last_round]))
+    _suspend(case, run_folder, ranks)
+    return case_digest
 
 
-def _suspend(case: Case, place: Path, ranks: int) -> None:
+def _suspend(case: Case, folder: Path, ranks: int) -> None:
     """Repeat the last round from the checkpoint before it, interrupted during its sessions."""
-    path = str(place / "run" / "checkpoints" / "stopped.ckpt")
+    path = str(folder / "run" / "checkpoints" / "stopped.ckpt")
     status: Any = None
     try:
-        fit(case, place, ranks=ranks, ckpt_path=path, callbacks=[Interrupt()])
-    except SystemExit as left:
-        status = left.code
+        fit(case, folder, ranks=ranks, ckpt_path=path, callbacks=[Interrupt()])
+    except SystemExit as exit_:
+        status = exit_.code
     assert status == 128 + signal.SIGUSR1, f"a run to be suspended exited with {status}"
 
 
 def resumed(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
-    """Resume a run whose last round was suspended."""
-    place = folder / f"{name}-{plan.move(name)[0]}"
-    path = place / "run" / "checkpoints" / "last.ckpt"
+    """Resume a case whose last round was suspended, and return its digest."""
+    ranks_before_stop, _ = plan.move(name)
+    run_folder = folder / f"{name}-{ranks_before_stop}"
+    path = run_folder / "run" / "checkpoints" / "last.ckpt"
     assert load(path)["global_step"] == ROUNDS - 1
     assert path.with_name("sessions.ckpt").is_file()
-    flags: dict[str, Any] = {"ckpt_path": str(path), "enable_checkpointing": False}
-    return digest(*fit(plan.cases[name], place, ranks=ranks, **flags))
+
+    trainer, federation = fit(
+        plan.cases[name],
+        run_folder,
+        ranks=ranks,
+        ckpt_path=str(path),
+        enable_checkpointing=False,
+    )
+    return digest(trainer, federation)
 
 
 Run = Callable[[Plan, str, Path, int], Digest]
 
 
-def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> None:
-    """Run every case once, with one start of the ranks."""
+def _job(run_case: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> None:
+    """Run some cases, one after the other, with one start of the ranks."""
+    kind = run_case.__name__
 
     def work(rank: int) -> None:
-        digests = {name: one(plan, name, folder, ranks) for name in names}
-        (folder / f"{one.__name__}-{rank}-of-{ranks}.json").write_text(json.dumps(digests))
+        digests = {name: run_case(plan, name, folder, ranks) for name in names}
+        (folder / f"{kind}-{rank}-of-{ranks}.json").write_text(json.dumps(digests))
 
     if not wait(start_job(ranks, work)):
-        sys.exit(f"{one.__name__} runs on {ranks} ranks failed")
+        sys.exit(f"{kind} runs on {ranks} ranks failed")
 
 
 def run(plan: Plan, folder: Path) -> None:
     """Run a plan in a process without threads, which forks the ranks."""
     for ranks in plan.worlds:
         _job(straight, plan, list(plan.cases), folder, ranks)
-    for ranks in sorted({later for _, later in plan.moves}):
+    for ranks in sorted({after_stop for _, after_stop in plan.moves}):
         names = [name for name in plan.cases if plan.move(name)[1] == ranks]
         _job(resumed, plan, names, folder, ranks)

@@ -1,14 +1,18 @@
-"""The bounds of numbers that a user gives, by type.
+"""The bounds of numbers that a user gives, by type, and the words that an argument takes.
 
-An argument says its bounds by its annotation, such as `lr: Positive` or `epochs: Count | None`. The
-classes of methods check all of their arguments by them, before their constructors run: what a
-constructor gets lies within its bounds. Within a list or a tuple every number is checked.
+An argument says its bounds by its annotation, such as `lr: Positive` or `epochs: Count | None`, and
+its words as `Literal["own", "group"]`. The classes of methods check all of their arguments by them,
+before their constructors run: what a constructor gets lies within its bounds. Within a list or a
+tuple every number is checked. A parser checks the words of a configuration; in Python only this
+does.
 """
 
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, signature
 from math import inf
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from os import PathLike
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lightfed.utils.errors import UserError
 
@@ -56,7 +60,7 @@ Number = Annotated[int, Bound(0, inf, "[)", "give 0 or more")]
 def check_arguments(
     owner: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str
 ) -> None:
-    """Refuse arguments of a class outside of their bounds.
+    """Refuse arguments of a class outside of their bounds, and unknown words.
 
     Arguments that a constructor hands on to that of a base are checked by the base's annotation.
 
@@ -72,9 +76,30 @@ def check_arguments(
     arguments = dict(zip(_positional_names(owner), args, strict=False)) | dict(kwargs)
     annotations = annotated(owner)
     for name, value in arguments.items():
+        words = words_of(annotations.get(name))
+        if isinstance(value, str) and words and value not in words:
+            raise UserError(
+                key=f"{key}.{name}", found=repr(value), fix=f"give one of: {', '.join(words)}"
+            )
         for bound, number in _bounded_numbers(annotations.get(name), value):
             if not bound.holds(number):
                 raise UserError(key=f"{key}.{name}", found=f"{number}", fix=bound.fix)
+
+
+def words_of(annotation: Any) -> list[str]:
+    """Return the words that a type takes; none if it takes any word, or no words at all."""
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if isinstance(word, str)]
+    if get_origin(annotation) not in (Union, UnionType):
+        return []
+
+    words: list[str] = []
+    for member in get_args(annotation):
+        takes_other_words = isinstance(member, type) and issubclass(member, str | PathLike)
+        if takes_other_words:
+            return []
+        words += words_of(member)
+    return words
 
 
 def annotated(owner: type) -> dict[str, Any]:

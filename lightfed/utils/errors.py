@@ -106,12 +106,6 @@ class UserError(ValueError):
         return type(self), (self.key, self.found, self.fix)
 
 
-def require(fits: bool, key: str, found: object, fix: str) -> None:
-    """Raise a `UserError` of these arguments unless `fits`."""
-    if not fits:
-        raise UserError(key, f"{found}", fix)
-
-
 class OneLineParser(ArgumentParser):
     """Reports errors in one line, as every command does."""
 

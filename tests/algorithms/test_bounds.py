@@ -5,7 +5,8 @@ import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import isabstract
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import pytest
 from torch import nn
@@ -15,7 +16,7 @@ import lightfed.algorithms
 import lightfed.local.penalties
 from lightfed import Algorithm
 from lightfed.local.hooks import LocalPenalty
-from lightfed.utils.bounds import Bound, annotated, bound_of
+from lightfed.utils.bounds import Bound, annotated, bound_of, words_of
 from lightfed.utils.errors import UserError
 
 for found in pkgutil.walk_packages(lightfed.algorithms.__path__, "lightfed.algorithms."):
@@ -102,3 +103,31 @@ def test_a_method_of_a_user_gets_the_checks_by_its_annotations() -> None:
     assert Own(2).echoes == 2
     with pytest.raises(UserError, match="echoes: 0; give at least 1"):
         Own(echoes=0)
+
+
+WORDS = [
+    (kind, name)
+    for kind in METHODS
+    for name, annotation in annotated(kind).items()
+    if name != "return" and words_of(annotation)
+]
+
+
+def test_there_are_methods_with_words() -> None:
+    assert ("FlexiFed", "initial") in {(kind.__mro__[1].__name__, name) for kind, name in WORDS}
+
+
+@pytest.mark.parametrize(("kind", "name"), WORDS)
+def test_an_unknown_word_is_refused_by_name(kind: Any, name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name}: 'nonsense'") as stated:
+        kind(**{name: "nonsense"})
+    assert "give one of: " in str(stated.value)
+
+
+def test_words_beside_other_types() -> None:
+    assert words_of(Literal["a", "b"] | None) == ["a", "b"]
+    assert words_of(Literal["auto"] | int) == ["auto"]
+    assert words_of(Literal["auto"] | str) == []
+    assert words_of(Literal["auto"] | Path) == []
+    assert words_of(str) == []
+    assert words_of(Literal[1, 2]) == []

@@ -11,15 +11,16 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
 from lightfed.cli import command_line as cli
+from lightfed.cli import shipped
 from lightfed.cli.catalog import walked_once
 from lightfed.cli.federation_cli import as_written
 from lightfed.lab.report.page import commands
 from lightfed.lab.results.run import read
 from lightfed.utils.keys import digest, identity
-from tests.configs.test_sweeps import parser
 from tests.datasets.tiny import (
     ag_news,
     cifar10,
@@ -32,10 +33,28 @@ from tests.datasets.tiny import (
 )
 from tests.tiers import first_of_each
 
-__all__ = ["parser"]
-
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.yaml") if p.parent.name != "studies")
+CONFIGS = [ROOT / "configs" / f"{name}.yaml" for name in sorted(shipped.names())]
+
+
+class Stop(BaseException):
+    """The command line is parsed."""
+
+
+@pytest.fixture(scope="module")
+def parser() -> ArgumentParser:
+    """That of the command line, made once."""
+    found: list[ArgumentParser] = []
+
+    def stop(self: Any) -> None:
+        found.append(self.parser)
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LightningCLI, "instantiate_classes", stop)
+        with pytest.raises(Stop):
+            cli.main(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
+    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -156,21 +175,30 @@ def classes(config: Path) -> set[str]:
     return {name for name in named if name not in "{|>"}
 
 
+def on_digits(config: Path) -> bool:
+    """Whether its name, or that of its folder, says that it trains on digits."""
+    return "digits" in str(config.relative_to(ROOT))
+
+
 def trained() -> list[Any]:
     """All of them; by default those of digits that have a class first, and one of adapters."""
     seen: set[str] = set()
     found = []
     for config in sorted(CONFIGS):
-        new = classes(config) - seen if "digits" in config.name else set()
+        new = classes(config) - seen if on_digits(config) else set()
         seen |= new
         marks = () if new or config.stem in ("quickstart", "base") else pytest.mark.matrix
         found.append(pytest.param(config, marks=marks, id=str(config.relative_to(ROOT))))
     return found
 
 
-# The others of a folder share their classes with the first.
+def kind(config: Path) -> Path:
+    """Its folder, whose files share their classes; in configs/digits each file has its own."""
+    return config if config.parent.name == "digits" else config.parent
+
+
 @pytest.mark.parametrize(
-    "config", first_of_each(CONFIGS, lambda p: p.parent, lambda p: str(p.relative_to(ROOT)))
+    "config", first_of_each(CONFIGS, kind, lambda path: str(path.relative_to(ROOT)))
 )
 def test_every_configuration_parses(config: Path, parser: ArgumentParser) -> None:
     needs(config)
@@ -322,7 +350,7 @@ def test_the_readmes_commands_run(
             words += [f"--trainer.max_epochs={rounds}", "--trainer.limit_train_batches=1"]
             words += [] if "quickstart" in command else ["--trainer.enable_page=false"]
         if words[0] == "sweep":
-            words += ["--line", "1", "--trainer.enable_page=false", *ONE_BATCH]
+            words += ["--line", "5", "--trainer.enable_page=false", *ONE_BATCH]
         if words[0] == "compare" and not folders:
             words = [w if w != "0-4" else "0-1" for w in words]
             words += ["--set", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightfed.cli.command_line import main
-from tests.configs.test_configs import CONFIGS, files, needs, small, sources
+from tests.configs.test_configs import CONFIGS, files, needs, on_digits, small, sources
 from tests.methods import methods
 
 __all__ = ["files", "sources"]  # fixtures
@@ -30,7 +30,7 @@ def shipped(method: str) -> Path:
         return root / f"{SIBLINGS[method]}.yaml"
     named = re.compile(rf"(algorithm|class_path): {method}\b")
     found = [path for path in CONFIGS if named.search(path.read_text())]
-    return min(found, key=lambda path: ("digits" not in path.name, path))
+    return min(found, key=lambda path: (not on_digits(path), path))
 
 
 @pytest.mark.parametrize(

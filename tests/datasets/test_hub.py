@@ -195,7 +195,7 @@ def test_sources_that_cannot_be_read_are_named(
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n3,4,5\n")
     (tmp_path / "bad.parquet").write_bytes(b"nothing")
     (tmp_path / "empty").mkdir()
-    assert "not there" in refused("path", tmp_path / "none.csv")
+    assert "does not exist" in refused("path", tmp_path / "none.csv")
     assert "line 3" in refused("path", tmp_path / "bad.csv")
     for name in ("bad.parquet", "empty"):
         assert name in refused("path", tmp_path / name)
@@ -240,7 +240,7 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     bad.unlink()
     for grey in (root / "train").rglob("*.png"):
         Image.new("L", (8, 8)).save(grey)
-    with pytest.raises(UserError, match=r"test: sample 0 .* cannot be used: it has colours"):
+    with pytest.raises(UserError, match=r"test: sample 0 .* cannot be used: it has colors"):
         Hub(str(root)).load("test")
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "train" / "cat" / "0.png")
     assert "more than 8 bits" in refused("image", root)

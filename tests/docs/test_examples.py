@@ -98,7 +98,7 @@ def test_the_commands_of_the_how_tos_fit(folder: Path) -> None:
         found[1] for _, text in pages if (found := re.search(r"algorithm: (\{class_.*?\}\})", text))
     ]
     fits += [
-        ["fit", "--config=lightfed:fedavg/digits", f"--model.algorithm={one}"] for one in named
+        ["fit", "--config=lightfed:digits/fedavg", f"--model.algorithm={one}"] for one in named
     ]
     assert len(named) == 1
     assert len(fits) >= 5
@@ -130,7 +130,7 @@ RUN_BY = {
     "docs/index.md": "core/cli/test_installing.py", "docs/python.md": "core/engine/test_python.py",
     "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "docs/test_data.py",
     "docs/lora.md": "algorithms/lora/test_peft_client.py",
-    "docs/studies.md": "lab/test_comparisons.py",
+    "docs/studies.md": "configs/test_studies.py",
     "docs/howto/compare.md": "lab/test_comparisons.py",
     "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "docs/test_examples.py",
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",

@@ -29,7 +29,7 @@ def test_a_page_is_of_the_study_as_it_is(name: str) -> None:
     """If not: `lightfed study NAME --markdown > docs/studies/NAME.md`."""
     text = PAGES[name].read_text()
     assert stamp(text) == (name, digest(name))
-    for method in read_study(name)["methods"]:
+    for method in read_study(name).methods:
         assert f"\n| {method} | " in text
 
 

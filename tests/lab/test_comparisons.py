@@ -1,4 +1,4 @@
-"""`lightfed compare` and `lightfed study`: equal terms, rates tuned alike, and what is answered."""
+"""`lightfed compare`: equal terms, rates tuned alike, and what is answered."""
 
 import json
 import sys
@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
-import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli.command_line import main
-from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
-from lightfed.lab import compare, contest, study, sweep
+from lightfed.lab import compare, contest, sweep
 from lightfed.lab.contest import Grid, Method, check_terms
 from lightfed.lab.results import verdicts
 from lightfed.lab.results.groups import Group
@@ -345,82 +343,6 @@ def test_runs_of_a_search_are_left_out_of_reports(
     assert "skipped 4 runs of a search" in capsys.readouterr().out
     clients = (folder / "runs" / "comparison" / "clients.csv").read_text()
     assert ",100," not in clients
-
-
-STUDY: dict[str, Any] = {
-    "title": "a small study",
-    "common": yaml.safe_load(BASE),
-    "methods": {"one": {}, "four": {"model.local_epochs": 4}},
-    "seeds": "0-1",
-    "metric": "personal/accuracy",
-    "columns": ["personal/accuracy", "train_loss"],
-    "seconds": 1,
-    "claims": [{"better": "four", "than": "one", "metric": "train_loss"}],
-    "theirs": {"one": {"personal/accuracy": 0.5}},
-    "cases": {"short": {}, "long": {"trainer.max_epochs": 2}},
-}
-
-
-def test_a_study_says_whether_its_claim_holds(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study, "STUDIES", folder)
-    (folder / "small.yaml").write_text(yaml.safe_dump(STUDY))
-    with pytest.raises(SystemExit) as ended:
-        main(["study", "small", "--markdown"])
-    assert ended.value.code == 0
-    printed = capsys.readouterr()
-    assert "4 of 4 runs are missing, about 0.1 CPU minutes" in printed.err
-    assert "| one | " in printed.out
-    assert "50.00 %" in printed.out
-    first, _, title = printed.out.splitlines()[:3]
-    commit = read(next((folder / "runs").glob("small-short-one*"))).environment["commit"]
-    assert first.startswith(f"<!-- study small, commit {commit}, ")
-    assert first.endswith(f", digest {study.digest('small')} -->")
-    assert title == "# A small study"
-    for case, rounds in (("short", 1), ("long", 2)):
-        assert f"\n\n## {case.capitalize()}\n\n" in printed.out
-        run = next((folder / "runs").glob(f"small-{case}-four*"))
-        assert read(run).last_round == rounds
-    assert "\n\n| claim |  | difference |\n" in printed.out
-    with pytest.raises(SystemExit):
-        main(["study", "small"])
-    assert "four is better than one in train loss: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"seconds": ...}, "small.yaml: seconds"),
-        ({"rounds": 3}, "small.yaml: rounds"),
-        ({"tune_seed": [100, 101]}, "small.yaml: tune_seed"),
-        ({"claims": [{"better": "x", "than": "one", "metric": "m"}]}, "small.yaml: claims"),
-    ],
-)
-def test_a_study_with_a_mistake_is_refused(
-    change: dict[str, Any], key: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study, "STUDIES", folder)
-    kept = {k: v for k, v in (STUDY | change).items() if v is not ...}
-    (folder / "small.yaml").write_text(yaml.safe_dump(kept))
-    with pytest.raises(UserError) as refused:
-        study.read_study("small")
-    assert refused.value.key == key
-
-
-@pytest.mark.parametrize(
-    "most", [pytest.param(3, id="few"), pytest.param(100, id="all", marks=pytest.mark.matrix)]
-)
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda p: p.stem)
-def test_the_methods_of_every_study_can_be_made(path: Path, most: int, folder: Path) -> None:
-    read = study.read_study(path.stem)
-    for case in [*read["cases"]][: most - 2]:
-        methods = study.methods_of(path.stem, read, case)[:most]
-        found = check_here([method.words for method in methods])
-        assert not [error for error in found if isinstance(error, UserError)]
-        assert all(isinstance(one, Wanted) for one in found)
-        named = dict(zip([method.name for method in methods], found, strict=True))
-        check_terms({n: w for n, w in named.items() if isinstance(w, Wanted)}, read["differ"])
 
 
 def test_methods_of_equal_commands_share_their_runs(folder: Path) -> None:

@@ -1,11 +1,13 @@
 """CharCNN: frozen letters, their types, and the sizes that can be chosen."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightfed.networks.charcnn import CharCNN
 from lightfed.state.rows import LiveModule, ModelLayout
+from lightfed.utils.errors import UserError
 
 
 def small(layers: int = 3, length: int = 100, **settings: float) -> CharCNN:
@@ -45,3 +47,8 @@ def test_the_size_can_be_chosen() -> None:
     drops = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
     assert drops == [0.25, 0.25]
     assert [m.p for m in small().modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
+
+
+def test_images_are_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"input_shape: samples of shape \(1, 8, 8\)"):
+        CharCNN(input_shape=(1, 8, 8))

@@ -149,7 +149,7 @@ def test_what_is_missing_of_a_list_is_submitted(workspace: Workspace) -> None:
 
 def test_a_comparison_is_submitted_and_then_shown(workspace: Workspace) -> None:
     short = ("--set", "trainer.max_epochs=1", "trainer.accelerator=cpu", "model.fraction=0.3")
-    files = [f"configs/{name}/digits.yaml" for name in ("fedavg", "fedprox")]
+    files = [f"configs/digits/{name}.yaml" for name in ("fedavg", "fedprox")]
     words = ("compare", *files, *short, "--seeds", "0-1")
     said = workspace.lightfed(*words, "--slurm")
     array = workspace.array(said)

@@ -33,17 +33,19 @@ SIMILARITY = (
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """A chart for each stage, a line for each method, where a method measured both."""
+    """Draw a chart for each stage, a line for each method, where a method measured both stages."""
     for name, groups in gathered(grouped(runs), lambda group: group.condition).items():
         metric = usual_metric(groups)
-        columns = {group: stage_columns(group, metric) for group in groups}
-        if max(map(len, columns.values())) == len(KINDS):
-            panels = {
-                stage: {group: own[stage] for group, own in columns.items() if stage in own}
-                for stage in KINDS
-            }
-            both = f"{AGGREGATED} and {TRAINED}"
-            yield from course_figures("stages", name, both, panels, CAPTION)
+        columns_of = {group: stage_columns(group, metric) for group in groups}
+        if not any(len(columns) == len(KINDS) for columns in columns_of.values()):
+            continue
+
+        panels: dict[str, dict[Group, str]] = {stage: {} for stage in KINDS}
+        for group, columns in columns_of.items():
+            for stage, column in columns.items():
+                panels[stage][group] = column
+        both = f"{AGGREGATED} and {TRAINED}"
+        yield from course_figures("stages", name, both, panels, CAPTION)
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:
@@ -52,11 +54,18 @@ def stage_columns(group: Group, metric: str) -> dict[str, str]:
     `personal/` is at one stage, `aggregated/` or `trained/` at the other. If clients keep nothing,
     `finetuned/` is the server's model after a session on the client's own data.
     """
-    found, moment = {}, group.runs[0].environment.get("evaluate_at")
+    moment_of_personal = group.runs[0].environment.get("evaluate_at")
+    found = {}
     for stage, kinds in KINDS.items():
-        columns = [f"{k}/{metric}" for k in ["personal"] * (moment in kinds) + [*kinds]]
-        if known := [name for name in columns if math.isfinite(group.score(name)[0])]:
-            found[stage] = known[0]
+        candidates = list(kinds)
+        if moment_of_personal in kinds:
+            candidates.insert(0, "personal")
+        for kind in candidates:
+            column = f"{kind}/{metric}"
+            mean, _ = group.score(column)
+            if math.isfinite(mean):
+                found[stage] = column
+                break
     return found
 
 
@@ -65,50 +74,98 @@ def mask_distances(run: Run) -> pd.DataFrame:
 
     masks/client<k>.safetensors has one tensor `mask` of packed words: bit i of word w is element
     32 w + i of the client's row, 1 if the client keeps it; padding is 0. At most 100 clients,
-    evenly spaced by id, are read. The table is (K, K) by id, ascending; empty if no mask leaves
-    anything out. A UserError if a file of masks/ is damaged.
+    evenly spaced by id, are read.
+
+    Returns:
+        A table of shape (K, K) by id, ascending; empty if no mask leaves anything out.
+
+    Raises:
+        UserError: A file of masks/ is damaged.
     """
-    paths = run.folder.glob("masks/client[0-9]*.safetensors")
-    files = {int(path.stem.removeprefix("client")): path for path in paths}
-    clients = [sorted(files)[place] for place in marks.evenly_spaced(len(files), most=MOST_READ)]
-    words = []
-    for path in map(files.__getitem__, clients):
-        with reading(path):
-            words.append(load_file(path)["mask"].view(np.uint32))  # bits are counted with the sign
-    if not words:
+    masks_of = _masks(run)
+    if not masks_of:
         return pd.DataFrame()
-    masks = np.stack(words)
+
+    masks = np.stack(list(masks_of.values()))  # (K, words)
     elements = max(run.environment.get("parameters", {}).values(), default=32 * masks.shape[1])
-    sparse = elements - int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
-    differing = [np.bitwise_count(masks ^ mask).sum(axis=1, dtype=np.int64) for mask in masks]
-    return pd.DataFrame(differing, clients, clients) / sparse if sparse > 0 else pd.DataFrame()
+    in_every_mask = int(np.bitwise_count(np.bitwise_and.reduce(masks)).sum())
+    sparse = elements - in_every_mask
+    if sparse <= 0:
+        return pd.DataFrame()
+
+    differing = []
+    for mask in masks:
+        differing.append(np.bitwise_count(masks ^ mask).sum(axis=1, dtype=np.int64))
+    clients = list(masks_of)
+    return pd.DataFrame(differing, clients, clients) / sparse
+
+
+def _masks(run: Run) -> dict[int, np.ndarray]:
+    """The packed words of at most 100 clients' masks, by ascending id."""
+    files = {}
+    for path in run.folder.glob("masks/client[0-9]*.safetensors"):
+        files[int(path.stem.removeprefix("client"))] = path
+
+    clients = sorted(files)
+    masks = {}
+    for place in marks.evenly_spaced(len(clients), most=MOST_READ):
+        client = clients[place]
+        with reading(files[client]):
+            words = load_file(files[client])["mask"]
+            masks[client] = words.view(np.uint32)  # otherwise the sign would not be counted
+    return masks
 
 
 def similarity_figure(run: Run) -> Figure | None:
-    """Two heat maps after figure 5 of the paper, and their correlation in the title.
+    """Draw two heat maps after figure 5 of the paper, with their correlation in the title.
 
     They show the cosine similarity of clients' class shares, and `mask_distances`; clients come by
-    their most frequent class, then by id. None without a partition or masks. A UserError if a mask
-    is damaged.
+    their most frequent class, then by id.
+
+    Returns:
+        The figure; None without a partition or masks.
+
+    Raises:
+        UserError: A mask is damaged.
     """
-    if run.partition is None or (masks := mask_distances(run)).empty:
+    if run.partition is None:
         return None
-    counts = run.partition.loc[masks.index]
-    order = counts.to_numpy().argmax(axis=1).argsort(kind="stable")
+    distances = mask_distances(run)
+    if distances.empty:
+        return None
+
+    counts = run.partition.loc[distances.index]
     shares = counts.div(np.linalg.norm(counts, axis=1).clip(1.0), axis=0)
-    found = [values.iloc[order, order] for values in (shares @ shares.T, masks)]
-    upper = np.triu_indices(len(masks), k=1)
-    # what varies only by rounding has no correlation
-    pairs = pd.DataFrame({k: v.to_numpy()[upper].round(9) for k, v in enumerate(found)})
-    correlation = float(pairs.corr().to_numpy()[0, 1])
-    said = NOTHING if math.isnan(correlation) else f"{correlation:+.3f}"
-    diagonal = np.eye(len(masks), dtype=bool)
-    cells = [values.mask(diagonal).rename_axis("client") for values in found]
-    cosine = Axis("cosine similarity", ends=(0.0, 1.0), format=".2f")
-    hamming = Axis("Hamming distance", format=".1%")
+    similarities = shares @ shares.T
+    order = counts.to_numpy().argmax(axis=1).argsort(kind="stable")
+    similarities = similarities.iloc[order, order]
+    distances = distances.iloc[order, order]
+
+    pairs, correlation = _correlation(similarities, distances)
+    correlation_text = NOTHING if math.isnan(correlation) else f"{correlation:+.3f}"
+    diagonal = np.eye(len(distances), dtype=bool)
     charts = (
-        marks.heat(cells[0], "other client", cosine, title="Training labels of two clients"),
-        marks.heat(cells[1], "other client", hamming, title="Masks of two clients"),
+        marks.heat(
+            similarities.mask(diagonal).rename_axis("client"),
+            "other client",
+            Axis("cosine similarity", ends=(0.0, 1.0), format=".2f"),
+            title="Training labels of two clients",
+        ),
+        marks.heat(
+            distances.mask(diagonal).rename_axis("client"),
+            "other client",
+            Axis("Hamming distance", format=".1%"),
+            title="Masks of two clients",
+        ),
     )
-    text = f"Pearson correlation over {len(pairs):,} pairs of clients: {said}"
+    text = f"Pearson correlation over {pairs:,} pairs of clients: {correlation_text}"
     return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, SIMILARITY)
+
+
+def _correlation(a: pd.DataFrame, b: pd.DataFrame) -> tuple[int, float]:
+    """The number of pairs of clients, and the correlation of two (K, K) tables over them."""
+    upper = np.triu_indices(len(a), k=1)
+    # What varies only by rounding has no correlation.
+    values = {"a": a.to_numpy()[upper].round(9), "b": b.to_numpy()[upper].round(9)}
+    pairs = pd.DataFrame(values)
+    return len(pairs), float(pairs.corr().to_numpy()[0, 1])

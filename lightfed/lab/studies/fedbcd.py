@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from lightfed.lab.drawing import marks
-from lightfed.lab.drawing.marks import Axis, Figure
+from lightfed.lab.drawing.marks import Axis, Chart, Figure
 from lightfed.lab.results.groups import gathered, grouped, usual_metric
 from lightfed.lab.results.run import TIME, Run
 from lightfed.lab.results.text import readable
@@ -37,37 +37,61 @@ CAPTION = (
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Those of runs of clouds, which all measure virtual time."""
-    clouds_only = [run for run in runs if run.algorithm in METHODS]
-    timed = [group for group in grouped(clouds_only) if all(run.has(TIME) for run in group.runs)]
+    """Draw the courses of runs of clouds that have virtual time, three figures for each data set.
+
+    The third one, against bytes, has only experiments whose servers send something.
+    """
+    timed = []
+    for group in grouped([run for run in runs if run.algorithm in METHODS]):
+        if all(run.has(TIME) for run in group.runs):
+            timed.append(group)
+
     for name, clouds in gathered(timed, lambda group: group.condition).items():
+        sending = []
+        for group in clouds:
+            if all(run.series(BYTES).sum() > 0 for run in group.runs):
+                sending.append(group)
+
         metric = usual_metric(clouds)
-        sending = [g for g in clouds if all(run.series(BYTES).sum() > 0 for run in g.runs)]
-        for kind, title, shown, scale in (
+        for kind, against, shown, scale in (
             ("rounds", "rounds", clouds, None),
             ("times", "virtual time", clouds, SECONDS),
             ("traffic", "bytes between servers", sending, SENT),
         ):
-            columns = (f"personal/{metric}", f"global/{metric}")
-            panels = {readable(column): dict.fromkeys(shown, column) for column in columns}
-            yield from course_figures(kind, name, f"against {title}", panels, CAPTION, scale)
+            panels = {}
+            for column in (f"personal/{metric}", f"global/{metric}"):
+                panels[readable(column)] = dict.fromkeys(shown, column)
+            yield from course_figures(kind, name, f"against {against}", panels, CAPTION, scale)
 
 
 def servers_figure(run: Run) -> Figure | None:
-    """By round and as means so far: what theorem 1 bounds; and V(t), the servers that mix in it."""
+    """Draw what theorem 1 bounds by round, and V(t), the servers that mix their models in it.
+
+    Returns:
+        The figure; None if the run has none of these columns.
+    """
     charts = []
     for column, title in MEASURES.items():
         values = run.series(column).dropna()
-        lines = {"of the round": values, "mean so far": values.expanding().mean()}
-        parts = [pd.DataFrame({"value": own, "series": name}) for name, own in lines.items()]
-        table = pd.concat(parts).reset_index(names="round")
-        y = Axis("value", column, log=bool((values > 0).all()))
-        places = {name: place for place, name in enumerate(lines)}
         if len(values) > 1:
-            charts.append(marks.lines(table, Axis("round"), y, places, title=title))
+            charts.append(_measure_chart(values, column, title))
+
     mixed = run.rounds.filter(regex=r"^mixed/").rename(columns=lambda name: name.partition("/")[2])
     if mixed.shape[1]:
         cells = mixed.tail(LAST).T.rename_axis("server")
         title = f"Servers that mix their models, the last {len(cells.T)} rounds"
         charts.append(marks.heat(cells, "round", Axis("mixes", ends=(0.0, 1.0)), title=title))
-    return Figure("servers", "Servers, and their graph", tuple(charts)) if charts else None
+
+    if not charts:
+        return None
+    return Figure("servers", "Servers, and their graph", tuple(charts))
+
+
+def _measure_chart(values: "pd.Series[float]", column: str, title: str) -> Chart:
+    """A measure by round, and its mean over all rounds so far, which is what the theorem bounds."""
+    series = {"of the round": values, "mean so far": values.expanding().mean()}
+    parts = [pd.DataFrame({"value": line, "series": name}) for name, line in series.items()]
+    table = pd.concat(parts).reset_index(names="round")
+    y = Axis("value", column, log=bool((values > 0).all()))
+    places = {name: place for place, name in enumerate(series)}
+    return marks.lines(table, Axis("round"), y, places, title=title)

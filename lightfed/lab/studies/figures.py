@@ -8,12 +8,18 @@ from lightfed.lab.studies import dispfl, fedbcd, flexifed, heterofl, pfedmoe
 
 
 def figures_of_run(run: Run) -> list[Figure]:
-    """Of one run."""
-    own = (pfedmoe.gates_figure, dispfl.similarity_figure, fedbcd.servers_figure)
-    return [*filter(None, (figure(run) for figure in own))]
+    """The figures that apply to a single run."""
+    found = []
+    for make in (pfedmoe.gates_figure, dispfl.similarity_figure, fedbcd.servers_figure):
+        figure = make(run)
+        if figure is not None:
+            found.append(figure)
+    return found
 
 
 def study_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Those that apply to these runs."""
-    studies = (dispfl, flexifed, pfedmoe, fedbcd, heterofl)
-    return [figure for study in studies for figure in study.figures(runs)]
+    """The figures that apply to these runs together."""
+    found: list[Figure] = []
+    for paper in (dispfl, flexifed, pfedmoe, fedbcd, heterofl):
+        found += paper.figures(runs)
+    return found

@@ -1,7 +1,8 @@
-"""FlexiFed's strategies: their courses, by version. `lightfed study flexifed` has the table.
+"""FlexiFed's figure: the courses of its strategies, by version.
 
 In Wang et al., WWW 2023, clients have up to four versions of one family of models, a client group
-each. All metrics are of the clients' own models on their own test samples.
+each. All metrics are of the clients' own models on their own test samples. `lightfed study
+flexifed` has the table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,21 +18,31 @@ ALL = "all clients"
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """The courses of the strategies of each protocol, over all clients and by version."""
-    for name, groups in _protocols(runs):
-        columns, caption = _columns(groups), "Bands: 95 % t intervals over seeds."
-        panels = {version: dict.fromkeys(groups, column) for version, column in columns.items()}
+    """Draw the courses of the strategies of each protocol, over all clients and by version."""
+    for name, groups in protocols(runs):
+        panels = {}
+        for version, column in _columns(groups).items():
+            panels[version] = dict.fromkeys(groups, column)
+        caption = "Bands: 95 % t intervals over seeds."
         yield from shared.course_figures("strategies", name, "by strategy", panels, caption)
 
 
-def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
-    """Those with named client groups and another strategy than Standalone."""
+def protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
+    """The protocols with named client groups and another strategy than Standalone, by name."""
     for name, groups in shared.protocols(runs, STRATEGIES).items():
-        if groups[-1].algorithm != "Standalone" and groups[0].runs[0].client_groups:
+        # They are in the order of STRATEGIES: the last one is Standalone only if all are.
+        has_another = groups[-1].algorithm != "Standalone"
+        has_versions = bool(groups[0].runs[0].client_groups)
+        if has_another and has_versions:
             yield name, groups
 
 
 def _columns(groups: Sequence[Group]) -> dict[str, str]:
-    """Of metrics.csv, by version; a single version has none of its own."""
-    column, versions = f"personal/{usual_metric(groups)}", groups[0].runs[0].client_groups
-    return {ALL: column} | {name: f"{column}/{name}" for name in versions if len(versions) > 1}
+    """The columns of metrics.csv to draw, by version; a single version has none of its own."""
+    over_all = f"personal/{usual_metric(groups)}"
+    columns = {ALL: over_all}
+    versions = groups[0].runs[0].client_groups
+    if len(versions) > 1:
+        for version in versions:
+            columns[version] = f"{over_all}/{version}"
+    return columns

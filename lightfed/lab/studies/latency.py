@@ -22,17 +22,29 @@ import pandas as pd
 
 from lightfed.devices.delays import Delay
 from lightfed.lab.drawing.summary import new_console, print_line, print_table
-from lightfed.lab.results.text import NOTHING, seconds_text
-from lightfed.utils.errors import require
+from lightfed.lab.results.text import NOTHING, counted, seconds_text
+from lightfed.utils.errors import UserError
 
 KINDS = ("exact", "asymptotic (8)", "in a run")
-_MOST, _MOST_WAITS = 10_000, 1_000  # devices of all servers, and values of B: seconds of time
-_BATCHES, _ROUNDS = 20, 100  # of consecutive rounds in a run, and in a batch
+
+# Limits that keep the command at a few seconds.
+_MOST_DEVICES = 10_000  # of all servers
+_MOST_WAITS = 1_000  # values of B
+
+# A run has this many batches of consecutive rounds, after one that does not count.
+_BATCHES = 20
+_ROUNDS_OF_A_BATCH = 100
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """N servers with so many active devices each, whose delays are in virtual seconds."""
+    """Servers with devices whose delays are drawn independently.
+
+    Attributes:
+        delay: The distribution of the delay of a device, in virtual seconds.
+        servers: Their number, N.
+        devices: The number of active devices of each server.
+    """
 
     delay: Delay
     servers: int
@@ -40,51 +52,70 @@ class Cloud:
 
     @property
     def title(self) -> str:
-        devices = f"{self.devices} active device{'s' * (self.devices > 1)}"
-        return f"{self.delay}, {self.servers} servers of {devices}"
+        return f"{self.delay}, {self.servers} servers of {counted(self.devices, 'active device')}"
 
     def expected(self, wait: int) -> float:
-        """E[tau_(B)] in virtual seconds."""
+        """Return E[tau_(B)], in virtual seconds, for B = `wait`."""
         return self.delay.expected(wait, self.servers, self.devices)
 
     def asymptotic(self, wait: int) -> float:
-        """Eq. (8): r_{B,N} <~ F^-1(B/N) / F^-1(1 - 1/N), F that of tau_n; NaN for B = N."""
+        """Return the limit of eq. (8) for B = `wait`.
+
+        It is r_{B,N} <~ F^-1(B/N) / F^-1(1 - 1/N), where F is the distribution of tau_n.
+
+        Returns:
+            The limit; NaN for B = N.
+        """
         if wait == self.servers:
             return math.nan
-        # the largest of m delays is below t with probability P(T <= t) ** m
-        shares = np.array([wait / self.servers, 1 - 1 / self.servers]) ** (1 / self.devices)
-        first, last = map(self.delay.quantile, shares)
-        return first / last if last > 0 else math.nan
+        # The largest of m delays is below t with probability P(T <= t) ** m.
+        share_waited_for = (wait / self.servers) ** (1 / self.devices)
+        share_of_all_but_one = (1 - 1 / self.servers) ** (1 / self.devices)
+        last = self.delay.quantile(share_of_all_but_one)
+        return self.delay.quantile(share_waited_for) / last if last > 0 else math.nan
 
     def in_a_run(self, wait: int, rng: np.random.Generator) -> np.ndarray:
-        """Mean virtual seconds of a round where late servers continue, and its error, (2,).
+        """Draw a run in which late servers continue, for B = `wait`.
 
-        The error is that of means of consecutive rounds, without the first batch of them.
+        Returns:
+            The mean duration of a round in virtual seconds, and its standard error, of shape (2,).
+            The error is that of the means of batches of consecutive rounds.
         """
         from lightfed.devices.event_clock import VirtualClock  # after the command is parsed: torch
 
         clock = VirtualClock(self.servers, wait)
         ends = []
-        for _ in range((_BATCHES + 1) * _ROUNDS):
-            clock.advance(self.delay.draw(rng, (len(clock.idle), self.devices)).max(axis=-1))
+        for _ in range((_BATCHES + 1) * _ROUNDS_OF_A_BATCH):
+            delays = self.delay.draw(rng, (len(clock.idle), self.devices))
+            clock.advance(delays.max(axis=-1))
             ends.append(clock.now)
-        means = np.diff(ends[_ROUNDS - 1 :: _ROUNDS]) / _ROUNDS
+
+        # The first batch is left out, because all servers begin it at the same time.
+        ends_of_batches = ends[_ROUNDS_OF_A_BATCH - 1 :: _ROUNDS_OF_A_BATCH]
+        means = np.diff(ends_of_batches) / _ROUNDS_OF_A_BATCH
         return np.array([means.mean(), means.std(ddof=1) / math.sqrt(_BATCHES)])
 
 
 def latencies(cloud: Cloud, waits: Sequence[int], *, seed: int) -> pd.DataFrame:
-    """The analysis: for each B (`wait`) the `seconds` of a round, and its durations of all KINDS.
+    """Return the analysis, a row for each value of B.
 
-    These are relative to E[tau_(N)], NaN where (8) does not apply; `error` is that of the last one.
+    Args:
+        cloud: The servers.
+        waits: The values of B.
+        seed: The seed of the rounds in which late servers continue.
+
+    Returns:
+        Columns are `wait`, which is B, the `seconds` of a round, and its duration of all KINDS
+        relative to E[tau_(N)], NaN where (8) does not apply; `error` is that of the last kind.
     """
     from lightfed.utils.rng import numpy_generator
 
     full = cloud.expected(cloud.servers)
     rows = []
     for wait in waits:
-        run = cloud.in_a_run(wait, numpy_generator(seed, "latency/run", round=wait)) / full
+        mean, error = cloud.in_a_run(wait, numpy_generator(seed, "latency/run", round=wait)) / full
         seconds = cloud.expected(wait)
-        rows.append((wait, seconds, seconds / full, cloud.asymptotic(wait), *run))
+        rows.append((wait, seconds, seconds / full, cloud.asymptotic(wait), mean, error))
     return pd.DataFrame(rows, columns=pd.Index(["wait", "seconds", *KINDS, "error"]))
 
 
@@ -106,26 +137,45 @@ def latency(
         waits: values of B to analyse, such as [3,5,7,10]; by default every tenth of N.
         seed: of the rounds in which late servers continue.
     """
-    for name, value, least in (("servers", servers, 1), ("devices", devices, 1), ("seed", seed, 0)):
-        require(value >= least, f"--{name}", value, f"give at least {least}")
-    for name, value in (("servers", servers), ("devices", devices), ("servers", servers * devices)):
-        found = f"{servers} servers of {devices} devices"
-        require(value <= _MOST, f"--{name}", found, f"give at most {_MOST} in all")
-    require(len(waits or ()) <= _MOST_WAITS, "--waits", f"{len(waits or ())} values", "give fewer")
     from lightfed.devices.event_clock import check_waits
 
-    waits = waits or sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
+    _check_sizes(servers, devices, seed)
+    if waits is not None and len(waits) > _MOST_WAITS:
+        raise UserError("--waits", f"{len(waits)} values", "give fewer")
+    if not waits:
+        waits = sorted({math.ceil(servers * tenth / 10) for tenth in range(1, 11)})
     check_waits("--waits", waits, servers)
+
     cloud = Cloud(delay, servers, devices)
     table = latencies(cloud, waits, seed=seed)
-    cells = {name: table[name].map("{:.4f}".format).replace("nan", NOTHING) for name in KINDS}
+    cells = {
+        "B": table["wait"].astype("str"),
+        "round lasts": table["seconds"].map(seconds_text),
+    }
+    for kind in KINDS:
+        cells[kind] = table[kind].map("{:.4f}".format).replace("nan", NOTHING)
     cells["in a run"] += table["error"].map(" +- {:.4f}".format)
-    named = {"B": table["wait"].astype("str"), "round lasts": table["seconds"].map(seconds_text)}
+
     console = new_console()
     print_line(console, cloud.title)
-    print_table(console, pd.DataFrame(named | cells))
+    print_table(console, pd.DataFrame(cells))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
+
+
+def _check_sizes(servers: int, devices: int, seed: int) -> None:
+    """Refuse numbers that are too small, or so large that the command would take minutes."""
+    least_of = {"servers": (servers, 1), "devices": (devices, 1), "seed": (seed, 0)}
+    for name, (value, least) in least_of.items():
+        if value < least:
+            raise UserError(f"--{name}", str(value), f"give at least {least}")
+
+    found = f"{servers} servers of {devices} devices"
+    fix = f"give at most {_MOST_DEVICES} in all"
+    if devices > _MOST_DEVICES:
+        raise UserError("--devices", found, fix)
+    if servers * devices > _MOST_DEVICES:
+        raise UserError("--servers", found, fix)
 
 
 def main(words: Sequence[str]) -> None:

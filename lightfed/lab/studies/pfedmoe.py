@@ -11,12 +11,9 @@ import numpy as np
 import pandas as pd
 
 from lightfed.lab.drawing import marks
-from lightfed.lab.drawing.marks import Axis, Figure
+from lightfed.lab.drawing.marks import Axis, Chart, Figure
 from lightfed.lab.results import text
-from lightfed.lab.results.groups import (
-    Group,
-    usual_metric,
-)
+from lightfed.lab.results.groups import Group, usual_metric
 from lightfed.lab.results.run import Run, finite
 from lightfed.lab.results.text import readable
 from lightfed.lab.studies import shared
@@ -36,51 +33,84 @@ GATES = (
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """How much a client's last evaluation beats that with the best baseline, by seed and client."""
+    """Draw how much a client's last evaluation beats that of the best baseline, by client.
+
+    There is a figure for each protocol, and in it a chart for each experiment of pFedMoE.
+    """
     for name, groups in _protocols(runs):
         metric = usual_metric(groups)
-        rival = shared.best([g for g in groups if g.algorithm != OURS], f"personal/{metric}")
+        baselines = [group for group in groups if group.algorithm != OURS]
+        rival = shared.best(baselines, f"personal/{metric}")
         if rival is None:
             continue
-        share = text.is_share(metric)
-        unit = f"difference in {'percentage points' if share else readable(metric)}"
+
         charts = []
-        for own in (group for group in groups if group.algorithm == OURS):
-            gains = (_by_client(own, metric) - _by_client(rival, metric)).dropna(how="all")
-            each = text.direction(metric) * (100 if share else 1) * gains.T
-            ends = {"difference": each.mean(), "low": each.min(), "high": each.max()}
-            table = pd.DataFrame({**ends, "series": own.label}).reset_index(names="client")
-            x, y = Axis("client"), Axis("difference", unit, zero=True)
-            title = f"{own.label}, {unit}"
-            if len(table):
-                charts.append(marks.points(table, x, y, {own.label: own.place}, title=title))
-        title = f"{OURS} against {rival.label}, the best baseline, by client"
+        for group in groups:
+            if group.algorithm == OURS:
+                chart = _differences(group, rival, metric)
+                if chart is not None:
+                    charts.append(chart)
         if charts:
+            title = f"{OURS} against {rival.label}, the best baseline, by client"
             yield shared.figure_of("differences", name, title, charts, DIFFERENCES, groups)
 
 
+def _differences(group: Group, rival: Group, metric: str) -> Chart | None:
+    """A chart of the gains of each client over a rival, with their range over seeds.
+
+    Returns:
+        The chart; None if no client was tested in both with the same seed.
+    """
+    gains = _by_client(group, metric) - _by_client(rival, metric)
+    gains = gains.dropna(how="all")
+    in_points = 100 if text.is_share(metric) else 1
+    of_seeds = text.direction(metric) * in_points * gains.T  # (seeds, clients)
+
+    unit = "percentage points" if text.is_share(metric) else readable(metric)
+    heading = f"difference in {unit}"
+    columns = {"difference": of_seeds.mean(), "low": of_seeds.min(), "high": of_seeds.max()}
+    table = pd.DataFrame({**columns, "series": group.label}).reset_index(names="client")
+    if not len(table):
+        return None
+    return marks.points(
+        table,
+        Axis("client"),
+        Axis("difference", heading, zero=True),
+        {group.label: group.place},
+        title=f"{group.label}, {heading}",
+    )
+
+
 def _protocols(runs: Sequence[Run]) -> Iterator[tuple[str, list[Group]]]:
-    """Those of pFedMoE, which comes first, and another method."""
+    """The protocols that have pFedMoE, which comes first, and another method."""
     for name, groups in shared.protocols(runs, METHODS).items():
-        if {OURS} < {group.algorithm for group in groups}:
+        algorithms = {group.algorithm for group in groups}
+        if OURS in algorithms and len(algorithms) > 1:
             yield name, groups
 
 
 def _by_client(group: Group, metric: str) -> pd.DataFrame:
     """The last values of a metric, a row a client and a column a seed; NaN if not finite."""
-    tested = {run.seed: run.evaluation for run in group.runs if metric in run.evaluation}
-    return finite(pd.DataFrame({seed: table[metric] for seed, table in tested.items()}))
+    values = {}
+    for run in group.runs:
+        if metric in run.evaluation:
+            values[run.seed] = run.evaluation[metric]
+    return finite(pd.DataFrame(values))
 
 
 def gates_figure(run: Run) -> Figure | None:
-    """The private expert's weight by client and class, with the mean; None without gates.
+    """Draw the private expert's weight by client and class, with the mean over classes.
 
-    gate.npz has `personal`, (clients, classes): the mean weight of a client's private expert over
-    its test samples of a class, NaN without any; the shared expert has the rest.
+    gate.npz has `personal`, of shape (clients, classes): the mean weight of a client's private
+    expert over its test samples of a class, NaN without any; the shared expert has the rest.
+
+    Returns:
+        The figure; None if the run has no gates.
     """
     gates = run.arrays("gate")
     if not gates or not np.isfinite(gates["personal"]).any():
         return None
+
     classes = None if run.partition is None else run.partition.columns
     weights = pd.DataFrame(gates["personal"].astype(float), columns=classes).dropna(how="all")
     weights = weights.assign(**{MEAN: weights.mean(axis=1)}).rename_axis("client")

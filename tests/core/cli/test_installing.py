@@ -78,13 +78,13 @@ def test_a_configuration_is_found_by_its_name_and_copied(
     monkeypatch.chdir(tmp_path)
     found = shipped.with_paths(["fit", "--config", "lightfed:quickstart", "--model.seed", "1"])
     assert Path(found[2]).samefile(ROOT / "configs" / "quickstart.yaml")
-    assert shipped.with_paths(["--config=lightfed:fedavg/digits"])[0].endswith("digits.yaml")
-    with pytest.raises(UserError, match=r"--config: .*did you mean fedavg/digits"):
+    assert shipped.with_paths(["--config=lightfed:digits/fedavg"])[0].endswith("digits/fedavg.yaml")
+    with pytest.raises(UserError, match=r"--config: .*did you mean digits/fedavg"):
         shipped.path_of("fedavg")
-    assert shipped.main(["copy", "fedavg"]) == 0
-    assert Path("configs/fedavg/digits.yaml").is_file()
+    assert shipped.main(["copy", "digits"]) == 0
+    assert Path("configs/digits/fedavg.yaml").is_file()
     with pytest.raises(UserError, match="exists"):
-        shipped.main(["copy", "fedavg"])
+        shipped.main(["copy", "digits"])
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,32 +32,35 @@ class Own(FedProx):
         self.own = own
 
 
-def parsed(value: Any, wanted: Any = Algorithm) -> Any:
-    """What a parser makes of a value."""
+def parsed(value: Any, annotation: Any = Algorithm) -> Any:
+    """What a parser makes of a value of an argument."""
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--key", type=wanted)
+    parser.add_argument("--key", type=annotation)
     return parser.instantiate_classes(parser.parse_object({"key": value})).key
 
 
-def refused(value: Any, wanted: Any = Algorithm) -> UserError:
-    """What a command says of a value of its argument `key`."""
+def refused(value: Any, annotation: Any = Algorithm) -> UserError:
+    """The error of a command about a value of its argument `key`."""
 
     def command(key: Any) -> None:
         """A command."""
 
-    command.__annotations__["key"] = wanted
+    command.__annotations__["key"] = annotation
     with pytest.raises(ArgumentError) as error:
-        parsed(value, wanted)
+        parsed(value, annotation)
     return parser_error(str(error.value), [], {"": command})
 
 
 def own(**arguments: Any) -> dict[str, Any]:
+    """The class `Own` with arguments, as a configuration has it."""
     return {"class_path": f"{__name__}.Own", "init_args": arguments}
 
 
 def test_a_subclass_takes_what_its_parent_takes() -> None:
-    made = parsed(own(own=2.0, mu=0.5))
-    assert (type(made).__name__, made.own, made.local_penalty.mu) == ("Own", 2.0, 0.5)
+    algorithm = parsed(own(own=2.0, mu=0.5))
+    assert type(algorithm).__name__ == "Own"
+    assert algorithm.own == 2.0
+    assert algorithm.local_penalty.mu == 0.5
     assert {"own", "mu", "weights"} <= set(accepted(Own))
 
 
@@ -81,7 +84,8 @@ def test_a_mistake_in_an_argument_of_a_parent(
 @pytest.mark.parametrize("wrap", [lambda t: t | None, lambda t: Callable[[], t]])
 def test_a_mistake_within_a_choice_and_within_a_factory(wrap: Callable[[Any], Any]) -> None:
     error = refused(own(own=1.0, muu=0.5), wrap(Algorithm))
-    assert (error.key, error.fix) == ("key.init_args.muu", "did you mean mu?")
+    assert error.key == "key.init_args.muu"
+    assert error.fix == "did you mean mu?"
 
 
 def test_a_short_name_that_several_classes_have() -> None:
@@ -104,15 +108,20 @@ def test_the_item_at_fault_is_found_in_the_configuration(tmp_path: Path) -> None
     )
     for words in (["--config", str(file)], [f"--config={file}"], ["-c", str(file)]):
         assert parser_error(message, ["fit", *words], SECTIONS).key == "model.clients.1.level"
+
+    # Without the file, the item is unknown.
     assert parser_error(message, ["fit"], SECTIONS).key == "model.clients.level"
-    changed = "--model.clients=" + '[{"count": 1, "level": "z", "model": "Conv"}]'
-    words = ["fit", "--config", str(file), changed]
+
+    # A word counts more than a file.
+    clients = '--model.clients=[{"count": 1, "level": "z", "model": "Conv"}]'
+    words = ["fit", "--config", str(file), clients]
     assert parser_error(message, words, SECTIONS).key == "model.clients.0.level"
 
 
 def test_what_is_not_understood_is_one_line_with_a_key() -> None:
     error = parser_error('Parser key "model.seed":\n  Something\n    new', ["fit"], SECTIONS)
-    assert (error.key, error.found) == ("model.seed", "Something new")
+    assert error.key == "model.seed"
+    assert error.found == "Something new"
     assert parser_error("Something\nnew", ["fit"], SECTIONS).found == "Something new"
 
 
@@ -142,10 +151,10 @@ def test_words_of_other_trainers_lead_to_keys_that_exist(word: str) -> None:
     ],
 )
 def test_lightning_s_own_errors(error: Exception, key: str, fragment: str) -> None:
-    found = run_error(error)
-    assert found is not None
-    assert found.key == key
-    assert fragment in str(found)
+    refused = run_error(error)
+    assert refused is not None
+    assert refused.key == key
+    assert fragment in str(refused)
 
 
 def test_an_error_of_the_program_is_not_explained_away() -> None:

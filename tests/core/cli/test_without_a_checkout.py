@@ -12,7 +12,7 @@ from lightfed.cli.errors import class_error
 from lightfed.cli.federation_cli import run_name
 from lightfed.lab import study
 from lightfed.runs.run_folder import RunFolder
-from tests.lab.test_comparisons import STUDY
+from tests.lab.test_study import STUDY
 from tests.promises.refusals.mistakes import edited
 
 SMALL = {"model.algorithm": "FedAvg", "model.optimizer.init_args.lr": 0.1}
@@ -29,7 +29,7 @@ def test_a_study_is_a_file_of_ones_own(folder: Path) -> None:
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(STUDY))
     read = study.read_study("own/mine.yaml")
-    assert read["title"] == STUDY["title"]
+    assert read.title == STUDY["title"]
     methods = study.methods_of("own/mine.yaml", read, "short")
     assert all(f"--trainer.name=mine-short-{method.name}" in method.words for method in methods)
     assert study.digest("own/mine.yaml") == study.digest(str(path))
@@ -99,9 +99,12 @@ def test_a_name_that_another_method_has_taken_is_told_apart(folder: Path) -> Non
     [
         ("mine.yaml", "FedAvg", "mine"),
         ("configs/quickstart.yaml", "HeteroFL", "quickstart"),
-        ("configs/fedavg/digits.yaml", "FedAvg", "fedavg-digits"),
-        ("configs/fedprox/digits.yaml", "FedProx", "fedprox-digits"),
-        ("configs/fedavg/digits.yaml", "FedProx", "fedprox-digits"),
+        ("configs/digits/fedavg.yaml", "FedAvg", "fedavg-digits"),
+        ("configs/digits/fedprox.yaml", "FedProx", "fedprox-digits"),
+        ("configs/digits/fedavg.yaml", "FedProx", "fedprox-digits"),
+        ("configs/heterofl/mnist.yaml", "HeteroFL", "heterofl-mnist"),
+        ("digits/mine.yaml", "FedAvg", "mine"),
+        ("mine/fedavg.yaml", "FedAvg", "fedavg"),
         ("configs/dispfl/digits-fedavg.yaml", "FedAvg", "digits-fedavg"),
         ("configs/fedbcd/digits-i.yaml", "FedBCDI", "fedbcdi-digits-i"),
         ("configs/fedbcd/digits-fedprox.yaml", "CloudFedAvg", "digits-fedprox"),
@@ -110,7 +113,7 @@ def test_a_name_that_another_method_has_taken_is_told_apart(folder: Path) -> Non
         ("configs/lora/base.yaml", "FedAvg", "base"),
     ],
 )
-def test_a_run_is_named_by_its_file_and_in_a_folder_of_a_method_by_that(
+def test_a_run_is_named_by_its_file_and_in_configs_by_method_and_data(
     file: str, method: str, name: str
 ) -> None:
     assert run_name(Path(file), method) == name
@@ -122,7 +125,7 @@ def test_runs_of_two_shipped_methods_say_which_is_which(
     monkeypatch.chdir(folder)
     named = []
     for method in ("fedavg", "fedprox"):
-        made = prepared(["fit", "--config", f"lightfed:{method}/digits"])
+        made = prepared(["fit", "--config", f"lightfed:digits/{method}"])
         assert made.trainer.run_logger is not None
         named.append(made.trainer.run_logger.place.base)
     assert named == ["fedavg-digits", "fedprox-digits"]

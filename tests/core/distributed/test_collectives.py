@@ -1,4 +1,4 @@
-"""What ranks give each other, and what that is on the wire."""
+"""What ranks give each other, and how many bytes they send."""
 
 from typing import Any
 
@@ -25,94 +25,118 @@ def part(sender: int, receiver: int, size: int, dtype: torch.dtype = torch.int32
 def test_every_rank_gets_what_the_others_have_for_it(
     sizes: list[list[int]], dtype: torch.dtype
 ) -> None:
-    """sizes[s][r]: elements from rank s to rank r; any of them may be 0."""
+    """`sizes[s][r]` elements go from rank s to rank r; any of them can be 0."""
 
     def work(ranks: Ranks) -> tuple[list[Tensor], bool, float]:
-        parts = [part(ranks.rank, r, sizes[ranks.rank][r], dtype) for r in range(3)]
-        found = ranks.swap(parts, [sizes[s][ranks.rank] for s in range(3)])
-        return found, found[ranks.rank] is parts[ranks.rank], ranks.take_wire_bytes()
+        sizes_to_others = sizes[ranks.rank]
+        sizes_from_others = [sizes[sender][ranks.rank] for sender in range(3)]
+        parts = [
+            part(ranks.rank, receiver, sizes_to_others[receiver], dtype) for receiver in range(3)
+        ]
+        received = ranks.swap(parts, sizes_from_others)
+        own_is_not_copied = received[ranks.rank] is parts[ranks.rank]
+        return received, own_is_not_copied, ranks.take_wire_bytes()
 
-    for rank, (found, own, sent) in enumerate(on_ranks(3, work)):
-        assert len(found) == 3
-        assert own
+    for rank, (received, own_is_not_copied, sent_bytes) in enumerate(on_ranks(3, work)):
+        assert own_is_not_copied
+        assert len(received) == 3
         for sender in range(3):
-            assert torch.equal(found[sender], part(sender, rank, sizes[sender][rank], dtype))
-        assert sent == dtype.itemsize * sum(sizes[rank][r] for r in range(3) if r != rank)
+            assert torch.equal(received[sender], part(sender, rank, sizes[sender][rank], dtype))
+
+        sent_elements = sum(sizes[rank]) - sizes[rank][rank]
+        assert sent_bytes == dtype.itemsize * sent_elements
 
 
 def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_pinned_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the process group gets is in pinned memory, and what comes finds its way back."""
-    made, pinned = torch.empty, list[bool]()
+    """What the process group gets is in pinned memory, and what comes back is where it belongs."""
+    torch_empty = torch.empty
+    pinned: list[bool] = []
 
     def empty(*shape: Any, pin_memory: bool = False, **more: Any) -> Tensor:
+        # Memory cannot be pinned without a GPU.
         pinned.append(pin_memory)
-        return made(*shape, **more)
+        return torch_empty(*shape, **more)
 
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
 
     def work(ranks: Ranks) -> tuple[Tensor, Tensor, list[Tensor]]:
-        ranks.staged, ranks.device = True, torch.device("cuda", 0)
-        total, most = torch.tensor([1.0, ranks.rank]), torch.tensor([ranks.rank, 7])
+        ranks.staged = True
+        ranks.device = torch.device("cuda", 0)
+        total = torch.tensor([1.0, ranks.rank])
+        largest = torch.tensor([ranks.rank, 7])
         assert ranks.sum_(total) is total
-        assert ranks.max_(most) is most
-        parts = [part(ranks.rank, r, 2) for r in range(2)]
-        return total, most, ranks.swap(parts, [2, 2])
+        assert ranks.max_(largest) is largest
 
-    for rank, (total, most, found) in enumerate(on_ranks(2, work)):
+        parts = [part(ranks.rank, receiver, 2) for receiver in range(2)]
+        return total, largest, ranks.swap(parts, [2, 2])
+
+    for rank, (total, largest, received) in enumerate(on_ranks(2, work)):
         assert total.tolist() == [2.0, 1.0]
-        assert most.tolist() == [1, 7]
-        assert [f.tolist() for f in found] == [part(s, rank, 2).tolist() for s in range(2)]
-    # Of each rank: a sum, a maximum, and what it sends and gets in an exchange.
+        assert largest.tolist() == [1, 7]
+        for sender in range(2):
+            assert received[sender].tolist() == part(sender, rank, 2).tolist()
+
+    # Each rank has a sum, a maximum, and what it sends and receives in an exchange.
     assert sum(pinned) == 2 * 4
 
 
-class Says:
-    """Tells its rank, and keeps what it hears."""
+class Messages:
+    """Sends a number of its rank, and keeps what it receives."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.received: list[int] = []
 
     def outgoing(self) -> int:
         return 10 * self.rank
 
-    def receive(self, said: list[int]) -> None:
-        self.said = said
+    def receive(self, messages: list[int]) -> None:
+        self.received = messages
 
 
 @pytest.mark.parametrize("size", [1, PACKAGE_BYTES, 3 * PACKAGE_BYTES])
-def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: int) -> None:
-    """Those of one rank are long."""
+def test_objects_of_any_size_are_gathered_in_order_with_the_messages(size: int) -> None:
+    """The objects of rank 1 are long."""
+    objects_of_rank: list[list[Any]] = [[], [1, "x" * size], [2, 2]]
 
     def work(ranks: Ranks) -> tuple[list[Any], list[int]]:
-        says = ranks.messages = Says(ranks.rank)
-        found = ranks.gather([ranks.rank] * ranks.rank + ["x" * size] * (ranks.rank == 1))
-        return found, says.said
+        messages = Messages(ranks.rank)
+        ranks.messages = messages
+        objects = ranks.gather(objects_of_rank[ranks.rank])
+        return objects, messages.received
 
-    assert on_ranks(3, work) == [([1, "x" * size, 2, 2], [0, 10, 20])] * 3
+    for objects, messages in on_ranks(3, work):
+        assert objects == [1, "x" * size, 2, 2]
+        assert messages == [0, 10, 20]
 
 
-def test_one_rank_hears_itself_and_meets_nobody() -> None:
+def test_a_single_rank_takes_the_same_path_without_communication() -> None:
     ranks = Ranks(torch.device("cpu"))
     ranks.barrier()
     assert ranks.any(True)
     assert not ranks.any(False)
-    ranks.messages = says = Says(1)
+
+    messages = Messages(1)
+    ranks.messages = messages
     assert ranks.gather(["x"]) == ["x"]
-    assert says.said == [10]
+    assert messages.received == [10]
     assert ranks.for_thread().messages is None
 
 
 def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[Any] = []
-    monkeypatch.setattr(watch, "lost", lambda *stated: done.append(stated))
-    error = RuntimeError("Connection closed by peer")
+    calls: list[Any] = []
+    monkeypatch.setattr(watch, "lost", lambda *arguments: calls.append(arguments))
     ranks = Ranks(torch.device("cpu"))
+
+    error = RuntimeError("Connection closed by peer")
     with pytest.raises(RuntimeError, match="closed"), ranks.collective("a merge"):
         raise error
-    assert done == [("a merge", error)]
+    assert calls == [("a merge", error)]
+
+    # An error of another kind is not about the connection.
     with pytest.raises(ValueError, match="mine"), ranks.collective("a merge"):
         raise ValueError("mine")
-    assert len(done) == 1
+    assert len(calls) == 1

@@ -9,12 +9,7 @@ import torch
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs import checkpoint
-from lightfed.runs.checkpoint import (
-    CLIENTS,
-    load,
-    remove,
-    save,
-)
+from lightfed.runs.checkpoint import CLIENTS, load, remove, save
 from lightfed.utils.errors import UserError
 from tests.promises.stopping.checkpoints import names_in, tags_of, value_of, write
 from tests.small import CPU
@@ -52,18 +47,20 @@ def test_what_was_mapped_survives_the_next_checkpoint(tmp_path: Path) -> None:
     assert rows[3][0].tolist() == [4.0] * 4
 
 
+# An object that only code of the file could make.
 CODE = {checkpoint.SHARDS: {"tag": "x", "ranks": 0}, "x": Path("/")}
 
 
-def refused(path: Path, found: str) -> None:
-    with pytest.raises(UserError, match=found) as caught:
+def refused(path: Path, message: str) -> None:
+    """Check that a checkpoint is refused in one line."""
+    with pytest.raises(UserError, match=message) as caught:
         load(path)
     assert caught.value.key == "ckpt_path"
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "found"),
+    ("make", "message"),
     [
         (lambda path: None, "no file"),
         (Path.mkdir, "no file"),
@@ -76,10 +73,11 @@ def refused(path: Path, found: str) -> None:
     ids=["missing", "folder", "empty", "text", "code", "other program", "tensor"],
 )
 def test_what_is_no_checkpoint_is_refused(
-    make: Callable[[Path], object], found: str, tmp_path: Path
+    make: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
-    make(tmp_path / "x.ckpt")
-    refused(tmp_path / "x.ckpt", found)
+    path = tmp_path / "x.ckpt"
+    make(path)
+    refused(path, message)
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_kept(
@@ -91,36 +89,50 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
         later.setattr(checkpoint, "FORMAT", 5)
         write(path, 2.0)
     refused(path, "has format 5; this version of lightfed reads format 4")
+
     monkeypatch.setattr(checkpoint, "FORMAT", 5)
-    assert (value_of(path), tags_of(path)) == (2.0, 1)
+    assert value_of(path) == 2.0
+    assert tags_of(path) == 1
 
 
 def test_a_link_stands_for_the_checkpoint_it_points_to(tmp_path: Path) -> None:
-    path, link = tmp_path / "epoch=1.ckpt", tmp_path / "last.ckpt"
+    path = tmp_path / "epoch=1.ckpt"
+    link = tmp_path / "last.ckpt"
     write(path, 1.0, ranks=2)
     link.symlink_to(path.name)
     assert value_of(link) == 1.0
-    write(link, 2.0, ranks=2)  # a checkpoint that takes the link's place, not its target's
-    assert (value_of(link), value_of(path)) == (2.0, 1.0)
+
+    # A new checkpoint takes the place of the link, and not of its target.
+    write(link, 2.0, ranks=2)
+    assert value_of(link) == 2.0
+    assert value_of(path) == 1.0
 
 
 def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
-    path, link = tmp_path / "epoch=1.ckpt", tmp_path / "last.ckpt"
+    path = tmp_path / "epoch=1.ckpt"
+    link = tmp_path / "last.ckpt"
     write(path, 1.0)
     link.symlink_to(path.name)
+
     remove(link)
     assert value_of(path) == 1.0
+
+
+def test_removing_a_checkpoint_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
     write(path, 2.0)
+
+    remove(path)
     remove(path)
     assert names_in(tmp_path) == []
-    remove(path)  # nothing there is no error
 
 
-def test_what_is_no_state_is_left_out(tmp_path: Path) -> None:
+def test_hyper_parameters_are_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     content = {"hyper_parameters": {"path": tmp_path}, "hparams_name": "kwargs", "epoch": 3}
     save(content, path, Ranks(CPU))
-    found = load(path)
-    assert found["epoch"] == 3
-    assert "hyper_parameters" not in found
-    assert "hparams_name" not in found
+
+    loaded = load(path)
+    assert loaded["epoch"] == 3
+    assert "hyper_parameters" not in loaded
+    assert "hparams_name" not in loaded

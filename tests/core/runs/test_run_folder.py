@@ -200,7 +200,7 @@ def test_a_step_of_another_node_is_asked_for(
         asked.append(" ".join(words))
         return subprocess.CompletedProcess(words, 0 if answer else 1, answer, "")
 
-    monkeypatch.setattr(requeue, "_scontrol", scontrol)
+    monkeypatch.setattr(requeue, "scontrol", scontrol)
     assert step(tmp_path, monkeypatch, 1).folder.name == name
     assert set(asked) == {"show step -o 12.0"}
 

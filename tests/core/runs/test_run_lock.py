@@ -27,20 +27,22 @@ JOB = Job("12", "mini", 1)
 
 
 class Process:
-    """A process that has begun, or gone on with, the run in a folder; others may run beside it."""
+    """A process that has begun or resumed the run in a folder; others can run beside it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, job: Job | None = None):
-        self._patch, self._tokens = monkeypatch, dict[Path, str]()
+        self._monkeypatch = monkeypatch
+        self._tokens: dict[Path, str] = {}
         self.folder = folder
         self.do(lambda: fence.take(folder, job))
 
-    def do(self, deed: Callable[[], Any]) -> Any:
-        with self._patch.context() as patch:
+    def do(self, action: Callable[[], Any]) -> Any:
+        """Do something as this process does it: with the tokens that it has written."""
+        with self._monkeypatch.context() as patch:
             patch.setattr(fence, "tokens_of_process", self._tokens)
-            return deed()
+            return action()
 
     def writes(self) -> bool:
-        """Whether it may."""
+        """Whether it is allowed to write a checkpoint."""
         try:
             self.do(lambda: fence.check(self.folder / "checkpoints" / "last.ckpt"))
         except TakenOver:
@@ -51,10 +53,15 @@ class Process:
 def test_the_later_start_has_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Process(tmp_path, monkeypatch)
     assert first.writes()
+
     second = Process(tmp_path, monkeypatch)
-    assert (first.writes(), second.writes()) == (False, True)
+    assert not first.writes()
+    assert second.writes()
+
     third = Process(tmp_path, monkeypatch)
-    assert [p.writes() for p in (first, second, third)] == [False, False, True]
+    assert not first.writes()
+    assert not second.writes()
+    assert third.writes()
 
 
 @pytest.mark.parametrize(
@@ -87,8 +94,10 @@ def test_a_token_that_is_gone_is_nobody_s(
     first = Process(tmp_path, monkeypatch)
     spoil(tmp_path / ".owner")
     assert first.writes()
+
     second = Process(tmp_path, monkeypatch)
-    assert (first.writes(), second.writes()) == (False, True)
+    assert not first.writes()
+    assert second.writes()
 
 
 def test_a_relative_folder_is_that_of_the_start(

@@ -9,7 +9,7 @@ from lightfed.lab.drawing.marks import Figure
 from lightfed.lab.report.comparison import compare
 from lightfed.lab.results.run import Run
 from lightfed.lab.studies.figures import study_figures
-from lightfed.lab.studies.flexifed import _protocols, figures
+from lightfed.lab.studies.flexifed import figures, protocols
 from lightfed.utils.errors import UserError
 from tests.lab.report.make_run import by_title, drawn
 from tests.lab.studies.make_study import strategy_run
@@ -32,7 +32,7 @@ def row(tmp_path: Path) -> list[Run]:
 
 def _names(runs: list[Run]) -> dict[str, list[str]]:
     """The strategies of each protocol."""
-    return {name: [group.label for group in own] for name, own in _protocols(runs)}
+    return {name: [group.label for group in own] for name, own in protocols(runs)}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def _names(runs: list[Run]) -> dict[str, list[str]]:
         ({"counts": (3, 2, 2, 1)}, ["clients 0 count 2", "clients 0 count 3"]),
     ],
 )
-def test_protocols_are_named_by_what_tells_them_apart(
+def testprotocols_are_named_by_what_tells_them_apart(
     tmp_path: Path, changes: dict[str, Any], names: list[str]
 ) -> None:
     usual = [strategy_run(tmp_path, name, FLAT) for name in ("Standalone", "MaxCommon")]
@@ -100,7 +100,7 @@ def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list
     assert figure.title == "CIFAR10, VGG: accuracy by strategy"
 
 
-def test_protocols_have_figures_of_their_own(row: list[Run], tmp_path: Path) -> None:
+def testprotocols_have_figures_of_their_own(row: list[Run], tmp_path: Path) -> None:
     more = [
         strategy_run(tmp_path, name, COURSES[name], **changes)
         for name in ("ClusteredFL", "MaxCommon")

@@ -34,7 +34,7 @@ from tests.promises.refusals.mistakes import GONE
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 CASES = 1000
 BASES = (
-    "quickstart", "fedavg/digits", "dispfl/digits", "fedbcd/digits-async", "flexifed/digits-vgg",
+    "quickstart", "digits/fedavg", "dispfl/digits", "fedbcd/digits-async", "flexifed/digits-vgg",
     "heterofl/mnist", "pfedmoe/digits", "pfedmoe/digits-fedapen", "lgfedavg/digits",
 )  # fmt: skip
 # What a case must not change: ranks, the length of the run, and what it writes.
