@@ -59,6 +59,7 @@ class PreviewTrainer(FederatedTrainer):
         datamodule: FederatedDataModule,
         world_size: int = 1,
         rounds: int = 5,
+        json: bool = False,
     ) -> None:
         """Print a plan for many ranks: packs, speed, bytes, memory. No ranks are started.
 
@@ -67,9 +68,12 @@ class PreviewTrainer(FederatedTrainer):
             datamodule: The FederatedDataModule.
             world_size: The number of ranks to plan for.
             rounds: The number of first rounds to plan.
+            json: Print the numbers for a program (docs/scripts.md), not as text.
         """
+        from json import dumps
+
         from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
-        from lightfed.lab.previews.plan import memory, plan_text
+        from lightfed.lab.previews.plan import memory, plan_numbers, plan_text
 
         clients = model.num_clients
         if not 1 <= world_size <= clients:
@@ -86,4 +90,8 @@ class PreviewTrainer(FederatedTrainer):
         fleet = model.make_fleet(DryFleet, datamodule, self, ranks=ranks)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
-        print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))
+        chunks = datamodule.chunks
+        if json:
+            print(dumps(plan_numbers(fleet, parts, rounds=rounds, chunks=chunks), indent=1))
+        else:
+            print(plan_text(fleet, parts, rounds=rounds, chunks=chunks))
