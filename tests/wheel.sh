@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the distributions, and does what the docs promise with the wheel alone: in an empty folder, and in an environment that
-# goes when this ends. Ten minutes, and 6 GB of disk.
+# goes when this ends. Six minutes, and 6 GB of disk.
 #
 #     tests/wheel.sh [FOLDER]     FOLDER: where the distributions are kept; by default nowhere
 set -euo pipefail

@@ -83,6 +83,18 @@ def test_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(rank["sessions"] for rank in found["ranks"]) == 4
 
 
+def test_a_partition(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(["partition", "--config=mine.yaml", "--json"], capsys)
+    check(found, "partition")
+    assert [client["group"] for client in found["clients"]] == ["a", "a", "b", "b"]
+    assert all(sum(client["train_per_class"]) == client["train"] for client in found["clients"])
+    assert all(sum(client["test_per_class"]) == client["test"] for client in found["clients"])
+
+    command_line.main(["partition", "--config=mine.yaml"])
+    total = sum(client["train"] for client in found["clients"])
+    assert f"{total} training samples" in capsys.readouterr().out
+
+
 def test_a_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(["report", "runs/a0", "--json"], capsys)
     check(found, "report")
