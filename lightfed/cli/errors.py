@@ -37,7 +37,7 @@ WORDS = {
 }
 
 # Options of commands that are in none of the sections of a configuration.
-_OPTIONS_OF_COMMANDS = ("ckpt_path", "config", "rounds", "verbose", "world_size")
+_OPTIONS_OF_COMMANDS = ("ckpt_path", "config", "json", "rounds", "verbose", "world_size")
 
 _NEEDS_LESS_MEMORY = (
     "lower the sizes of data.dataset, data.batch_size, model.clients or model.pack_memory"
@@ -159,7 +159,7 @@ def class_error(error: Exception) -> UserError | None:
         return UserError(
             key="trainer.logger",
             found="TensorBoardLogger without the package tensorboard",
-            fix="pip install 'lightfed[tensorboard]'",
+            fix="pip install tensorboard",
         )
 
     cause: BaseException | None = error

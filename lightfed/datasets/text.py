@@ -362,7 +362,7 @@ def tokenizer_of(path: str) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         found = f"{path}, and transformers is not installed"
-        raise UserError(key, found, fix="pip install lightfed[hf]") from error
+        raise UserError(key, found, fix="pip install transformers peft") from error
 
     # What fails is raised, too, so that the library need not print it.
     logging.getLogger("transformers").setLevel(logging.CRITICAL)

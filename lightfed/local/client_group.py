@@ -75,9 +75,10 @@ class ClientGroup:
             found = f"both rate {self.rate} and level {self.level} are given"
             raise UserError(f"{key}.rate", found, "keep one")
         if isinstance(self.model, nn.Module):
+            network = getattr(self.model, "_orig_mod", self.model)  # of torch.compile's wrapper
             raise UserError(
                 f"{key}.model",
-                f"a built {type(self.model).__name__}",
+                f"a built {type(network).__name__}",
                 "name a class (class_path and init_args), so that every rank builds its own; "
                 "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}",
             )

@@ -20,6 +20,7 @@ from lightfed.local.session import LocalSession
 from lightfed.models.agreement import Gathers, agree, are_alike, is_small, warn_of_draws
 from lightfed.models.build import DataSpec
 from lightfed.models.bypassed import AdapterCalls, call_every_layer, note_of_attention
+from lightfed.models.compiled import compiled_layers, note_of_lost, unwrapped
 from lightfed.models.own_network import OwnNames
 from lightfed.models.tensors import check_buffer, check_trained
 from lightfed.state.frozen_base import FrozenBase
@@ -104,6 +105,7 @@ class GroupState:
     session: LocalSession
     optimizer: Optimizer
     takes_lr: bool = True
+    note: str = ""
     packing: Packing = Packing()
     table: HookTable = HookTable()
     trainer: SessionTrainer | None = None
@@ -139,10 +141,14 @@ class GroupState:
             is_reproducible = _is_built_again(build, module)
 
         self._open(module, host, once, seed=seed, position=position)
+        # `configure_model` may have compiled a part of the module.
+        unwrapped(module, self._key)
+        compiled = compiled_layers(module)
         user_names = OwnNames(module)
         with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
         call_every_layer(module)
+        lost = note_of_lost(compiled, module)
 
         # The ranks of a plan have no processes; their number is negative.
         if ranks is not None and ranks.world > 1 and ranks.rank >= 0:
@@ -154,6 +160,7 @@ class GroupState:
         with nullcontext() if self.trainer is None else self.trainer.thawed():
             self._lay_out(module, data, base, device=device, trainer=trainer or host.run)
         self.store = RowStore(self.layout, device=device, host=host_rows)
+        self.note = self.note or lost
         self.staging = Staging(self.store) if self.store.host else None
         self._borrowed: Row | None = None
 

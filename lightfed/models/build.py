@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightfed.models.compiled import unwrapped
 from lightfed.utils.errors import UserError, reason
 
 Task = Literal["classification", "masked_lm", "regression", "columns"]
@@ -82,6 +83,7 @@ def build_network(
             key=_suspect(factory, key), found=reason(error), fix="correct its init_args"
         ) from error
 
+    network = unwrapped(network, key)
     _check_sizes(network, key)
     return network
 

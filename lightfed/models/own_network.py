@@ -8,9 +8,6 @@ from torch import Tensor, nn
 
 from lightfed.models.client_module import NetworkClient
 
-# torch.compile puts this into the names of a network's tensors.
-_COMPILED = "_orig_mod."
-
 
 @dataclass(frozen=True)
 class OwnNetwork:
@@ -51,14 +48,14 @@ class OwnNetwork:
 
 
 def own_network(module: nn.Module) -> nn.Module:
-    """Return the user's network in a client's module, without torch.compile's wrapper."""
+    """Return the user's network in a client's module."""
     network: Any = module.net if isinstance(module, NetworkClient) else module
-    return getattr(network, "_orig_mod", network)
+    return network
 
 
 def plain(name: str) -> str:
-    """Return a tensor's name without what torch.compile and a `NetworkClient` put before it."""
-    return name.replace(_COMPILED, "").removeprefix("net.")
+    """Return a tensor's name without what a `NetworkClient` puts before it."""
+    return name.removeprefix("net.")
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

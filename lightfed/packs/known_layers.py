@@ -76,6 +76,9 @@ def unknown_layer(network: nn.Module) -> str:
     for name, layer in network.named_modules():
         kind = type(layer)
 
+        if layer._compiled_call_impl is not None:
+            return f"{name or 'the network'} is compiled"
+
         # `vars`, not `hasattr`: a user's class that inherits from a network of this package may
         # have another forward.
         is_known = kind in LAYERS or kind in peft_layers or vars(kind).get("packs", False)

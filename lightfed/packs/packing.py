@@ -17,6 +17,7 @@ from lightfed.local.group_state import GroupState, Packing
 from lightfed.local.hooks import SESSION_HOOKS, SessionFleet, SessionHooks
 from lightfed.local.memory import client_bytes
 from lightfed.local.session import Autocast
+from lightfed.models.compiled import compiled_layers
 from lightfed.models.trials import trial_copy
 from lightfed.packs.known_layers import listens_to_gradients, may_mix_samples, unknown
 from lightfed.packs.pack_check import CLIENTS, batch_sizes, difference_in_packs
@@ -135,6 +136,11 @@ class Packs:
         """
         if fleet.data.task == "columns":
             raise _TrainsAlone("its samples are named columns")
+
+        # A graph of torch.compile is one client's. In a pack it would be compiled again for every
+        # number of clients and size of a batch, until torch gives up.
+        for layer in compiled_layers(state.module).values():
+            raise _TrainsAlone(f"{type(layer).__name__} is compiled, for one client at a time")
 
         if self.side_by_side == "auto":
             obstacle = unknown(state.module) or _unprofitable(fleet, state)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lightfed.api.fleet import Fleet
 from lightfed.local.group_state import GroupState
 from lightfed.models.client_module import NetworkClient
+from lightfed.models.compiled import call_uncompiled
 from lightfed.models.own_network import own_network, plain, tensors_of
 from lightfed.models.trials import on_trial
 from lightfed.state.rows import Rows
@@ -302,6 +303,7 @@ class _Exporter:
 
         if position not in self._untouched_networks:
             network = state.group.build(fleet.data, position=position, seed=fleet.seed)
+            call_uncompiled(network)  # the tested module is a copy, which is not compiled either
             self._untouched_networks[position] = network.to(fleet.device).eval()
         untouched = self._untouched_networks[position]
         try:

@@ -15,6 +15,9 @@ from torch._C._functorch import (
     maybe_get_bdim,
     maybe_get_level,
 )
+
+# What `torch.compile` puts around a module. Lightning imports it as well.
+from torch._dynamo import OptimizedModule
 from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
 
 # Classes that the layers of a kind have in common.

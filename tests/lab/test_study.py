@@ -1,6 +1,7 @@
 """`lightfed study`: its claims, its words and cases, and what is refused."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +192,18 @@ def test_the_cases_of_a_study_are_submitted_together(
         sweep, "submit", lambda file, *a, **k: lists.append(file.read_text().splitlines()) or 0
     )
     (folder / "rates.yaml").write_text(yaml.safe_dump(WORDED, sort_keys=False))
+    words = ["study", "rates.yaml", "--slurm"]
+    monkeypatch.setattr(
+        sys, "argv", ["lightfed", *words]
+    )  # to be repeated when the runs have ended
     with pytest.raises(SystemExit) as ended:
-        main(["study", "rates.yaml", "--slurm"])
+        main(words)
     assert ended.value.code == 0
     assert [len(lines) for lines in lists] == [4, 4]
     assert all("small-batches" in line for line in lists[0])
     assert all("large-batches" in line for line in lists[1])
-    assert "when the array has ended: lightfed " in capsys.readouterr().out
+    again = "when the array has ended: lightfed study rates.yaml --slurm"
+    assert again in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

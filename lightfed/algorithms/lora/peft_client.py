@@ -80,7 +80,7 @@ class PeftClient(NetworkClient):
                 if rank is not None:
                     net = _adapted(net, task, lora or {}, r=rank, lora_alpha=alpha)
         except ImportError as error:
-            raise UserError("base", reason(error), "pip install lightfed[hf]") from error
+            raise UserError("base", reason(error), "pip install transformers peft") from error
 
         super().__init__(net)
         self.task = task

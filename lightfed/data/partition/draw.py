@@ -115,6 +115,33 @@ class Partition:
         lines.append(f"sizes {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}")
         return "\n".join(lines)
 
+    def numbers(self, *, groups: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the sample counts of each client and class, as values for JSON.
+
+        Args:
+            groups: The name of each client's group; empty if all have the same model.
+        """
+        clients = []
+        for client in range(self.clients):
+            clients.append(
+                {
+                    "client": client,
+                    "group": groups[client] if groups else None,
+                    "train": len(self.train(client)),
+                    "test": len(self.test(client)),
+                    "train_per_class": self.train_counts[client].tolist(),
+                    "test_per_class": self.test_counts[client].tolist(),
+                }
+            )
+
+        return {
+            "scheme": self.meta["scheme"],
+            "data": self.meta["dataset"],
+            "seed": self.meta["seed"],
+            "digest": self.digest,
+            "clients": clients,
+        }
+
     @property
     def _arrays(self) -> dict[str, Any]:
         """All fields but `meta`, by name."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,9 +125,8 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         rounds: The number of rounds.
         chunks: A round trains on one of so many parts of a client's samples.
     """
+    sessions, loads = _sessions_and_loads(fleet, rounds=rounds, chunks=chunks)
     planned = "the first round" if rounds == 1 else f"a mean of the first {rounds} rounds"
-    sessions = sum(call.counts.sum(0) for call in fleet.calls) / rounds
-    loads = sum(call.loads for call in fleet.calls) / (rounds * chunks)
 
     paragraphs = [
         f"{type(fleet.algorithm).__name__}, {fleet.clients:,} clients on "
@@ -140,6 +140,63 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         _memory_text(parts),
     ]
     return "\n\n".join(paragraphs)
+
+
+def plan_numbers(
+    fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: int = 1
+) -> dict[str, Any]:
+    """Return what `plan_text` says for a program, as values for JSON; arguments as there."""
+    sessions, loads = _sessions_and_loads(fleet, rounds=rounds, chunks=chunks)
+
+    groups = []
+    for state, size in zip(fleet.groups, row_bytes(fleet).tolist(), strict=True):
+        pack = fleet.training.side_by_side.get(state.name)
+        groups.append(
+            {
+                "name": state.name,
+                "width": state.group.width,
+                "clients": state.group.count,
+                "parameters": state.layout.parameter_numel,
+                "flops_per_sample": state.flops or None,
+                "row_bytes": size,
+                "pack": pack if isinstance(pack, int) else None,
+                "no_pack": pack if isinstance(pack, str) else None,
+            }
+        )
+
+    ranks = []
+    for sessions_of_rank, load, size in zip(
+        sessions.tolist(), loads.tolist(), rank_rows(fleet).tolist(), strict=True
+    ):
+        ranks.append({"sessions": sessions_of_rank, "load": load, "row_bytes": size})
+
+    traffic = {}
+    for column in ("bytes_down", "bytes_up", "server_bytes"):
+        traffic[column] = fleet.sums[column] / rounds if column in fleet.sums else None
+
+    return {
+        "algorithm": type(fleet.algorithm).__name__,
+        "clients": fleet.clients,
+        "rounds": rounds,
+        "groups": groups,
+        "ranks": ranks,
+        "speedup": speedup(fleet),
+        "bytes_per_round": traffic,
+        "bytes_bound": fleet.bound.strip() or None,
+        "virtual_seconds_per_round": (
+            None if fleet.clock.times() is None else fleet.clock.now / rounds
+        ),
+        "memory_bytes": {purpose: size for purpose, size in parts.items() if size},
+    }
+
+
+def _sessions_and_loads(
+    fleet: DryFleet, *, rounds: int, chunks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sessions and loads of each rank, (ranks,) each, as means over the rounds."""
+    sessions = sum((call.counts.sum(0) for call in fleet.calls), np.zeros(fleet.ranks.world))
+    loads = sum((call.loads for call in fleet.calls), np.zeros(fleet.ranks.world))
+    return sessions / rounds, loads / (rounds * chunks)
 
 
 def _bytes_text(fleet: DryFleet, rounds: int) -> str:

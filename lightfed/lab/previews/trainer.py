@@ -13,7 +13,9 @@ from lightfed.utils.errors import UserError
 class PreviewTrainer(FederatedTrainer):
     """The Trainer of the command line, with previews of a run."""
 
-    def partition(self, model: Federation, datamodule: FederatedDataModule) -> None:
+    def partition(
+        self, model: Federation, datamodule: FederatedDataModule, json: bool = False
+    ) -> None:
         """Draw the split of the data over the clients and print it with their groups.
 
         Nothing is trained.
@@ -21,7 +23,10 @@ class PreviewTrainer(FederatedTrainer):
         Args:
             model: The Federation, which gives the number of clients and the seed.
             datamodule: The FederatedDataModule.
+            json: Print the numbers of all clients for a program (docs/scripts.md), not a table.
         """
+        from json import dumps
+
         datamodule.prepare(clients=model.num_clients, seed=model.seed, device=torch.device("cpu"))
         groups, *_ = model.dealt(datamodule, self)
 
@@ -33,6 +38,9 @@ class PreviewTrainer(FederatedTrainer):
         # If all clients have the same model, there is nothing to tell apart.
         if len(set(models_of_clients)) == 1:
             models_of_clients = []
+        if json:
+            print(dumps(datamodule.partition_.numbers(groups=models_of_clients), indent=1))
+            return
         print(datamodule.partition_.table(groups=models_of_clients))
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
@@ -59,6 +67,7 @@ class PreviewTrainer(FederatedTrainer):
         datamodule: FederatedDataModule,
         world_size: int = 1,
         rounds: int = 5,
+        json: bool = False,
     ) -> None:
         """Print a plan for many ranks: packs, speed, bytes, memory. No ranks are started.
 
@@ -67,9 +76,12 @@ class PreviewTrainer(FederatedTrainer):
             datamodule: The FederatedDataModule.
             world_size: The number of ranks to plan for.
             rounds: The number of first rounds to plan.
+            json: Print the numbers for a program (docs/scripts.md), not as text.
         """
+        from json import dumps
+
         from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
-        from lightfed.lab.previews.plan import memory, plan_text
+        from lightfed.lab.previews.plan import memory, plan_numbers, plan_text
 
         clients = model.num_clients
         if not 1 <= world_size <= clients:
@@ -86,4 +98,8 @@ class PreviewTrainer(FederatedTrainer):
         fleet = model.make_fleet(DryFleet, datamodule, self, ranks=ranks)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
-        print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))
+        chunks = datamodule.chunks
+        if json:
+            print(dumps(plan_numbers(fleet, parts, rounds=rounds, chunks=chunks), indent=1))
+        else:
+            print(plan_text(fleet, parts, rounds=rounds, chunks=chunks))

@@ -1,13 +1,14 @@
 """`lightfed report`: the page of a run."""
 
 import argparse
+import json
 import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from lightfed.lab.drawing.files import FORMATS, TABLES, listed
-from lightfed.lab.report.page import build, print_summary
+from lightfed.lab.report.page import build, numbers, print_summary
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import OneLineParser, UserError
 
@@ -40,7 +41,10 @@ def main(argv: Sequence[str]) -> int:
 
     folder = read(options.run[0]).folder
     build(folder, formats=options.format, tables=options.table)
-    print_summary(folder)
+    if options.json:
+        print(json.dumps(numbers(read(folder)), indent=1))
+    else:
+        print_summary(folder)
     return 0
 
 
@@ -60,5 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar=",".join(TABLES),
         help="also write each table as a file of these formats",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the final values for a program, not as a table"
     )
     return parser

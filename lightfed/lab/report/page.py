@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
@@ -23,7 +25,7 @@ from lightfed.lab.report.tables import (
     measured,
     rounds_text,
 )
-from lightfed.lab.results.run import NotBegun, Run, primary_metric, read, reading
+from lightfed.lab.results.run import NotBegun, Run, primary_metric, read, reading, totals
 from lightfed.lab.results.text import goal_text
 from lightfed.lab.studies.figures import figures_of_run
 from lightfed.utils.errors import UserError
@@ -157,6 +159,44 @@ def print_summary(run: Path) -> None:
 
     if (run / PAGE).is_file():
         print_line(console, f"page: {run / PAGE}")
+
+
+def numbers(run: Run) -> dict[str, Any]:
+    """Return the final values of a run for a program, as values for JSON.
+
+    A value that is unknown or not finite is None.
+    """
+    metrics = {}
+    for column in run.metrics:
+        best, best_round = run.best(column)
+        metrics[column] = {
+            "last": _known(run.final(column)),
+            "best": _known(best),
+            "best_round": best_round or None,
+        }
+
+    page = run.folder / PAGE
+    return {
+        "run": str(run.folder),
+        "algorithm": run.algorithm,
+        "data": run.data,
+        "seed": run.seed,
+        "clients": run.num_clients,
+        "groups": dict(run.group_sizes),
+        "rounds": run.last_round,
+        "planned": run.planned,
+        "finished": run.finished,
+        "primary": primary_metric(run),
+        "metrics": metrics,
+        "costs": {name: _known(cost) for name, cost in totals(run).items()},
+        "page": str(page) if page.is_file() else None,
+        "commit": run.environment.get("commit"),
+    }
+
+
+def _known(value: float) -> float | None:
+    """Return a value for JSON, which has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _write_list(run: Run) -> None:

@@ -198,9 +198,9 @@ def test_what_cannot_be_adapted_is_refused(
     (tmp_path / "config.json").write_text("{}")
     refused(".init_args.base", base=str(tmp_path))
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert "pip install lightfed[hf]" in refused(".init_args.base")
+    assert "pip install transformers peft" in refused(".init_args.base")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "pip install lightfed[hf]" in refused(".init_args.base", base=bases["bert"])
+    assert "pip install transformers peft" in refused(".init_args.base", base=bases["bert"])
 
 
 def test_a_number_names_a_layer_of_a_sequence() -> None:

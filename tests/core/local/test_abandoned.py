@@ -1,5 +1,6 @@
 """Of a session that raises nothing is left for the next one, nor for its client's own next one."""
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,9 @@ def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
                     raise OSError("its samples cannot be read")
                 yield batch
 
-    fleet.client_sessions.plans = Broken(**vars(fleet.client_sessions.plans))
+    plans = fleet.client_sessions.plans
+    settings = {field.name: getattr(plans, field.name) for field in fields(plans) if field.init}
+    fleet.client_sessions.plans = Broken(**settings)
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -171,3 +171,16 @@ def test_a_tensor_counts_its_changes() -> None:
     before = x._version
     x.add_(1)
     assert x._version == before + 1
+
+
+def test_a_compiled_module_is_one_that_compiles_its_own_calls() -> None:
+    """`lightfed/models/compiled.py` makes the second of the first."""
+    wrapper = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert isinstance(wrapper, private.OptimizedModule)
+    inner: Any = wrapper._orig_mod
+    assert type(inner) is nn.Linear
+    assert inner._compiled_call_impl is None
+    assert callable(wrapper.dynamo_ctx(inner._call_impl))
+
+    inner.compile(backend="eager")
+    assert inner._compiled_call_impl is not None

@@ -53,6 +53,14 @@ class Bare(FedAvg):
         self.beta = 0.9
 
 
+class Weighing(FedAvg):
+    """A word that `merge` does not know, which no argument of the method has."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.weights: Any = word
+
+
 class Headed(FedAvg):
     """The name of a layer, as its author wrote it."""
 
@@ -84,7 +92,7 @@ def test_a_run_without_losses_or_metrics_says_so_once(
 
 
 MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
-    "a weight": (lambda: Mistaken(weights="size"), "weights='size'; give 'samples'"),
+    "a weight": (lambda: Weighing("size"), "weights='size'; give 'samples'"),
     "a tensor": (
         lambda: Mistaken(send={"tensors": ["net.weight", "net.bais"]}),
         "no tensor 'net.bais'; give whole names, such as 'net.weight'",
