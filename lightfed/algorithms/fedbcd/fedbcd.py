@@ -1,7 +1,8 @@
 """FedBCD: block coordinate descent over devices' personal models and clouds' global ones.
 
 Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
-Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
+Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900. The
+problem, and the steps by its equations::
 
     min  sum_n sum_{i in Q_n}  g_i(x_i) + gamma_i / 2 ||x_i - z_n||^2,   z_n = z_m              (2)
 
