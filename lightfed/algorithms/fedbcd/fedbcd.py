@@ -16,6 +16,7 @@ towards the devices' models. With `mixing`, servers do decentralized gradient de
 of their own. A device that is not active keeps its model, and its server has a copy of it.
 
 Choices where the paper is silent:
+
 - eta_z = .5 with a hundred devices diverges in eq. (5) as written. So the step is divided by the
   sum of gamma by default (`server_step`).
 - BatchNorm statistics are averaged, and neither pulled nor projected.
