@@ -141,4 +141,5 @@ class FedNova(FedAvg):
 
         d = (s.received - s.parameters) / length
         share_of_tau_eff = s.step if self.mu else length
-        self.updates[s.client] = torch.cat([d, d.new_tensor([share_of_tau_eff])])
+        # Made on the device: a number that comes from the host would make it wait.
+        self.updates[s.client] = torch.cat([d, d.new_full((1,), share_of_tau_eff)])

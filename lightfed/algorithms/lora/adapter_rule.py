@@ -416,7 +416,7 @@ class AdapterRule(Algorithm):
             # W gets the clients' products, and from FedEx-LoRA also the server's old one, D A.
             own = [len(start) if self.down else 0 for start in self.starts]
             theirs = [self.ranks(fed, client) for client in clients]
-            self.added += torch.tensor([own, *theirs]).sum(0)
+            self.added += torch.tensor([own, *theirs]).sum(0).to(self.added.device)
 
         norms = []
         jobs = (partial(self._merge_on_host, sent) for sent in self._sent_by_layer(fed, clients))
