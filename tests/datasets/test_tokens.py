@@ -103,7 +103,7 @@ def test_what_cannot_be_tokenized_is_refused(folder: Path, monkeypatch: Any) -> 
         folder, "text", path=str(folder / "bad.jsonl"), test="train[3:]", train="train[:3]"
     )
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"init_args\.tokenizer: .*lightfed\[hf\]"):
+    with pytest.raises(UserError, match=r"init_args\.tokenizer: .*pip install transformers"):
         tokenizer_of("bert-base-uncased")
 
 
