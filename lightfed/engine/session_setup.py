@@ -102,7 +102,8 @@ def client_stepper(
     with nullcontext() if trainer is None else trainer.configuring():
         optimizers, schedulers = configure(None)
         reads_position = trainer is not None and trainer.counted
-    _check_optimizers(optimizers, schedulers, state, key, runtime)
+    key_of_optimizer = key if configures_its_own else "model.optimizer"
+    _check_optimizers(optimizers, schedulers, state, key_of_optimizer, runtime)
     if trainer is not None:
         trainer.set_optimizers(optimizers, schedulers)
 
@@ -237,7 +238,7 @@ def _check_optimizers(
     key: str,
     runtime: Runtime,
 ) -> None:
-    """Refuse optimizers and schedulers that no session can use."""
+    """Refuse optimizers and schedulers that no session can use; `key` is where they come from."""
     module = state.module
     optimizes_manually = not module.automatic_optimization
 

@@ -104,7 +104,9 @@ def train(case: Case, batches: Batches, seeds: Mapping[tuple[int, int], int]) ->
 
 def _session(case: Case, net: Any, batches: Sequence[tuple[Tensor, Tensor]], t: int) -> None:
     optimizer, after_step = _optimizer(case, net, t)
-    for index, batch in enumerate(batches):
+    batches_of_an_epoch = len(batches) // case.epochs
+    for number, batch in enumerate(batches):
+        index = number % batches_of_an_epoch  # as Lightning counts
         optimizer.zero_grad()
         half = case.precision == "bf16-mixed"
         with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
