@@ -90,7 +90,8 @@ def _written_values(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if key in ("config", "c"):
             key = ""
             if isfile(text):
-                text = Path(text).read_text("utf-8")
+                # The parser refuses a file that is no text, and names it.
+                text = Path(text).read_text("utf-8", errors="replace")
 
         try:
             yield key, yaml.safe_load(text)

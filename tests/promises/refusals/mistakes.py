@@ -281,7 +281,7 @@ FEDERATIONS = [
     edit("model.local_steps", 0, "give at least 1"),
     Case("model.local_steps", "give one of", {"model.local_epochs": 2, "model.local_steps": 3}),
     edit("model.eval_clients", 0, "give at least 1"),
-    edit("model.algorithm", of_class("FedProx", mu=-1), "-1; give a number of 0 or more",
+    edit("model.algorithm", of_class("FedProx", mu=-1), "-1.0; give a number of 0 or more",
           named="model.algorithm.init_args.mu"),
     edit("model.algorithm", of_class("HeteroFL", statistics_batch_size=1), "give at least 2",
           named="model.algorithm.init_args.statistics_batch_size"),
